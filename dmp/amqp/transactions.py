@@ -32,7 +32,7 @@ from dmp.amqp.channel import (
     forget_unacked,
     settled_in_slices,
 )
-from dmp.dead_letters import LETTERS_PER_TURN, letter_head, without_circles
+from dmp.dead_letters import letter_head, without_circles
 from dmp.exchanges import DEFAULT_IN_RULES, RouteSearch
 from dmp.memory import check
 from dmp.message import Head, Message
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 PUTS_AT_ONCE = 512  # queues of all messages and dead letters that are put into them in one stretch
 BODIES_PER_RUN = 8  # of messages that are alike, in slices; to very many queues they go one by one
-LETTER_MESSAGES = LETTERS_PER_TURN  # a rejection that makes a dead letter is as much work as so many messages
+LETTER_MESSAGES = 32  # a rejection that makes a dead letter counts as so many: PROTOCOL.md's limits
 POST_BYTES = 750
 """Memory of a publish that shares nothing with others: 940 measured, 200 of them count with its message."""
 

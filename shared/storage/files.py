@@ -68,7 +68,7 @@ class DamagedPlaces:
         return True
 
 
-_ROOM_LEAST = 16
+ROOM_LEAST = 16
 _CLOSED_AT_ONCE = 512
 """Files closed before other tasks run: a millisecond. 8,192 took 14."""
 _EVICT_LOOKS = 8  # pinned files are skipped, so bound how many are looked at
@@ -149,7 +149,7 @@ class OpenFiles:
     @property
     def room(self) -> int:
         """How many handles a thread may leave open for `adopt`; it closes others itself."""
-        return max(_ROOM_LEAST, self._files_max - len(self._open))
+        return max(ROOM_LEAST, self._files_max - len(self._open))
 
     def reserve_descriptors(self, connections: int) -> None:
         """So many connections are open: keep as many handles as the process's limit leaves."""

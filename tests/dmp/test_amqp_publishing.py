@@ -7,6 +7,7 @@ from pamqp import commands
 
 from dmp.amqp.content import BEGUN_BYTES
 from dmp.amqp.wire import encode
+from dmp.pacing import RUN_WORK, WORK_PER_STRETCH
 from dmp.properties import NO_PROPERTIES
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
@@ -64,7 +65,7 @@ async def test_others_have_their_turn_between_messages_whose_routes_are_much_wor
 
 async def test_others_have_their_turn_between_messages_for_very_many_queues() -> None:
     world, peer = await opened()
-    for number in range(700):
+    for number in range(WORK_PER_STRETCH // (1 + RUN_WORK) + 1):
         world.queue(b"%d" % number)
         peer.ask(C.Queue.Bind(0, str(number), "amq.fanout", ""))
     peer.session.receive(publish("amq.fanout", "", b"x") * 3)

@@ -5,9 +5,10 @@ import pytest
 from dmp import wire
 from dmp.data_types import short
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.feed import IDLE_SECONDS
+from dmp.feed import IDLE_SECONDS, TAKEN_BACK_AT_ONCE
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
+from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
 from tests.dmp.world import PERSISTENT, Taker, World
 
@@ -220,7 +221,8 @@ async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
     queue = app.queue(b"q", b"quotes")
     first = app.open(app.feed_lease(b"q"))
     sink = app.sink(b"quotes")
-    given = names(0, 5000)
+    most = STEPS_PER_TURN * TAKEN_BACK_AT_ONCE
+    given = names(0, 5 * most)
     sink.say(packed(*given))
     assert queue.depth == 0
     outbox = first.connection.outbox
@@ -233,7 +235,7 @@ async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
     while world.broker.sliced_work.busy:
         assert second.read + second.connection.taken() == b"", "what stands before it is not back yet"
         world.broker.timers.run_due()
-        assert queue.depth - back < 2000
+        assert queue.depth - back <= most + TAKEN_BACK_AT_ONCE
         back = queue.depth
         turns += 1
     assert turns > 2

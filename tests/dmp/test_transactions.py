@@ -10,6 +10,7 @@ from dmp import queue_log
 from dmp.amqp import transactions
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
+from shared.queues import sliced_work
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish
 from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
 from tests.support.explore import sampled_states
@@ -337,6 +338,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than four deliveries are settled in slices of one, and logs are tidied all the time."""
     monkeypatch.setattr(transactions, "SETTLED_AT_ONCE", 4)
     monkeypatch.setattr(transactions, "RETURNED_AT_ONCE", 1)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
     monkeypatch.setattr(queue_log, "SLACK_BYTES", 1)
 
 

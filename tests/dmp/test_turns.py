@@ -14,16 +14,22 @@ from structlog.testing import capture_logs
 
 from dmp import exchanges, queues
 from dmp.amqp import channel as channels
-from dmp.amqp import publishing
 from dmp.amqp.wire import encode
 from dmp.data_types import short
+from dmp.dead_letters import LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.message import Message
+from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queue_log import QueueLog
-from dmp.queues import Queue
+from dmp.queues import FREED_AT_ONCE, GIVEN_AT_ONCE, GIVEN_BYTES_AT_ONCE, Queue
 from dmp.ready import ReadyRow
+from dmp.series import QUEUES_PER_STEP
 from dmp.settings import DmpSettings
+from dmp.takers import LOOKED_AT_ONCE
+from dmp.topology import UNBOUND_AT_ONCE
 from dmp.wire import AMQP_HEADER
-from shared.garbage import PAUSES
+from shared.garbage import MANY, PAUSES
+from shared.queues import sliced_work
+from shared.queues.sliced_work import STEPS_PER_TURN
 from shared.storage.committer import HeldBatch
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
@@ -33,21 +39,33 @@ from tests.support.crashing import failing
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
 EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
+VERY_MANY_QUEUES = QUEUES_AT_ONCE + 52
+RETURNED_PER_TURN = 4 * 512
+"""Messages, with `returns`."""
+UNBOUND_PER_TURN = STEPS_PER_TURN * UNBOUND_AT_ONCE
 
 
 def in_turns(
     world: World, left: Callable[[], int], most: int, seen: Callable[[], object] = lambda: None
 ) -> int:
-    """How many turns the sliced work takes, in each of which fewer than `most` of what is left go. Nobody is
+    """How many turns the sliced work takes, in each of which `most` of what is left go, or fewer. Nobody is
     told or given anything (`seen`) before its end."""
     turns = 0
     while world.broker.sliced_work.busy:
         assert not seen()
         before = left()
         world.broker.timers.run_due()
-        assert before - left() < most
+        assert before - left() <= most
         turns += 1
     return turns
+
+
+@pytest.fixture
+def returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the tests' numbers want it: a client cannot be given any number of messages."""
+    monkeypatch.setattr(channels, "RETURNED_AT_ONCE", 512)
+    monkeypatch.setattr(channels, "SETTLED_AT_ONCE", 8192)
+    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
 
 
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
@@ -100,7 +118,7 @@ async def test_a_dead_letter_with_large_headers_is_a_turn_of_its_own(world: Worl
 
 
 async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: World) -> None:
-    targets = fan(world, 600, name=b"dead")
+    targets = fan(world, LETTERS_PER_TURN * LETTER_QUEUES, name=b"dead")
     rejected(world, world.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
     assert {len(ready(target)) for target in targets} == {1}
     world.advance(0)
@@ -111,21 +129,21 @@ async def test_a_dead_letter_that_goes_to_many_queues_counts_as_many(world: Worl
 async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order(
     world: World, durable: bool
 ) -> None:
-    targets = fan(world, 2100, durable=durable, name=b"dead")
+    targets = fan(world, VERY_MANY_QUEUES, durable=durable, name=b"dead")
     world.topology.bind(b"amq.fanout", world.queue(b"plain"))
     queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, *numbered(3), properties=PERSISTENT if durable else b"\0\0")
     queue.reject(taker.messages)
-    reached = 0
-    turns = 0
+    most = STEPS_PER_TURN * QUEUES_PER_STEP
+    reached, turns = sum(len(target.ready) for target in targets), 0
     while world.broker.timers.next <= world.clock.now or world.broker.sliced_work.busy:
         world.broker.timers.run_due()
         world.settle()
         now = sum(len(target.ready) for target in targets)
-        assert now - reached < 1100
+        assert now - reached <= most
         reached = now
         turns += 1
-    assert turns > 10
+    assert turns >= 3 * len(targets) // most - 1
     assert all(ready(target) == numbered(3) for target in targets)
     assert ready(world.broker.queues[b"plain"]) == numbered(3)
     assert (queue.unacked, world.broker.counts.dead_lettered) == (0, 3)
@@ -136,7 +154,7 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
 
 
 async def test_a_dead_letter_to_very_many_queues_that_cannot_be_written_is_there_again(world: World) -> None:
-    targets = fan(world, 2100, durable=True, name=b"dead")
+    targets = fan(world, VERY_MANY_QUEUES, durable=True, name=b"dead")
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, b"x", properties=PERSISTENT)
     world.disk.full = True
@@ -291,7 +309,7 @@ async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer(worl
     assert peer.connection.reading
 
 
-@pytest.mark.parametrize("per_priority", [3000, 2], ids=["one priority", "many priorities"])
+@pytest.mark.parametrize("per_priority", [3 * LOOKED_AT_ONCE, 2], ids=["one priority", "many priorities"])
 async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
     world: World, per_priority: int
 ) -> None:
@@ -304,12 +322,12 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
             asked += 1
             return super().room()
 
-    for number in range(3000):
+    for number in range(3 * LOOKED_AT_ONCE):
         queue.add_consumer(Busy(room=0, priority=number // per_priority))
-    free = Busy(room=1, priority=0 if per_priority == 3000 else -1)
+    free = Busy(room=1, priority=-1 if per_priority == 2 else 0)
     queue.add_consumer(free)
     world.publish(b"", b"q", b"a")
-    assert asked < 1500
+    assert asked < 1.5 * LOOKED_AT_ONCE
     assert free.bodies == []
     world.advance(0)
     assert free.bodies == [b"a"]
@@ -318,7 +336,7 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
     world.advance(0)
     world.publish(b"", b"q", b"d")
     world.advance(0)
-    most = 1.5 * len(queue.consumers) if per_priority == 3000 else len(queue.consumers) + 1
+    most = len(queue.consumers) + 1 if per_priority == 2 else 1.5 * len(queue.consumers)
     assert asked <= most, "nobody has room, and nobody is asked again"
     free.count = 3
     queue.dispatch()
@@ -327,13 +345,13 @@ async def test_a_queue_with_very_many_busy_consumers_is_gone_through_in_turns(
 
 
 async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_order(world: World) -> None:
-    queue, sent = world.queue(), numbered(5000)
+    queue, sent = world.queue(), numbered(5 * GIVEN_AT_ONCE)
     world.publish(b"", b"q", *sent)
     taker = Taker()
     queue.add_consumer(taker)
     queue.dispatch()
     first = len(taker.bodies)
-    assert 0 < first < 1500
+    assert 0 < first < 1.5 * GIVEN_AT_ONCE
     world.publish(b"", b"q", b"last")
     queue.dispatch()
     assert len(taker.bodies) == first, "neither what comes nor who asks hurries it"
@@ -343,14 +361,14 @@ async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_orde
 
 
 async def test_very_many_messages_go_round_all_consumers_in_turns(world: World) -> None:
-    queue, sent = world.queue(), numbered(5001)
+    queue, sent = world.queue(), numbered(3 * 2 * GIVEN_AT_ONCE)
     takers = [Taker(no_ack=False) for _ in range(3)]
     for taker in takers:
         queue.add_consumer(taker)
     queue.pause()
     world.publish(b"", b"q", *sent)
     queue.resume()
-    assert 0 < queue.unacked < 1500
+    assert 0 < queue.unacked < 1.5 * GIVEN_AT_ONCE
     world.advance(0)
     assert [taker.bodies for taker in takers] == [sent[at::3] for at in range(3)]
 
@@ -361,10 +379,10 @@ async def test_what_is_large_is_given_to_many_in_turns_by_its_bytes(world: World
     for taker in takers:
         queue.add_consumer(taker)
     queue.pause()
-    sent = [b"%0100000d" % number for number in range(100)]
+    sent = [b"%0*d" % (GIVEN_BYTES_AT_ONCE // 42, number) for number in range(100)]
     world.publish(b"", b"q", *sent)
     queue.resume()
-    assert 40 < queue.depth < 60, "of ten megabytes"
+    assert 40 < queue.depth < 60
     world.advance(0)
     assert [body for taker in takers for body in taker.bodies] == sent
 
@@ -374,13 +392,13 @@ async def test_nothing_goes_on_where_a_queue_stops_amid_what_it_gives_in_turns(
     world: World, stops: Callable[[Queue], object]
 ) -> None:
     queue = world.queue()
-    world.publish(b"", b"q", *numbered(5000))
+    world.publish(b"", b"q", *numbered(5 * GIVEN_AT_ONCE))
     taker = Taker()
     queue.add_consumer(taker)
     queue.dispatch()
     stops(queue)
     world.advance(0)
-    assert len(taker.bodies) < 1500
+    assert len(taker.bodies) < 1.5 * GIVEN_AT_ONCE
     assert queue.deadline == math.inf
 
 
@@ -389,7 +407,7 @@ async def test_nobody_is_asked_on_where_a_queue_stops_amid_that(
     world: World, stops: Callable[[Queue], object]
 ) -> None:
     queue = world.queue()
-    for _ in range(3000):
+    for _ in range(3 * LOOKED_AT_ONCE):
         queue.add_consumer(Taker(room=0))
     world.publish(b"", b"q", b"a")
     assert queue.deadline == world.clock.now
@@ -400,7 +418,7 @@ async def test_nobody_is_asked_on_where_a_queue_stops_amid_that(
 
 
 async def test_who_comes_when_a_queue_is_resumed_amid_what_it_gives_gets_the_rest(world: World) -> None:
-    queue, sent = world.queue(), numbered(5000)
+    queue, sent = world.queue(), numbered(5 * GIVEN_AT_ONCE)
     world.publish(b"", b"q", *sent)
     first, second = Taker(), Taker()
     queue.add_consumer(first)
@@ -413,6 +431,7 @@ async def test_who_comes_when_a_queue_is_resumed_amid_what_it_gives_gets_the_res
     assert [*first.bodies, *second.bodies] == sent
 
 
+@pytest.mark.usefixtures("returns")
 async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
@@ -430,6 +449,7 @@ async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) 
     assert (queue.unacked, len(queue.consumers), world.broker.counts.consumers) == (0, 0, 0)
 
 
+@pytest.mark.usefixtures("returns")
 async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_order(world: World) -> None:
     other = Peer(world).login()
     other.method(C.Queue.Declare(0, "q"))
@@ -462,7 +482,8 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     def seen() -> object:
         return taker.bodies or other.frames_now() + last.frames_now()
 
-    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 3, "what stands before it is not back yet"
+    turns = in_turns(world, lambda: queue.unacked, RETURNED_PER_TURN, seen)
+    assert turns > 3, "what stands before it is not back yet"
     world.advance(0)
     assert taker.bodies == [*sent, b"new"]
     assert other.names() == ["Basic.GetEmpty"]
@@ -471,6 +492,7 @@ async def test_very_much_that_a_connection_held_comes_back_in_turns_and_in_its_o
     assert queue.unacked == len(sent) + 1
 
 
+@pytest.mark.usefixtures("returns")
 @pytest.mark.parametrize(
     ("method", "count", "part"),
     [("ack", 9_000, 0), ("ack", 17_000, 8_600), ("requeue", 10_000, 1_000), ("reject", 9_000, 0)],
@@ -498,7 +520,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     }[method]
     peer.session.receive(encode(said, 1) + publish("", "other", b"x"))
     seen = peer.frames_now if method != "requeue" else list  # a confirm says that all before it was taken
-    assert in_turns(world, lambda: queue.unacked, 3000, seen) > 2
+    assert in_turns(world, lambda: queue.unacked, RETURNED_PER_TURN, seen) > 2
     assert peer.names() == ["Basic.Ack"], "the confirm"
     assert queue.unacked == part
     counts = world.broker.counts
@@ -515,6 +537,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     assert queue.unacked == 0
 
 
+@pytest.mark.usefixtures("returns")
 @pytest.mark.parametrize("leaves", [False, True])
 async def test_very_many_that_are_delivered_again_at_once_go_in_turns(world: World, leaves: bool) -> None:
     """`leaves`: the connection is lost before all have come."""
@@ -526,7 +549,7 @@ async def test_very_many_that_are_delivered_again_at_once_go_in_turns(world: Wor
     peer.frames()
     peer.session.receive(encode(C.Basic.Recover(False), 1) + publish("", "q", b"new"))
     first = bodies(peer.frames_now())
-    assert 0 < len(first) < 2100
+    assert 0 < len(first) <= RETURNED_PER_TURN
     assert world.broker.counts.published == len(sent), "input behind it waits"
     if leaves:
         peer.session.connection_lost()
@@ -639,6 +662,7 @@ async def test_very_many_queues_of_one_owner_go_in_turns(world: World) -> None:
     assert list(world.broker.queues) == [b"0"]
 
 
+@pytest.mark.usefixtures("returns")
 async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone(world: World) -> None:
     owner = Peer(world).login()
     owner.method(C.Queue.Declare(0, "q"))
@@ -706,7 +730,7 @@ async def many_bindings(world: World, exchange: str, count: int) -> Peer:
 async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_half_done(
     world: World, deletes: base.Frame
 ) -> None:
-    broker, count = world.broker, 1300
+    broker, count = world.broker, 5 * UNBOUND_PER_TURN
     peer = await many_bindings(world, "x", count)
     other = Peer(world).login()
     other.frames()
@@ -720,7 +744,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
         + encode(C.Exchange.Declare(0, "x", durable=True), 1)
         + publish("", "q", b"later")
     )
-    assert in_turns(world, lambda: broker.bindings, 400, other.frames_now) > 2
+    assert in_turns(world, lambda: broker.bindings, UNBOUND_PER_TURN, other.frames_now) > 2
     world.settle()
     other.pump()
     world.settle()
@@ -739,7 +763,7 @@ async def test_many_bindings_of_what_is_deleted_go_in_turns_and_nobody_sees_it_h
 
 
 async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_be_done(world: World) -> None:
-    peer = await many_bindings(world, "x", 600)
+    peer = await many_bindings(world, "x", 2 * UNBOUND_PER_TURN)
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
     world.settle()
@@ -751,7 +775,7 @@ async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_
 
 
 async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_more(world: World) -> None:
-    peer = await many_bindings(world, "x", 600)
+    peer = await many_bindings(world, "x", 2 * UNBOUND_PER_TURN)
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.EIO, journal_write)
     world.settle()
@@ -771,7 +795,7 @@ async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_m
 async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
     world: World, deletes: base.Frame
 ) -> None:
-    peer = await many_bindings(world, "x", 600)
+    peer = await many_bindings(world, "x", 2 * UNBOUND_PER_TURN)
     peer.session.receive(encode(deletes, 1))
     assert world.broker.sliced_work.busy
     world.settle()
@@ -834,11 +858,12 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     world: World, ends: str, priority_max: int
 ) -> None:
     queue = world.queue(priority_max=priority_max)
-    world.publish(b"", b"q", *numbered(20_000))
+    many = 3 * STEPS_PER_TURN * FREED_AT_ONCE
+    world.publish(b"", b"q", *numbered(many))
     waiting = queue.ready
     count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
-    assert (count, queue.depth, world.broker.memory.held_bytes) == (20_000, 0, 0)
-    assert 0 < len(waiting) < 20_000
+    assert (count, queue.depth, world.broker.memory.held_bytes) == (many, 0, 0)
+    assert 0 < len(waiting) < many
     assert world.broker.sliced_work.busy
     world.advance(0)
     assert not waiting
@@ -851,11 +876,6 @@ def fan(world: World, count: int, *, durable: bool = False, name: bytes = b"q") 
         world.topology.bind(b"amq.fanout", queue)
     world.settle()
     return queues
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "QUEUES_AT_ONCE", 500)
 
 
 async def confirming(world: World) -> Peer:
@@ -1147,7 +1167,7 @@ async def test_what_a_bug_keeps_from_very_many_queues_is_refused_and_none_of_the
 async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_again(
     world: World, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    targets = fan(world, 2100, durable=True)
+    targets = fan(world, VERY_MANY_QUEUES, durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, b"1", b"2", properties=PERSISTENT)
     monkeypatch.setattr(HeldBatch, "append", amid_queues(HeldBatch.append, number))
@@ -1168,7 +1188,7 @@ async def test_a_dead_letter_that_a_bug_keeps_from_very_many_queues_is_there_aga
 async def test_the_collector_pauses_while_a_dead_letter_goes_to_very_many_queues_and_its_record_is_made_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    targets = fan(world, 4200, durable=True)
+    targets = fan(world, max(MANY, QUEUES_AT_ONCE) + 104, durable=True)
     queue = world.queue(b"q", durable=True, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, b"1", properties=PERSISTENT)
     packed: list[QueueLog] = []

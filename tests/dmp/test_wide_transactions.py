@@ -22,6 +22,8 @@ from tests.dmp.test_turns import BUGS, amid_queues, amid_the_appends, depths, fa
 from tests.dmp.world import PERSISTENT, World, ready
 from tests.support.commits import fail, journal_write, watch
 
+pytestmark = pytest.mark.usefixtures("wide")
+
 C = commands
 COUNT = 1000
 COMMITTED = "Tx.CommitOk"

@@ -1,6 +1,6 @@
 """Memory that clients make grow ends in a refusal; neighbours are served on, and all is given back."""
 
-from dms.engine import CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
+from dms.engine import BUDGET_SLACK_BYTES, CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack, pack_name
 from shared.budget import Account
@@ -24,7 +24,7 @@ def test_messages_in_memory_end_in_a_refusal_and_who_consumes_makes_room() -> No
     taken = found.count(Status.OK)
     assert 0 < taken < 350
     assert found == [Status.OK] * taken + [Status.QUEUE_FULL] * (MANY - taken)
-    assert used(world) < 300_000 + 65536 + 2000
+    assert used(world) < 300_000 + BUDGET_SLACK_BYTES + 2000
     other = world.connect()
     assert len(other.consume("orders")) == 1, "what makes room is served"
     for _ in range(taken // 2):
@@ -45,7 +45,7 @@ def test_what_is_held_ends_in_a_refusal_until_some_of_it_is_acknowledged() -> No
             break
         held.append(frames[0][0])
     assert 0 < len(held) < MANY
-    assert world.engine.held_bytes < 200_000 + 65536 + 2000
+    assert world.engine.held_bytes < 200_000 + BUDGET_SLACK_BYTES + 2000
     neighbour = with_queue(world, "other")
     assert statuses(neighbour.produce("other", b"x")) == [Status.OK]
     assert statuses(peer.ack(*held)) == [Status.OK] * len(held)

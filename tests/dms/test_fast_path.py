@@ -137,16 +137,20 @@ def test_what_a_client_with_a_window_sends_takes_the_fast_path(monkeypatch: pyte
     producer.create("q")
     consumer.send(wire.pack(Type.CONSUME, 1, NAME))  # the first names the queue
     monkeypatch.delattr(Session, "apply")
-    consumer.send(each(Type.CONSUME, 2, 4, NAME))
-    exchange(producer, each(Type.PRODUCE, 0, 5, NAME + b"body"), *((Type.PRODUCE_OK, n) for n in range(5)))
-    exchange(consumer, b"", *((Type.DELIVER, first_id(n)) for n in range(5)))
-    exchange(consumer, turns(0, 4), *((Type.ACK_OK, first_id(n)) for n in range(4)))
-    made = each(Type.PRODUCE, 5, 4, NAME + b"body")
-    exchange(consumer, made, *came(5, 4), *((Type.PRODUCE_OK, n) for n in range(5, 9)))
-    acked = [(Type.ACK_OK, first_id(n)) for n in range(5, 9)]
-    both = [(Type.PRODUCE_OK, n) for n in range(9, 13)]
-    acks, wants = each(Type.ACK, first_id(5), 4), each(Type.CONSUME, 9, 4, NAME)
-    exchange(consumer, acks + each(Type.PRODUCE, 9, 4, NAME + b"body") + wants, *acked, *both, *came(9, 4))
+    few, several = runs.RUN_LEAST, runs.RUN_LEAST + 1
+    consumer.send(each(Type.CONSUME, 2, few, NAME))
+    made = each(Type.PRODUCE, 0, several, NAME + b"body")
+    exchange(producer, made, *((Type.PRODUCE_OK, n) for n in range(several)))
+    exchange(consumer, b"", *came(0, several))
+    exchange(consumer, turns(0, few), *((Type.ACK_OK, first_id(n)) for n in range(few)))
+    made = each(Type.PRODUCE, several, few, NAME + b"body")
+    second, third = range(several, several + few), range(several + few, several + 2 * few)
+    exchange(consumer, made, *came(several, few), *((Type.PRODUCE_OK, n) for n in second))
+    acked = [(Type.ACK_OK, first_id(n)) for n in second]
+    both = [(Type.PRODUCE_OK, n) for n in third]
+    acks, wants = each(Type.ACK, first_id(several), few), each(Type.CONSUME, 9, few, NAME)
+    made = each(Type.PRODUCE, several + few, few, NAME + b"body")
+    exchange(consumer, acks + made + wants, *acked, *both, *came(several + few, few))
 
 
 def came(first: int, count: int) -> list[tuple[Type, int]]:

@@ -507,7 +507,8 @@ async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscripti
     assert (world.counts.unpersisted, len(told)) == (1, 1)
 
 
-def test_commands_in_great_number_are_taken_in_turns(world: World) -> None:
+def test_commands_in_great_number_are_taken_in_turns() -> None:
+    world = World(PubsubSettings(subscriptions_max=4 * COMMANDS_PER_TURN))
     topics = [b"t/%d" % number for number in range(3 * COMMANDS_PER_TURN)]
     peer = world.subscriber(b"A", *topics)
     assert len(world.changes) == COMMANDS_PER_TURN

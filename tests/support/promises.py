@@ -70,7 +70,7 @@ class Life:
 
 
 class BrokenPromiseError(AssertionError):
-    """The store lied."""
+    """Something that PROMISES.md or a protocol rules out was seen."""
 
 
 class Witness:

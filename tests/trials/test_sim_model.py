@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.model import Model
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 MINE, OTHER = b"first", b"between"
 LENGTH_BYTES = 4
@@ -26,5 +27,5 @@ def test_what_is_sent_again_after_a_deletion_has_a_new_place() -> None:
 
 
 def test_what_is_sent_again_has_its_old_place() -> None:
-    with pytest.raises(BrokenPromise):
+    with pytest.raises(BrokenPromiseError):
         _seen_then_sent_again(deleted=False)

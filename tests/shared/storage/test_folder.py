@@ -14,6 +14,7 @@ from shared.errors import (
     StoreInUse,
 )
 from shared.storage import format
+from shared.storage.files import ROOM_LEAST
 from shared.storage.log import Log
 from shared.storage.store import Durability, Store
 from shared.storage.tools.repair import repair
@@ -65,7 +66,7 @@ async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durabili
         tickets = [log.append(records(b"%d" % n), 1)[1] for log in logs]
         await store.wait(tickets[0])
         assert await store.flush()
-    assert most <= 2 * 10 + 2 * 16 + 5
+    assert most <= 2 * (10 + ROOM_LEAST) + 5
     assert len(disk.open_paths) <= 10 + 3, "handles, and the journal's segments"
     for log in logs:
         assert await read_all(log) == [b"0", b"1", b"2"]

@@ -9,7 +9,7 @@ of LogMQ and DMS (on one store, or one alone), bridges between LogMQ and queues 
 their sessions, the stream driver, the store. Faked are the network (`network.py`), the disk (`disk.py` over
 tests/support/fake_disk.py), the clock and the threads (`world.py`, `threads.py`).
 
-`model.py` and `dms_model.py` know what every client sent and was told, and check what anybody ever reads
-against it.
-`bugs.py` plants bugs, each of which the trial must find: a trial that cannot fail proves nothing.
+`model.py` and `tests/support/dms_model.py` know what every client sent and was told, and check what anybody
+ever reads against it. `bugs.py` plants bugs, each of which the trial must find: a trial that cannot fail
+proves nothing.
 """

@@ -21,11 +21,12 @@ from shared.bridging import BridgeEnds
 from shared.errors import StoreError
 from shared.storage.store import Store
 from tests.support import dms_spec as dms
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dialog import Dialog
 from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 CARRIED_SECONDS = 30.0
 """Virtual: a bridge that waited for its target tries again within a second."""
@@ -90,7 +91,9 @@ class BridgeVerifier:
                 ) and (over and self._world.now() < give_up):
                     await trio.sleep(0.05)
                 if over and missing:
-                    raise BrokenPromise(f"bridges of {topic} stand still: {missing} records have not arrived")
+                    raise BrokenPromiseError(
+                        f"bridges of {topic} stand still: {missing} records have not arrived"
+                    )
             await dialog.finish()
 
     async def _missing(self, dialog: Dialog, topic: str) -> int:
@@ -100,7 +103,9 @@ class BridgeVerifier:
         for at, payload in enumerate(copy):
             if at >= len(sent) or payload != sent[at]:
                 found = "twice" if payload in copy[:at] else "out of its turn"
-                raise BrokenPromise(f"bridges of {topic} carried {payload[:24]!r} {found}, as record {at}")
+                raise BrokenPromiseError(
+                    f"bridges of {topic} carried {payload[:24]!r} {found}, as record {at}"
+                )
         self.carried = max(self.carried, len(copy))
         return len(sent) - len(copy)
 
@@ -111,4 +116,4 @@ class BridgeVerifier:
             status, payload = await dialog.answer(dms.CREATE, number)
             if status not in (0, dms.EXISTS) and not dialog.wire.excused():
                 # With cause, a queue whose log cannot be read is left alone, and its bridges wait.
-                raise BrokenPromise(f"by-{topic} cannot be made after a start: {status} {payload!r}")
+                raise BrokenPromiseError(f"by-{topic} cannot be made after a start: {status} {payload!r}")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import attrs
 import trio
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dialog import Dialog, Refused, joined
 from tests.trials.sim.model import LENGTH_BYTES, Commitment, Deletion, Message, Model
 from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.world import BrokenPromise
 
 Request = Message | Deletion | Commitment
 
@@ -120,7 +120,7 @@ class Client(ProbeClient):
     def _check_storage(self, answer: Refused) -> None:
         """What is refused in this way is refused for cause."""
         if answer.code != "STORAGE" or not self._wire.excused():
-            raise BrokenPromise(f"{self.name} was refused without cause: {answer}")
+            raise BrokenPromiseError(f"{self.name} was refused without cause: {answer}")
 
     async def _send_batches(self, dialog: Dialog) -> None:
         """BATCH, sent again until it is answered: what a client does that must not write twice."""
@@ -178,7 +178,9 @@ class Client(ProbeClient):
                     self._model.saw_end(topic, offset, begun)
                     continue
                 if isinstance(answer, int) or answer[0] != offset:
-                    raise BrokenPromise(f"{self.name}: CONSUME {topic} {offset} was answered with {answer}")
+                    raise BrokenPromiseError(
+                        f"{self.name}: CONSUME {topic} {offset} was answered with {answer}"
+                    )
                 self._model.saw(topic, answer, begun)
                 following = offset + LENGTH_BYTES + len(answer[1])
             if following == offset:
@@ -206,13 +208,13 @@ class Client(ProbeClient):
                 self._model.saw_end(topic, offset, begun)
             else:
                 if answer[0][0] != offset:
-                    raise BrokenPromise(f"{self.name}: FETCH {topic} {offset} began at {answer[0][0]}")
+                    raise BrokenPromiseError(f"{self.name}: FETCH {topic} {offset} began at {answer[0][0]}")
                 for record in answer:
                     self._model.saw(topic, record, begun)
                 last, payload = answer[-1]
                 offset = last + LENGTH_BYTES + len(payload)
             if await dialog.plain(b"PONG") is not None:
-                raise BrokenPromise(f"{self.name}: PING was refused")
+                raise BrokenPromiseError(f"{self.name}: PING was refused")
             if not isinstance(answer, list):
                 await trio.sleep(self._chance.random() * 0.005)  # then look again: a commit may be under way
 
@@ -233,7 +235,7 @@ class Client(ProbeClient):
                 answer = await dialog.message()
             if answer is None:
                 if not waiting.cancelled_caught:
-                    raise BrokenPromise(f"{self.name}: TAIL was answered with EOF")
+                    raise BrokenPromiseError(f"{self.name}: TAIL was answered with EOF")
                 continue
             if isinstance(answer, Refused):
                 self._check_read_refused(answer)
@@ -241,10 +243,12 @@ class Client(ProbeClient):
             if isinstance(answer, int):
                 # A drain ends a TAIL too, unasked.
                 if answer != offset:
-                    raise BrokenPromise(f"{self.name}: TAIL ended at {answer}, its last record at {offset}")
+                    raise BrokenPromiseError(
+                        f"{self.name}: TAIL ended at {answer}, its last record at {offset}"
+                    )
                 return
             if answer[0] != offset:
-                raise BrokenPromise(f"{self.name}: TAIL went from {offset} to {answer[0]}")
+                raise BrokenPromiseError(f"{self.name}: TAIL went from {offset} to {answer[0]}")
             self._model.saw(topic, answer, begun)
             offset += LENGTH_BYTES + len(answer[1])
 
@@ -334,6 +338,6 @@ class Client(ProbeClient):
         for code in ("UNKNOWN_COMMAND", "BAD_TOPIC", "SYNTAX"):
             refusal = await dialog.plain(b"")
             if refusal is None or refusal.code != code:
-                raise BrokenPromise(f"{self.name} expected {code}, not {refusal}")
+                raise BrokenPromiseError(f"{self.name} expected {code}, not {refusal}")
         if await dialog.plain(b"PONG") is not None:
-            raise BrokenPromise(f"{self.name}: PING was refused")
+            raise BrokenPromiseError(f"{self.name}: PING was refused")

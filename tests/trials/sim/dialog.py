@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import attrs
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.model import LENGTH_BYTES, Record
 from tests.trials.sim.probe_client import Gone, Talk
-from tests.trials.sim.world import BrokenPromise
 
 
 @attrs.frozen
@@ -18,7 +18,7 @@ class Refused:
 
 
 class Dialog(Talk):
-    """Lines and bodies over a wire. Raises Gone when the connection ends, BrokenPromise on nonsense."""
+    """Lines and bodies over a wire. Raises Gone when the connection ends, BrokenPromiseError on nonsense."""
 
     async def line(self) -> bytes:
         end = self._buffer.find(b"\n")
@@ -49,7 +49,7 @@ class Dialog(Talk):
                 await self._more()
         except Gone:
             return
-        raise BrokenPromise(f"{self._who} was sent more than it asked for: {bytes(self._buffer[:80])!r}")
+        raise BrokenPromiseError(f"{self._who} was sent more than it asked for: {bytes(self._buffer[:80])!r}")
 
     # -- replies
 
@@ -60,7 +60,7 @@ class Dialog(Talk):
             return _refused(line)
         word, _, number = line.partition(b" ")
         if word != b"OK" or not number.isdigit():
-            raise BrokenPromise(f"{self._who} expected OK and an offset: {line[:80]!r}")
+            raise BrokenPromiseError(f"{self._who} expected OK and an offset: {line[:80]!r}")
         return int(number)
 
     async def plain(self, expected: bytes) -> Refused | None:
@@ -69,7 +69,7 @@ class Dialog(Talk):
         if line.startswith(b"ERR "):
             return _refused(line)
         if line != expected:
-            raise BrokenPromise(f"{self._who} expected {expected!r}: {line[:80]!r}")
+            raise BrokenPromiseError(f"{self._who} expected {expected!r}: {line[:80]!r}")
         return None
 
     async def numbers(self, word: bytes, count: int) -> Sequence[int] | Refused:
@@ -79,7 +79,7 @@ class Dialog(Talk):
             return _refused(line)
         first, *fields = line.split(b" ")
         if first != word or len(fields) != count or not all(field.isdigit() for field in fields):
-            raise BrokenPromise(f"{self._who} expected {word!r} and {count} numbers: {line[:80]!r}")
+            raise BrokenPromiseError(f"{self._who} expected {word!r} and {count} numbers: {line[:80]!r}")
         return [int(field) for field in fields]
 
     async def lines_to_end(self) -> list[list[bytes]] | Refused:
@@ -119,22 +119,22 @@ class Dialog(Talk):
             if len(head) < 4:
                 return None
             if not head[1].isdigit() or not head[2].isdigit():
-                raise BrokenPromise(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
+                raise BrokenPromiseError(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
             end = sum(map(len, head[:3])) + 3 + int(head[2])
             if len(self._buffer) <= end:
                 return None
             if self._buffer[end] != 10:
-                raise BrokenPromise(f"{self._who}: a MESSAGE is longer than it says: {head!r}")
+                raise BrokenPromiseError(f"{self._who}: a MESSAGE is longer than it says: {head!r}")
             return end
         end = self._buffer.find(b"\n")
         if end < 0:
             return None
         if not self._buffer.startswith((b"EOF\n", b"ERR ", b"OK ")):
-            raise BrokenPromise(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
+            raise BrokenPromiseError(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
         return end
 
     async def whole(self, topic: str) -> list[Record]:
-        """All records, by FETCH, after a start. Raises BrokenPromise where they cannot be read."""
+        """All records, by FETCH, after a start. Raises BrokenPromiseError where they cannot be read."""
         records: list[Record] = []
         offset = 0
         while True:
@@ -143,7 +143,7 @@ class Dialog(Talk):
             if answer is None:
                 return records
             if isinstance(answer, Refused):
-                raise BrokenPromise(f"{topic} cannot be read at {offset} after a start: {answer}")
+                raise BrokenPromiseError(f"{topic} cannot be read at {offset} after a start: {answer}")
             records += answer
             last, payload = answer[-1]
             offset = last + LENGTH_BYTES + len(payload)
@@ -157,11 +157,11 @@ class Dialog(Talk):
             return _refused(line)
         word, *fields = line.split(b" ")
         if word != b"CHUNK" or len(fields) != 3 or not all(field.isdigit() for field in fields):
-            raise BrokenPromise(f"{self._who} expected CHUNK: {line[:80]!r}")
+            raise BrokenPromiseError(f"{self._who} expected CHUNK: {line[:80]!r}")
         offset, length, following = map(int, fields)
         records = split(await self.exactly(length), offset)
         if records is None or not records or following != offset + length:
-            raise BrokenPromise(f"{self._who}: a CHUNK is not whole records: {line[:80]!r}")
+            raise BrokenPromiseError(f"{self._who}: a CHUNK is not whole records: {line[:80]!r}")
         return records
 
 

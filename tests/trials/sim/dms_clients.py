@@ -7,11 +7,11 @@ import attrs
 import trio
 
 from tests.support import dms_spec as dms
+from tests.support.dms_model import ASKED, DEAD, FATES, Consumer, DmsModel, Message, Request
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dms_dialog import DmsDialog
-from tests.trials.sim.dms_model import ASKED, DEAD, FATES, Consumer, DmsModel, Message, Request
 from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
-from tests.trials.sim.world import BrokenPromise
 
 Answered = Callable[[int, bytes], None]
 """Called with the status and the payload of a reply."""
@@ -62,7 +62,7 @@ class DmsClient(ProbeClient):
     def _check_internal(self, status: int, payload: bytes) -> None:
         """What is refused in this way is refused for cause."""
         if status != dms.INTERNAL or not self._wire.excused():
-            raise BrokenPromise(f"{self.name} was refused without cause: {status} {payload!r}")
+            raise BrokenPromiseError(f"{self.name} was refused without cause: {status} {payload!r}")
 
     # -- queues
 
@@ -201,7 +201,7 @@ class DmsClient(ProbeClient):
         type_, status, message_id, payload = frame
         if type_ == dms.DELIVER:
             if not line.consumes:
-                raise BrokenPromise(f"{self.name} was sent a message that it did not ask for")
+                raise BrokenPromiseError(f"{self.name} was sent a message that it did not ask for")
             begun = line.consumes.pop(next(iter(line.consumes)))
             message = self._model.delivered(line.queue, payload, line.consumer, begun)
             line.held[message_id] = message
@@ -210,10 +210,10 @@ class DmsClient(ProbeClient):
             self._not_delivered(line, status, payload, line.consumes.pop(message_id))
             return b""
         if not line.replies or line.replies[0][1] != message_id:
-            raise BrokenPromise(f"{self.name} was answered out of turn: {frame}")
+            raise BrokenPromiseError(f"{self.name} was answered out of turn: {frame}")
         asked, _, answered = line.replies.popleft()
         if type_ != (dms.ERROR if status else asked + 1):
-            raise BrokenPromise(f"{self.name} asked {asked:#04x}, and was told {frame}")
+            raise BrokenPromiseError(f"{self.name} asked {asked:#04x}, and was told {frame}")
         answered(status, payload)
         return b""
 
@@ -262,7 +262,7 @@ class DmsClient(ProbeClient):
             if status == dms.NOT_FOUND:
                 self._model.was_deleted(message)
             elif status:
-                raise BrokenPromise(f"{self.name}: NACK was refused: {status} {payload!r}")
+                raise BrokenPromiseError(f"{self.name}: NACK was refused: {status} {payload!r}")
 
         line.replies.append((dms.NACK, delivery_id, answered))
         return dms.frame(dms.NACK, delivery_id)
@@ -288,4 +288,4 @@ class DmsClient(ProbeClient):
         for message_id, (type_, payload, expected) in enumerate(wrong, first):
             status, _ = await dialog.answer(type_, message_id)
             if status != expected:
-                raise BrokenPromise(f"{self.name}: {type_:#04x} {payload!r} was answered with {status}")
+                raise BrokenPromiseError(f"{self.name}: {type_:#04x} {payload!r} was answered with {status}")

@@ -5,13 +5,13 @@ from collections import deque
 import attrs
 
 from tests.support import dms_spec as dms
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.probe_client import Gone, Talk
-from tests.trials.sim.world import BrokenPromise
 
 
 @attrs.define(eq=False)
 class DmsDialog(Talk):
-    """Frames over a wire. Raises Gone when the connection ends, BrokenPromise on nonsense."""
+    """Frames over a wire. Raises Gone when the connection ends, BrokenPromiseError on nonsense."""
 
     _frames: deque[dms.Reply] = attrs.field(factory=deque, init=False)
     """What came whole, and nobody has taken yet."""
@@ -23,7 +23,7 @@ class DmsDialog(Talk):
             try:
                 self._frames.extend(dms.parse(self._buffer))
             except ValueError as error:
-                raise BrokenPromise(f"{self._who} was sent what is no frame: {error}") from None
+                raise BrokenPromiseError(f"{self._who} was sent what is no frame: {error}") from None
         type_, status, message_id, payload = self._frames.popleft()
         self._world.say(f"{self._who} < {type_:#04x} {status} {message_id:#x} {payload[:40]!r}")
         if type_ == dms.DISCONNECT:
@@ -38,11 +38,13 @@ class DmsDialog(Talk):
             or came not in (type_ + 1, dms.ERROR)
             or (came == dms.ERROR) != (status != 0)
         ):
-            raise BrokenPromise(f"{self._who} asked {type_:#04x} {message_id}, and got {came:#04x} {came_id}")
+            raise BrokenPromiseError(
+                f"{self._who} asked {type_:#04x} {message_id}, and got {came:#04x} {came_id}"
+            )
         return status, payload
 
     async def shake_hands(self) -> None:
         await self.send(dms.frame(dms.HANDSHAKE, 1, b"sim"), "HANDSHAKE")
         status, payload = await self.answer(dms.HANDSHAKE, 1)
         if status:
-            raise BrokenPromise(f"{self._who} was not greeted: {status} {payload!r}")
+            raise BrokenPromiseError(f"{self._who} was not greeted: {status} {payload!r}")

@@ -10,11 +10,12 @@ from typing import Any
 import attrs
 
 from tests.support import dms_spec as dms
+from tests.support.dms_model import DEAD, FATES, Consumer, DmsModel, Message
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dms_dialog import DmsDialog
-from tests.trials.sim.dms_model import DEAD, FATES, Consumer, DmsModel, Message
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 PEEKED_MAX = 1000
 
@@ -56,7 +57,7 @@ class DmsVerifier:
                 await self._give_back(dialog, queue, held, consumer)
                 again = await self._take(dialog, queue, depths[queue], consumer)
                 if list(again.values()) != found:
-                    raise BrokenPromise(f"{queue}: what was given back has not kept its place")
+                    raise BrokenPromiseError(f"{queue}: what was given back has not kept its place")
 
     async def _take(
         self, dialog: DmsDialog, queue: str, depth: int, consumer: Consumer
@@ -68,39 +69,27 @@ class DmsVerifier:
         for _ in range(depth):
             type_, status, delivery_id, body = await dialog.frame()
             if type_ != dms.DELIVER:
-                raise BrokenPromise(
+                raise BrokenPromiseError(
                     f"{queue} is {depth} deep after a start, and delivers {len(held)}: {status} {body!r}"
                 )
             held[delivery_id] = self._model.delivered(queue, body, consumer, begun)
         if len(set(held.values())) < depth:
-            raise BrokenPromise(f"{queue} delivers a message twice")
+            raise BrokenPromiseError(f"{queue} delivers a message twice")
         return held
 
     async def _look_at_mortals(self, call: Call, depths: Mapping[str, int], wire: Wire) -> None:
         """Each message is in its queue or with the dead. It may move from here to there while we look."""
         begun = self._world.tick()
         mortals = [queue for queue in self._queues if queue in FATES]
-        there = [DEAD, *mortals, DEAD] if mortals else []
-        looks = [await self._peek(call, queue) if queue in depths else [] for queue in there]
-        before, now = ({row["body"] for row in looks[at]} for at in (0, -1)) if looks else (set(), set())
-        dead: dict[str, list[Message]] = {queue: [] for queue in mortals}
-        for row in looks[-1] if looks else ():
-            message = self._found(row["body"], mortals, DEAD)
-            self._model.found_dead(message, row["dead_letter"])
-            dead[message.queue].append(message)
-        if len(now) != sum(map(len, dead.values())):
-            raise BrokenPromise(f"somebody is twice among the dead: {looks[-1]}")
-        if before - now:
-            raise BrokenPromise(f"{before - now} were among the dead, and are not any more")
-        for queue, rows in zip(mortals, looks[1:-1], strict=False):
-            found = [self._found(row["body"], [queue], queue) for row in rows]
-            if twice := [message for message, row in zip(found, rows, strict=True) if row["body"] in before]:
-                raise BrokenPromise(f"{twice[0]} is there, and among the dead")
-            if len(set(found)) < len(found):
-                raise BrokenPromise(f"{queue} has a message twice")
-            listed = found if queue in depths else None
-            self._model.saw_all(queue, listed, begun, wire, dead[queue])
-            if listed and not FATES[queue].dead_letter:
+        there = [DEAD, *mortals, DEAD] if mortals else [DEAD, DEAD]
+        before, *looks, after = [
+            await self._peek(call, queue) if queue in depths else None for queue in there
+        ]
+        rows = dict(zip(mortals, looks, strict=True))
+        self._model.saw_places(before or (), rows, after or (), begun, wire)
+        for queue, each in rows.items():
+            if each and not FATES[queue].dead_letter:
+                found = [self._model.find(queue, row["body"].encode()) for row in each]
                 await self._check_ready(call, queue, found)
         if DEAD in self._queues and DEAD not in depths:
             self._model.is_missing(DEAD, begun, wire)
@@ -110,20 +99,15 @@ class DmsVerifier:
         certain = sum(self._model.is_ready(message) for message in found) if FATES[queue].delay_ms else 0
         ((row),) = await call("queues", queue=queue)
         if row["ready"] < certain:
-            raise BrokenPromise(f"{queue}: {certain} delays are over, and {row['ready']} messages are ready")
+            raise BrokenPromiseError(
+                f"{queue}: {certain} delays are over, and {row['ready']} messages are ready"
+            )
 
     async def _peek(self, call: Call, queue: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = await call("peek", queue=queue, limit=PEEKED_MAX)
         if len(rows) == PEEKED_MAX:
             raise AssertionError(f"{queue} is too deep to be looked at")
         return rows
-
-    def _found(self, body: str, queues: Sequence[str], place: str) -> Message:
-        for queue in queues:
-            message = self._model.queues[queue].messages.get(body.encode())
-            if message is not None:
-                return message
-        raise BrokenPromise(f"{place} has what nobody sent: {body[:64]!r}")
 
     async def _give_back(
         self, dialog: DmsDialog, queue: str, held: Mapping[int, Message], consumer: Consumer
@@ -135,5 +119,5 @@ class DmsVerifier:
         for each in shuffled:
             status, payload = await dialog.answer(dms.NACK, each)
             if status:
-                raise BrokenPromise(f"{queue}: NACK was refused: {payload!r}")
+                raise BrokenPromiseError(f"{queue}: NACK was refused: {payload!r}")
             self._model.gave_back(held[each], consumer, each)

@@ -279,7 +279,7 @@ FAULT_PROFILES = MappingProxyType(
             segment_bytes=(4096,),
             snapshot_bytes=(8_000, 20_000),
         ),
-        # Lifetimes, delays, tries: what they are is in dms_model.py.
+        # Lifetimes, delays, tries: what they are is in tests/support/dms_model.py.
         "queues of mortals": FaultProfile(
             protocols=("dms",),
             queues=("tx", "mx", "d", "rx", "temdrx"),

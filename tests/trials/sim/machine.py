@@ -21,6 +21,7 @@ from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import FakeDisk
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim import bridged
 from tests.trials.sim.disk import Faults, FaultyDisk, PowerCut
 from tests.trials.sim.network import Network, Wire
@@ -28,7 +29,7 @@ from tests.trials.sim.plans import Life
 from tests.trials.sim.probe_client import Gone
 from tests.trials.sim.served import Served
 from tests.trials.sim.threads import Threads, turn_locks
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 DRAIN_SECONDS = 10.0
 
@@ -108,7 +109,7 @@ class Machine:
     def _gave_up(self, faults: Faults, error: BaseException) -> None:
         """The process ended with an error, at its start or its end: for cause only."""
         if not faults.injected:
-            raise BrokenPromise(f"the store failed on a good disk: {error!r}")
+            raise BrokenPromiseError(f"the store failed on a good disk: {error!r}")
         self._world.say(f"gave up: {error!r}")
 
     def _answered(self, life: Life) -> None:
@@ -180,7 +181,7 @@ class Machine:
                 await verify(accept)
             except (Gone, ConnectionRefusedError):
                 if not faults.ended:
-                    raise BrokenPromise("the server hung up on the verifier") from None
+                    raise BrokenPromiseError("the server hung up on the verifier") from None
                 raise PowerCut from None
             faults.resume(plan)
             self._network.up(accept)
@@ -198,10 +199,10 @@ class Machine:
             with trio.move_on_after(DRAIN_SECONDS) as drain:
                 await self._network.wait_quiet()
             if drain.cancelled_caught and faults.slowest_sync_seconds < 0.5 and not faults.injected:
-                raise BrokenPromise("a drain is not over after ten seconds: somebody is not answered")
+                raise BrokenPromiseError("a drain is not over after ten seconds: somebody is not answered")
             nursery.cancel_scope.cancel()
         if store.read_only is not None and not faults.injected:
-            raise BrokenPromise(f"the store turned read-only on a good disk: {store.read_only!r}")
+            raise BrokenPromiseError(f"the store turned read-only on a good disk: {store.read_only!r}")
         await store.close()
 
     def _acceptor(

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from tests.trials.sim.world import BrokenPromise, World
+from tests.support.promises import BrokenPromiseError
+from tests.trials.sim.world import World
 
 LENGTH_BYTES = 4
 
@@ -143,7 +144,7 @@ class Model:
     def _check_moved(self, message: Message, offset: int, now: int) -> None:
         """A message has two offsets only if it was written again after its topic was deleted."""
         if not self._maybe_deleted_since(message.topic, message.first_begun, now) and not message.lost:
-            raise BrokenPromise(f"{message} was at {message.offset}, and is said to be at {offset}")
+            raise BrokenPromiseError(f"{message} was at {message.offset}, and is said to be at {offset}")
 
     def refused(self, message: Message) -> None:
         """An answer after which the message was certainly not written (by this attempt)."""
@@ -203,13 +204,13 @@ class Model:
         message = self.topic(name).messages.get(payload)
         self.records_checked += 1
         if message is None:
-            raise BrokenPromise(f"{name} holds at {offset} what nobody sent: {payload[:64]!r}")
+            raise BrokenPromiseError(f"{name} holds at {offset} what nobody sent: {payload[:64]!r}")
         if message.refused:
-            raise BrokenPromise(f"{message} was refused, and is at {offset}")
+            raise BrokenPromiseError(f"{message} was refused, and is at {offset}")
         if message.lost and message.over < begun:
-            raise BrokenPromise(f"{message} was lost, and is back at {offset}")
+            raise BrokenPromiseError(f"{message} was lost, and is back at {offset}")
         if self._certainly_deleted(message, begun):
-            raise BrokenPromise(f"{message} was deleted with its topic, and is at {offset}")
+            raise BrokenPromiseError(f"{message} was deleted with its topic, and is at {offset}")
         now = self._world.tick()
         if message.offset != offset:
             if message.offset is not None:
@@ -228,7 +229,9 @@ class Model:
         for message in self.topic(name).messages.values():
             at = message.offset
             if at is not None and at >= offset and self.certainly_there(message, begun):
-                raise BrokenPromise(f"{message} is at {at}, and the end was said to be at {offset} or below")
+                raise BrokenPromiseError(
+                    f"{message} is at {at}, and the end was said to be at {offset} or below"
+                )
 
     # -- group offsets
 
@@ -264,7 +267,7 @@ class Model:
             if len(seen) == 1:
                 seen[0].ended = min(seen[0].ended, now)
         if not possible:
-            raise BrokenPromise(f"group {group} of {name} is at {offset}, which a later commit replaced")
+            raise BrokenPromiseError(f"group {group} of {name} is at {offset}, which a later commit replaced")
 
     # -- after a restart, when nothing else is under way
 
@@ -281,10 +284,12 @@ class Model:
         expected = 0
         for offset, payload in records:
             if offset != expected:
-                raise BrokenPromise(f"{name} has a hole: {expected} to {offset}")
+                raise BrokenPromiseError(f"{name} has a hole: {expected} to {offset}")
             expected += LENGTH_BYTES + len(payload)
             if payload in found:
-                raise BrokenPromise(f"{payload[:24]!r} is in {name} twice: {found[payload]} and {offset}")
+                raise BrokenPromiseError(
+                    f"{payload[:24]!r} is in {name} twice: {found[payload]} and {offset}"
+                )
             found[payload] = offset
         if topic.mode != "always":
             self._take_losses(topic, found, expected)
@@ -294,7 +299,7 @@ class Model:
         for message in topic.messages.values():
             if message.payload not in found and self.certainly_there(message, begun):
                 how = "acknowledged" if message.acked else "read"
-                raise BrokenPromise(f"{message} was {how} at {message.offset}, and is gone")
+                raise BrokenPromiseError(f"{message} was {how} at {message.offset}, and is gone")
 
     def _check_deletions(self, topic: Topic, there: Sequence[Message], found: Mapping[bytes, int]) -> None:
         """A deletion takes all that was written before it, or nothing."""
@@ -304,7 +309,7 @@ class Model:
                 continue
             since = message.first_begun
             if not any(d.over > since and d.begun < first and not d.refused for d in topic.deletions):
-                raise BrokenPromise(
+                raise BrokenPromiseError(
                     f"{message} was at {message.offset}: no deletion took it and left the rest"
                 )
 
@@ -331,9 +336,9 @@ class Model:
             if self._maybe_deleted_since(topic.name, message.there_since, math.inf):
                 continue
             if message.offset < end:
-                raise BrokenPromise(f"{message} was at {message.offset}, below the end, and is gone")
+                raise BrokenPromiseError(f"{message} was at {message.offset}, below the end, and is gone")
             if topic.mode == "interval" and message.known_seconds < safe_until:
-                raise BrokenPromise(f"{message} was written long before the power cut, and is gone")
+                raise BrokenPromiseError(f"{message} was written long before the power cut, and is gone")
             message.lost = True
             message.over = min(message.over, self._world.tick())
 
@@ -353,12 +358,12 @@ class Model:
         by_wire: dict[int, Message] = {}
         for message in messages:
             if message.ended < last_begun and not self._maybe_again(message, last_begun):
-                raise BrokenPromise(f"{message} was there before {last} was sent, and stands behind it")
+                raise BrokenPromiseError(f"{message} was there before {last} was sent, and stands behind it")
             if message.first_begun > last_begun:
                 last_begun, last = message.first_begun, message
             if message.retried:
                 continue
             before = by_wire.get(message.wire)
             if before is not None and before.begun > message.begun:
-                raise BrokenPromise(f"{message} was sent before {before}, and stands behind it")
+                raise BrokenPromiseError(f"{message} was sent before {before}, and stands behind it")
             by_wire[message.wire] = message

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 import trio
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.network import Network, Wire
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 PATIENCE_SECONDS = 60.0
 """No answer takes longer than this while connection and server live."""
@@ -119,7 +120,7 @@ class ProbeClient(ABC):
                 wire.left = True
                 wire.reset()
             elif scope.cancelled_caught:
-                raise BrokenPromise(f"{self.name} waits for what never comes on wire {wire.number}")
+                raise BrokenPromiseError(f"{self.name} waits for what never comes on wire {wire.number}")
         except Gone:
             self._world.say(f"{self.name} lost wire {wire.number}")
         finally:

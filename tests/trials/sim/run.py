@@ -9,11 +9,11 @@ from functools import partial
 import attrs
 import trio
 
+from tests.support.dms_model import DmsModel
 from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
 from tests.trials.sim.dms_clients import DmsClient
-from tests.trials.sim.dms_model import DmsModel
 from tests.trials.sim.dms_verify import DmsVerifier
 from tests.trials.sim.fault_profiles import FAULT_PROFILES, drawn
 from tests.trials.sim.machine import Machine
@@ -165,6 +165,6 @@ def _in_words(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         raise error
     name = type(error).__name__
-    if name == "BrokenPromise":
+    if name == "BrokenPromiseError":
         return str(error)
     return "".join(traceback.format_exception(error))

@@ -19,7 +19,7 @@ from logmq.settings import LogmqSettings, TopicSettings
 from shared.plugin import Plugin
 from shared.storage import log_writer
 from shared.storage.settings import Durability
-from tests.trials.sim.dms_model import SET
+from tests.support.dms_model import SET
 from tests.trials.sim.fault_profiles import FaultProfile
 
 INTERVAL = Durability.parse("interval:50ms")

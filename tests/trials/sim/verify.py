@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import attrs
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dialog import Dialog, Refused
 from tests.trials.sim.model import LENGTH_BYTES, Model, Record
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
-from tests.trials.sim.world import BrokenPromise, World
+from tests.trials.sim.world import World
 
 GROUPS = ("g", "h")
 
@@ -43,9 +44,9 @@ class Verifier:
         ends = await dialog.numbers(b"OFFSETS", 2)
         if isinstance(ends, Refused):
             if ends.code != "NO_TOPIC" or records:
-                raise BrokenPromise(f"OFFSETS {topic} after a start: {ends}")
+                raise BrokenPromiseError(f"OFFSETS {topic} after a start: {ends}")
         elif list(ends) != [0, offset]:
-            raise BrokenPromise(f"{topic} holds 0 to {offset}, and OFFSETS says {ends}")
+            raise BrokenPromiseError(f"{topic} holds 0 to {offset}, and OFFSETS says {ends}")
         return records
 
     def _committed(self, group: str, topic: str, answer: int | Refused, begun: int) -> None:
@@ -54,4 +55,4 @@ class Verifier:
         elif answer.code in ("NO_COMMIT", "NO_TOPIC"):
             self._model.saw_committed(group, topic, None, begun)
         else:
-            raise BrokenPromise(f"COMMITTED {group} {topic} after a start: {answer}")
+            raise BrokenPromiseError(f"COMMITTED {group} {topic} after a start: {answer}")

@@ -13,13 +13,11 @@ import trio
 import trio.testing
 from trio._core import _run as trio_run
 
+from tests.support.promises import BrokenPromiseError
+
 TRACE_EVENTS_KEPT = 400
 PASSES_MAX = 20_000
 """Of trio's loop at one moment of virtual time; a hundred are usual."""
-
-
-class BrokenPromise(Exception):
-    """Something that PROMISES.md or a protocol rules out was seen."""
 
 
 class Trace:
@@ -119,7 +117,7 @@ class World:
         with seeded_scheduling(self.seed), self.hearing_logs():
             trio.run(main_with_patience, clock=self.clock, instruments=[patience])
         if patience.scope.cancelled_caught:
-            raise BrokenPromise("tasks keep each other busy, and no time passes")
+            raise BrokenPromiseError("tasks keep each other busy, and no time passes")
 
 
 class Patience(trio.abc.Instrument):
