@@ -23,7 +23,7 @@ from shared.errors import BrokerError
 from shared.metrics import Sample
 
 CACHE_BYTES_MAX = 4 << 20
-"""The part of a connection's cache that is not charged: a thousand usual entries."""
+"""The bound of a connection's cache, every byte of which is charged: a thousand usual entries."""
 CACHES_STEP_BYTES = 64 << 10
 """Caches charge their account in such steps."""
 

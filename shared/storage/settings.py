@@ -54,11 +54,11 @@ class Durability:
 
         Raises ValueError.
         """
-        text, space, aside = text.partition(" ")
+        text, space, unjournaled = text.partition(" ")
         if space:
             found = cls.parse(text)
-            if aside != "unjournaled" or found.mode != "interval":
-                raise ValueError(f"a durability is no {text!r} that is {aside!r}")
+            if unjournaled != "unjournaled" or found.mode != "interval":
+                raise ValueError(f"a durability is no {text!r} that is {unjournaled!r}")
             return attrs.evolve(found, unjournaled=True)
         if text == "always":
             return cls("always")
