@@ -10,8 +10,8 @@ from logmq import runs
 from shared.storage.format import split_records
 
 _PIECE_BYTES = 16 * 1024
-"""Of a BATCH, much less than an index entry covers. So the store does not walk the records a second time, and
-its entries are hardly longer than they should be."""
+"""Bytes of a piece of a BATCH, much less than an index entry covers. So the store does not walk the records a
+second time, and its entries are hardly longer than they should be."""
 
 
 class BatchCount:
