@@ -24,7 +24,7 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,6 +51,7 @@ from brokers.page import views
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
 from shared.objects import BadArgument, ObjectMissing
+from shared.plugin import Verb
 
 if TYPE_CHECKING:
     from brokers.host import Host
@@ -242,6 +243,13 @@ def application(host: "Host") -> Starlette:
             (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
         ),
     )
+
+
+def changes_nothing(verbs: Mapping[tuple[str, str], Verb], path: str) -> bool:
+    """Whether a POST of that path calls a verb that changes nothing."""
+    root, *named = path.split("/")
+    verb = verbs.get((named[0], named[1])) if not root and len(named) == 2 else None
+    return verb is not None and verb.changes is None
 
 
 def _path(request: Request, folder: Path, given: str) -> Path:

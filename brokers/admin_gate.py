@@ -9,7 +9,8 @@ something has a JSON body (415), which no form can send. 4. The request has a lo
 as a user, the token of the data folder, the cookie of a session, or a client certificate. `/livez`, `/readyz`
 and `/metrics` on loopback need none, nor do the files of the login form. A browser that asks for a page gets
 the form; `POST /login` begins a session, and `POST /logout` ends it. 5. The user has `admin:read` for
-reading, `admin:manage` for changes (403). The token allows both.
+reading, also by a protocol's verb that changes nothing, `admin:manage` for changes (403). The token allows
+both.
 
 Requests without a login are answered at most one every `STRANGER_SECONDS`, all together. Probes of `/livez`
 and `/readyz` do not wait for the others. Answers carry a policy by which a page loads from this server alone.
@@ -36,11 +37,11 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.api import LOOKING, body_of
+from brokers.logins import Logins
 from brokers.page import files, shown
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
 from shared.local_path import replace_file
 from shared.net.keepalive import is_loopback
-from shared.net.logins import Logins
 
 TOKEN_NAME = "admin.token"
 TOKEN_USER = "(token)"
@@ -147,9 +148,13 @@ class Gate:
         port: int,
         names: tuple[str, ...] = (),
         secure: bool = False,
+        looks: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there."""
+        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there. `looks`:
+        whether a POST of that path changes nothing.
+        """
         self._app = app
+        self._looks = looks
         self._access = access
         self._logins = logins
         self._token = token.encode()
@@ -198,7 +203,7 @@ class Gate:
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
                 # A stream checks the user's rights again while it runs.
-                scope["brokers.allowed"] = partial(self._may, found, _action(scope))
+                scope["brokers.allowed"] = partial(self._may, found, self._action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
         if not caller.trusted:
             await (self._probes if scope["path"] in HEALTH else self._strangers).turn()
@@ -382,19 +387,19 @@ class Gate:
         response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
         return response
 
+    def _action(self, scope: Mapping[str, Any]) -> str:
+        looks = scope["method"] in LOOKING or (scope["method"] == "POST" and self._looks(scope["path"]))
+        return READ if looks else MANAGE
+
     def _may(self, user: str, action: str) -> bool:
         return user == TOKEN_USER or self._access.may_admin(user, action)
 
     def _denied(self, scope: MutableMapping[str, Any], user: str, caller: Caller) -> Response | None:
-        action = _action(scope)
+        action = self._action(scope)
         if self._may(user, action):
             return None
         self.guard.refuse(user, action, "", caller.peer)
         return problem(403, "denied")
-
-
-def _action(scope: Mapping[str, Any]) -> str:
-    return READ if scope["method"] in LOOKING else MANAGE
 
 
 async def _small_object(request: Request) -> Mapping[str, Any]:

@@ -234,6 +234,8 @@ async def _answer_one(
         }
     else:
         arguments = await arguments_of(request)
+        # While the body came it may have been deleted, and made anew.
+        protocol, objects, found = object_at(kind, those, name)
     return await _run_action(protocol, action, found, objects.name(found), arguments, request)
 
 

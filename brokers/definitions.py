@@ -27,6 +27,7 @@ from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, Left
 from shared.errors import BrokerError, ConfigError
 from shared.local_path import WRITTEN_BYTES_MAX, read_file
 from shared.objects import BadArgument, a_text
+from shared.storage.log import Ticket
 from shared.storage.store import Store
 from shared.storage.threads import Threads
 
@@ -161,6 +162,7 @@ class Document:
         left_out: list[str] = []
         conflicts: list[str] = []
         count = 0
+        unwritten: list[Ticket] = []
         for section in SECTIONS:
             for number, row in enumerate(rows.get(section, ()), 1):
                 protocol = str(row.get("protocol", ""))
@@ -177,22 +179,30 @@ class Document:
                     left_out.append(f"{what}: {error}")
                 except BrokerError as error:
                     if not dry_run:
+                        await self._write(unwritten)
                         raise Conflict(f"{what}: {error}; {made} before it were made") from error
                     conflicts.append(f"{what}: {error}")
                 if done is not None:
                     made, same = made + done.new, same + (not done.new)
+                if done is not None and done.ticket is not None:
+                    unwritten.append(done.ticket)
                 count += 1
-                if done is not None and done.ticket is not None and (count % PART == 0):
-                    self._store.commit_pending()
-                    await self._store.wait(done.ticket)
+                if count % PART == 0:
+                    await self._write(unwritten)
                 if number % (PART // 4) == 0:
                     await trio.sleep(0)
         if conflicts:
             more = f"; and {len(conflicts) - TOLD_MAX} more" if len(conflicts) > TOLD_MAX else ""
             raise Conflict("; ".join(conflicts[:TOLD_MAX]) + more)
         if not dry_run:
+            await self._write(unwritten)
             await self._store.flush()
         return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
+
+    async def _write(self, unwritten: list[Ticket]) -> None:
+        """Have what was made be durable. Raises StoreError."""
+        while unwritten:
+            await self._store.wait(unwritten.pop())
 
 
 def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:

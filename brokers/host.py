@@ -34,6 +34,7 @@ from brokers.config import Config
 from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
 from brokers.fairness import LoopWatch
 from brokers.flows import Flows
+from brokers.logins import Logins
 from brokers.rates import Rates
 from brokers.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.service import Bound, SupervisedService
@@ -43,7 +44,6 @@ from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
 from shared.metrics import Sample, figures
 from shared.net.listeners import CannotListen, check_exposure
-from shared.net.logins import Logins
 from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects, ObjectsByProtocol
@@ -241,7 +241,13 @@ class Host:
         found = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
         if found is None and self._access.users is not None:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
-        return partial(users.take_up, self._access, found)
+
+        async def apply() -> None:
+            await users.take_up(self._access, found)
+            if self._store is not None:  # what ends with a right is in no connection's turn, which commits
+                self._store.commit_pending()
+
+        return apply
 
     async def _tell_endings(self) -> None:
         """Warn each day of certificates that end soon."""
@@ -324,6 +330,7 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            looks=lambda path: admin.changes_nothing(self.verbs(), path),
         )
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())

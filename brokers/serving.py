@@ -106,6 +106,7 @@ async def _serve(
             nursery.start_soon(_tell_left_out)
             nursery.start_soon(announcing.feed_watchdog)
             announcing.remove_stale(ready_file)
+            collector.prepare()
             try:
                 async with trio.open_nursery() as running:
                     running.start_soon(announcing.still_starting, starting := trio.CancelScope(), log)

@@ -18,7 +18,6 @@ from brokers.render import CommandResult
 from brokers.server_address import DataDir, data_folder, path_setting
 from shared.access import (
     ADMIN,
-    PSEUDO_USERS,
     SALT_BYTES,
     USER_NAME,
     Access,
@@ -169,7 +168,7 @@ def check(
         raise UsageError("RULE", "name one protocol and one action")
     file = _UsersFile(data_dir, config)
     access = Access(file.users)
-    if name not in file.users and name not in PSEUDO_USERS:
+    if name not in file.users and not has_rules_alone(name):
         raise Failure(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
     if name not in file.users:  # without an entry they may do all that they can
         allowed = asked.protocol != ADMIN

@@ -307,7 +307,7 @@ def peek(
     """List the messages at the front of a queue. It takes nothing."""
 
     def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
-        rows = api.post("queues", "dmp", queue, "peek", limit=number)["items"]
+        rows = api.get("queues", "dmp", queue, "peek", limit=number)["items"]
         first = ("position", "time", "bytes", "text", "base64")  # the rest may not fit on a terminal
         return [{**{name: row[name] for name in first if name in row}, **row} for row in rows]
 

@@ -46,8 +46,8 @@ class QueueArguments:
         single = table.get("x-single-active-consumer", False)
         if not isinstance(single, bool):
             raise _invalid("x-single-active-consumer", "it is true or false")
-        dead_letter = _text(table, "x-dead-letter-exchange")
-        dead_letter_key = _text(table, "x-dead-letter-routing-key")
+        dead_letter = text_argument(table, "x-dead-letter-exchange")
+        dead_letter_key = text_argument(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
             raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
         return cls(
@@ -116,15 +116,16 @@ def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int |
     return value
 
 
-def _text(table: Mapping[str, Any], name: str) -> bytes | None:
+def text_argument(table: Mapping[str, Any], name: str, of: str = "queue") -> bytes | None:
+    """Raises Refusal (PRECONDITION_FAILED) where it is no string, or too long for a name."""
     value = table.get(name)
     if value is None:
         return None
     data = value.encode() if isinstance(value, str) else value
     if not isinstance(data, bytes) or len(data) > 255:
-        raise _invalid(name, "it is a string of at most 255 bytes")
+        raise _invalid(name, "it is a string of at most 255 bytes", of)
     return data
 
 
-def _invalid(name: str, why: str) -> Refusal:
-    return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{name}' for queue: {why}")
+def _invalid(name: str, why: str, of: str = "queue") -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{name}' for {of}: {why}")

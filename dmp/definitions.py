@@ -33,7 +33,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     "internal": exchange.kind.internal,
                     "alternate": None
                     if exchange.kind.alternate is None
-                    else exchange.kind.alternate.decode(),
+                    else exchange.kind.alternate.decode(errors="replace"),
                 }
                 for exchange in part
                 if exchange.kind.durable and _has_a_name(exchange.name)

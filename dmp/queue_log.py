@@ -140,10 +140,11 @@ class QueueLog:
                 taken.append(number)
         self._live_bytes -= total
 
-    def take_cold(self, first: int, end: int) -> None:
+    def take_cold(self, first: int, end: int) -> Ticket:
         """All that is cold leaves the queue. Raises StoreError."""
-        self._append(records.purged(first, end))
+        ticket = self._append(records.purged(first, end))
         self.cold_left()
+        return ticket
 
     def numbers_of(self, messages: Sequence[Message]) -> bytes:
         """The numbers of the messages that have a record: a part of what `taken_later` takes."""

@@ -270,10 +270,10 @@ class Topology:
         saved = self._save(queue, lost=False) if queue.lost else None
         whole = Ticket()
         count = queue.purge(whole)
-        if whole.done or saved is None:
-            return count, saved if whole.done else whole
+        if saved is None:
+            return count, None if whole.done and whole.error is None else whole
         both = Ticket()
-        whole.when_done(lambda _: saved.when_done(lambda done: both.resolve(done.error)))
+        whole.when_done(lambda gone: saved.when_done(lambda done: both.resolve(gone.error or done.error)))
         return count, both
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
@@ -528,6 +528,8 @@ class Topology:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
         broker.bodies.restored()
         self._restore_bindings(saved)
+        for restored in list(broker.queues.values()):
+            restored.restored()
         pausing.tell_paused(
             broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
         )

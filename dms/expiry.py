@@ -117,6 +117,8 @@ class Expiry:
         elif nacked and options.retry_ms:
             now = self.queue.engine.times.now_ms()
             self.put_off(seq, due_at(now, options.retry_delay_ms(deliveries)))
+        elif seq >= self.released:  # a redrive has looked at it, and its delay is not over
+            self.put_off(seq, next(due for due, upto in self.delays if seq < upto))
         else:
             heappush(self.queue.returned, seq)
 

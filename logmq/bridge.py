@@ -90,9 +90,9 @@ class LogmqSource:
 
     def confirm(self, run: MessageRun) -> None:
         assert run.positions is not None
-        topic = self._topics.get(run.origin.name)
-        if topic is None or topic.log.deleted:
-            return  # its position could not be kept
+        topic: _Topic = run.handles[-1]
+        if topic.log.deleted:  # one that was made again by its name begins with its own first record
+            return
         offset = run.positions[-1] + HEADER_BYTES + len(run.bodies[-1])
         self._context.positions.put(topic.name, _PLACE.pack(topic.log.id, offset))
         topic.carried = offset
@@ -357,7 +357,7 @@ def _run(topic: _Topic, records: bytes) -> MessageRun:
             bodies.append(records[head:at])
         positions = list(accumulate((HEADER_BYTES + len(body) for body in bodies[:-1]), initial=start))
     origin = MessageOrigin("logmq", topic.name, time=topic.log.last_ms / 1000)
-    return MessageRun(origin, bodies, positions, positions)
+    return MessageRun(origin, bodies, (topic,) * len(bodies), positions)
 
 
 def _offset_of(log: "Log", start: str) -> int:

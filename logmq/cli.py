@@ -1,7 +1,6 @@
 """`brokers logmq ...`: the protocol's own commands. Each returns what it found; the host shows it."""
 
 import os
-import sys
 import time
 from base64 import b64decode
 from collections import deque
@@ -10,12 +9,11 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
-import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import examples, protocol_app
-from shared.cli.commands import Remaining, bodies_shown, line_runs, lost_is_refused
+from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -114,7 +112,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
 
         async with (
             client.producer(topic, on_written=on_written) as producer,
-            aclosing(line_runs(trio.wrap_file(sys.stdin.buffer))) as runs,
+            aclosing(line_runs(StandardInput())) as runs,
         ):
             async for lines in runs:
                 for line in lines:

@@ -29,9 +29,10 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             if "durability" in row and log.mode != durability:
                 raise Conflict(f"its durability is {log.mode} here")
             return Made(new=False)
-        if not dry_run:
-            broker.topics.create(name, durability if "durability" in row else None)
-        return Made(new=True)
+        if dry_run:
+            return Made(new=True)
+        log, ticket = broker.topics.create(name, durability if "durability" in row else None)
+        return Made(new=True, ticket=ticket)
 
     def groups() -> Iterator[Sequence[Row]]:
         for part in broker.groups.in_parts(broker.topics.by_id().get):

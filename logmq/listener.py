@@ -12,7 +12,7 @@ from logmq.admin import Admin
 from logmq.broker import Broker
 from logmq.definitions import definitions_of
 from logmq.groups import Committed, Groups
-from logmq.metrics import GAUGES
+from logmq.metrics import GAUGES, LAGS_SHOWN, lag_sample
 from logmq.session import Session
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
@@ -28,7 +28,6 @@ from shared.storage.log import Log, read_records
 from shared.storage.table import Table
 from shared.tracing import Tap
 
-LAGS_SHOWN = 10
 LAGS_SECONDS = 15.0
 """How often groups are checked; 50,000 commits take 50 ms, in slices."""
 TRACE_SECONDS = 0.25
@@ -140,13 +139,7 @@ class LogmqService:
     def samples(self) -> Iterable[Sample]:
         yield from samples("logmq", self.broker.counts, GAUGES, self.broker)
         for row in self._worst:
-            yield Sample(
-                "logmq_group_lag_bytes",
-                row.behind_bytes,
-                f"What groups have to read yet: the {LAGS_SHOWN} that are farthest behind.",
-                "gauge",
-                (("group", row.group), ("topic", row.topic)),
-            )
+            yield lag_sample(row.group, row.topic, row.behind_bytes)
         yield ack_sample("logmq", self.broker.store.ack_seconds(NAMESPACE))
 
     async def trace(self, tap: Tap) -> None:

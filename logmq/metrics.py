@@ -3,7 +3,7 @@
 import attrs
 
 from logmq.wire import Refusal
-from shared.metrics import Gauge, counter, counter_by
+from shared.metrics import Gauge, Sample, counter, counter_by
 
 
 @attrs.define(eq=False)
@@ -38,3 +38,11 @@ GAUGES = (
     Gauge("fetches_waiting", "FETCH requests that wait.", lambda broker: broker.counts.fetches_waiting),
 )
 """Read from the broker."""
+
+LAGS_SHOWN = 10
+
+
+def lag_sample(group: str, topic: str, behind_bytes: int) -> Sample:
+    """How far one of the farthest groups is behind."""
+    text = f"What groups have to read yet: the {LAGS_SHOWN} that are farthest behind."
+    return Sample("logmq_group_lag_bytes", behind_bytes, text, "gauge", (("group", group), ("topic", topic)))

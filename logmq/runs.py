@@ -9,6 +9,8 @@ import struct
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
+from shared.columns import equal_rows
+
 HEADER_BYTES = 4
 _length_at = struct.Struct(">I").unpack_from
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
@@ -189,7 +191,4 @@ def _same(records: bytes, length: int) -> int:
     count, rest = divmod(len(records), length)
     if rest or count < _SAME_LEAST:
         return 0
-    for byte in range(HEADER_BYTES):
-        if records[byte::length] != records[byte : byte + 1] * count:
-            return 0
-    return count
+    return count if equal_rows(records, 0, length, range(HEADER_BYTES), count) == count else 0

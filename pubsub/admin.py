@@ -1,6 +1,6 @@
 """The sessions and subscriptions that the API shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,10 +18,11 @@ class SessionInUse(BrokerError):
 
 
 class Admin:
-    """The objects of all sessions."""
+    """The objects of all sessions. `end`: ends the session of a client that is away. Raises StoreError."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, end: Callable[[ClientSession], Awaitable[None]]) -> None:
         self._all = sessions
+        self._end = end
         self.objects: Sequence[Objects] = (
             Objects(
                 SESSIONS,
@@ -65,7 +66,7 @@ class Admin:
             raise SessionInUse(f"{client.name} is connected: close its connection first")
         subscriptions = len(client.topics)
         if not dry_run:
-            self._all.forget(client.id)
+            await self._end(client)
         return {"deleted": 1, "subscriptions": subscriptions}
 
     def _receivers(self, topic: str) -> list[Subscription]:
@@ -82,8 +83,13 @@ class Admin:
 
     def _find_subscription(self, parts: Sequence[str]) -> Subscription | None:
         client = self._all.clients.get(parts[0].encode())
+        if client is None:
+            return None
         pattern = parts[1].encode()
-        return (client, pattern) if client is not None and pattern in client.topics else None
+        if pattern not in client.topics:  # it may be none of UTF-8, which has the name that the list shows
+            named = (each for each in client.topics if _text(each) == parts[1])
+            return next(((client, each) for each in named), None)
+        return client, pattern
 
     def _subscription(self, found: Subscription) -> dict[str, Any] | None:
         client, pattern = found

@@ -249,9 +249,11 @@ def _parsed(file: Any) -> Iterator[bytes]:
             continue
         try:
             message = loads(line, parse_float=str, parse_int=str)
-            kind = Kind[message["type"]]
-            yield wire.datagram(message["topic"].encode(), kind, wire.payload_of(kind, str(message["value"])))
-        except (ValueError, TypeError, AttributeError) as error:
+            kind, value = Kind[message["type"]], message["value"]
+            if not isinstance(value, str):
+                raise ValueError("a value is a text or a number")
+            yield wire.datagram(message["topic"].encode(), kind, wire.payload_of(kind, value))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError("--from", f"line {number}: {error}") from None
         except KeyError as error:
             raise UsageError("--from", f"line {number}: no topic, type or value: {error}") from None

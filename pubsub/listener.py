@@ -11,7 +11,7 @@ from pubsub.fanout import Fanout
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
-from pubsub.sessions import Sessions, saved, saver
+from pubsub.sessions import ClientSession, Sessions, saved, saver
 from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
 from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
@@ -141,7 +141,7 @@ class PubsubService:
                 changes="client",
             ),
         )
-        self._admin = Admin(self.sessions)
+        self._admin = Admin(self.sessions, self._end_session)
         self.objects = self._admin.objects
 
     async def take_settings(self, settings: PubsubSettings) -> None:
@@ -245,8 +245,22 @@ class PubsubService:
 
     async def _forget(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         client = str(arguments.get("client", ""))
-        if client.encode() not in self.sessions.clients:
+        found = self.sessions.clients.get(client.encode())
+        if found is None:
             raise SessionMissing(f"there is no session of {client!r}")
-        if not self.sessions.forget(client.encode()):
+        if found.connection is not None:
             raise ConfigError("client", f"{client!r} is connected")
+        await self._end_session(found)
         return {"client": client, "forgotten": True}
+
+    async def _end_session(self, client: ClientSession) -> None:
+        """End the session of a client that is away, and return when a restart does not bring it back.
+
+        Raises StoreError; where the store is read-only, nothing has changed.
+        """
+        store = self._context.store
+        if store.read_only is not None:
+            raise type(store.read_only)(str(store.read_only))
+        self.sessions.forget(client.id)
+        if self.sessions.saved is not None:
+            await store.wait(self.sessions.saved)  # no connection's turn commits what is done here

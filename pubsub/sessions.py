@@ -33,6 +33,7 @@ from shared.routing.syntax import Wildcards
 if TYPE_CHECKING:
     import structlog
 
+    from shared.storage.log import Ticket
     from shared.storage.table import Table
 
 WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
@@ -78,9 +79,9 @@ class Changed:
 class Sessions:
     """All clients, by id.
 
-    `save`: called with each change of a subscription. `say`: takes the lines for standard output; None: they
-    are logged. `budget`: the budget that sessions are charged to. `on_change`: called when the receivers of a
-    topic change.
+    `save`: called with each change of a subscription; returns the ticket of its write, None where the store
+    refused it. `say`: takes the lines for standard output; None: they are logged. `budget`: the budget that
+    sessions are charged to. `on_change`: called when the receivers of a topic change.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Sessions:
         counts: Counts,
         log: "structlog.stdlib.BoundLogger",
         *,
-        save: Callable[[Changed], None],
+        save: Callable[[Changed], "Ticket | None"],
         say: Callable[[str], None] | None = None,
         budget: Account | None = None,
         absences: Absences | None = None,
@@ -113,7 +114,9 @@ class Sessions:
         """How many of them are wild."""
         self.on_change: Callable[[], None] = lambda: None
         self._log = log
-        self._save = save
+        self._write = save
+        self.saved: Ticket | None = None
+        """Of the last change; None where the store refused it."""
         self._say: Callable[[str], None] = say or log.info
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:
@@ -327,6 +330,9 @@ class Sessions:
         self.on_change()
         return True
 
+    def _save(self, change: Changed) -> None:
+        self.saved = self._write(change)
+
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
         self.absences.over(client.id)
@@ -352,22 +358,22 @@ class Sessions:
 
 def saver(
     table: "Table", counts: Counts, on_failure: Callable[[StoreError], None]
-) -> Callable[[Changed], None]:
+) -> Callable[[Changed], "Ticket | None"]:
     """A function that saves changes in `table`. A change that the store refuses lasts until a restart."""
 
-    def save(change: Changed) -> None:
+    def save(change: Changed) -> "Ticket | None":
         key = change.client_id + b"\0" + change.topic
         try:
             if change.keeps is None:
-                table.delete(key)
-            else:
-                value = _KEEPS if change.keeps else _PLAIN
-                if change.owner != ANONYMOUS:
-                    value = (value or b"\0") + change.owner.encode()
-                table.put(key, value)
+                return table.delete(key)
+            value = _KEEPS if change.keeps else _PLAIN
+            if change.owner != ANONYMOUS:
+                value = (value or b"\0") + change.owner.encode()
+            return table.put(key, value)
         except StoreError as error:
             counts.unpersisted += 1
             on_failure(error)
+            return None
 
     return save
 

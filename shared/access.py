@@ -345,6 +345,8 @@ def user_of(name: str, table: Any) -> User:
         raise UsersError(f"{where}.certificate: true or false")
     if not isinstance(allow, list) or not all(isinstance(each, str) for each in allow):
         raise UsersError(f"{where}.allow: a list of rules, each a text")
+    if has_rules_alone(name) and ("password" in table or certificate):
+        raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     secret = None
     if "password" in table:
         try:
@@ -353,8 +355,6 @@ def user_of(name: str, table: Any) -> User:
             raise UsersError(
                 f"{where}.password: holds no hash; set it with: brokers user passwd {name}"
             ) from None
-    if has_rules_alone(name) and (secret or certificate):
-        raise UsersError(f"{where}: nobody can log in as {name}; it has rules alone")
     try:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))
     except UsersError as error:
@@ -408,7 +408,7 @@ class Access:
     """The users of a process, and the guards of its protocols. `users` is None without a users file.
 
     `audit` is called for each line of the audit log, `denied` for each request that no rule allows, once for
-    each user, action and name. `shared.net.logins`, which has threads, sets `check_password`.
+    each user, action and name. `brokers.logins`, which has threads, sets `check_password`.
     """
 
     def __init__(

@@ -14,6 +14,7 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from heapq import merge
 from itertools import chain, islice, repeat, takewhile
@@ -136,6 +137,7 @@ class Mux:
         self._finishing = False
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
+        self._cancelled: list[tuple[Channel, bytes]] | None = None  # what `answer_first` holds back
 
     def open(self, user: str) -> None:
         """The client has logged in: its channels may come."""
@@ -238,6 +240,25 @@ class Mux:
             return -1
         outbox = self.connection.outbox
         return outbox.bound - outbox.size
+
+    @contextmanager
+    def answer_first(self) -> Iterator[None]:
+        """Whoever deletes a queue that he consumes from is answered before he hears that his consumers are
+        gone, as with RabbitMQ. py-amqp raises a cancel that comes before the answer."""
+        cancelled = self._cancelled = []
+        try:
+            yield
+        finally:
+            self._cancelled = None
+            for channel, frame in cancelled:
+                channel.tell_cancelled(frame)
+
+    def holds_cancel(self, channel: Channel, frame: bytes) -> bool:
+        """Whether this must wait for the answer."""
+        if self._cancelled is None:
+            return False
+        self._cancelled.append((channel, frame))
+        return True
 
     def dispatch(self) -> None:
         """Have the channels dispatch: more deliveries may be sent."""
@@ -594,7 +615,7 @@ class Channel:
 
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
     nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
-    `purge_waited`: the purge under way has waited for what came before it, and not for more.
+    `disk_awaited`: the method under way has waited for what came before it to be on disk, and not for more.
     `reply_consumer`: that of `amq.rabbitmq.reply-to`, one of `consumers`.
     """
 
@@ -614,7 +635,7 @@ class Channel:
     transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
-    purge_waited: bool = False
+    disk_awaited: bool = False
 
     def step(self, event: ChannelEvent) -> None:
         """Raises Refusal (UNEXPECTED_FRAME) for what may not happen now."""
@@ -761,7 +782,14 @@ class Channel:
 
     def notify_cancelled(self, consumer: Consumer) -> None:
         if self.mux.capabilities.get("consumer_cancel_notify"):
-            self.send(encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number))
+            frame = encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number)
+            if not self.mux.holds_cancel(self, frame):
+                self.tell_cancelled(frame)
+
+    def tell_cancelled(self, frame: bytes) -> None:
+        """In its turn: behind the answer to the delete, which may wait for the disk."""
+        if not self.silent:
+            self.mux.reply(frame)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """The client has cancelled the consumer; what it has stays unacknowledged."""

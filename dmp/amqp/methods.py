@@ -25,7 +25,13 @@ from dmp.amqp.channel import (
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
-from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import (
+    ARGUMENTS_BYTES_MAX,
+    ExchangeKind,
+    QueueArguments,
+    QueueKind,
+    text_argument,
+)
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
 from dmp.memory import check
 from dmp.queues import Queue
@@ -144,13 +150,12 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
         ticket = None
     else:
         channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
-        alternate = _arguments(method).get("alternate-exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
             durable=method.durable,
             auto_delete=method.auto_delete,
             internal=method.internal,
-            alternate=str(alternate).encode()[:255] if alternate is not None else None,
+            alternate=text_argument(_arguments(method), "alternate-exchange", "exchange"),
         )
         if kind.alternate is not None:
             channel.mux.require(WRITE, kind.alternate or DEFAULT_IN_RULES)
@@ -226,6 +231,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
             raise not_found("queue", name)
     elif method.passive:
         queue = topology.queue(name, mux.owner)
+        _await_disk(channel, queue)
         queue.used_now()
     else:
         arguments = _arguments(method)
@@ -252,13 +258,19 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
 def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     channel.mux.require(MANAGE, _name_meant(channel, method.queue))
     queue = _named(channel, method.queue)
-    if queue.behind_disk and not channel.purge_waited:  # some of it may be what was published here before
-        channel.purge_waited = True
-        raise NotYet(queue.when_synced)
-    channel.purge_waited = False
+    _await_disk(channel, queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
     channel.mux.session.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
+
+
+def _await_disk(channel: Channel, queue: Queue) -> None:
+    """Raises NotYet while it waits for the disk to have what came before: some of it may be what was
+    published on this connection. What comes meanwhile is not waited for."""
+    if queue.behind_disk and not channel.disk_awaited:
+        channel.disk_awaited = True
+        raise NotYet(queue.when_synced)
+    channel.disk_awaited = False
 
 
 @handles(commands.Queue.Delete)
@@ -269,10 +281,11 @@ def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     channel.mux.require(MANAGE, name)
     queue = topology.find_queue(name, channel.mux.owner)
     count, ticket = 0, None
-    if queue is not None:
-        count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
-        channel.mux.session.audit("delete", name)
-    _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
+    with channel.mux.answer_first():
+        if queue is not None:
+            count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
+            channel.mux.session.audit("delete", name)
+        _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
 
 
 def _named(channel: Channel, name: str) -> Queue:
@@ -391,11 +404,13 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     if message is None:
         if queue.warming:
             raise NotYet(queue.when_warm)
+        _await_disk(channel, queue)
         if queue.damaged:
             text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
             raise Refusal(Code.INTERNAL_ERROR, text)
         channel.reply(commands.Basic.GetEmpty())
         return
+    channel.disk_awaited = False
     mux.broker.counts.got += 1
     mux.broker.counts.redelivered += message.redelivered
     channel.delivered += 1

@@ -18,10 +18,29 @@ READ_BYTES = 256 * 1024
 T = TypeVar("T")
 
 
+class StandardInput:
+    """Standard input as bytes. An interrupt ends a read at once, not only when a line or the end comes.
+
+    The thread that reads stays behind. So it holds no lock of a buffer, for which the end of the process
+    would wait.
+    """
+
+    async def read1(self, most: int) -> bytes:
+        """What is there, at most so much; b"" at the end."""
+        return await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), most, abandon_on_cancel=True)
+
+    async def read(self) -> bytes:
+        """All of it."""
+        pieces = []
+        while data := await self.read1(READ_BYTES):
+            pieces.append(data)
+        return b"".join(pieces)
+
+
 async def line_runs(file: Any) -> AsyncGenerator[list[bytes], None]:
     """Yield lists of lines as they arrive, without their line ends. The last line may lack one.
 
-    `file`: what `trio.wrap_file` makes of a binary file.
+    `file`: it has a `read1` as `StandardInput`.
     """
     rest: list[bytes] = []  # pieces of a line that is not complete yet
     while data := await file.read1(READ_BYTES):
@@ -89,7 +108,7 @@ async def send_given(
         if messages:
             await send([os.fsencode(message) for message in messages])
             return len(messages)
-        stdin: Any = trio.wrap_file(sys.stdin.buffer)
+        stdin = StandardInput()
         if whole:
             await send([await stdin.read()])
             return 1

@@ -385,7 +385,9 @@ class PollDriver:
         self._epoll.register(self._wake_fd, select.EPOLLIN | select.EPOLLET)
         self._by_fd: dict[int, PollConnection] = {}
         self._again: list[PollConnection] = []
-        self.answered: list[PollConnection] = []  # served in this turn and not yet sent to
+        self.answered: list[PollConnection] = []
+        """Served in this slice, with an answer that needs no commit. Apart from `LoopTurn.to_send`: those
+        answers go out before the commit, and these before other tasks run."""
         self._pending: list[tuple[int, int]] = []  # events left over from the last slice
         self._parked = False
         self._slices = 0  # of this turn so far

@@ -14,7 +14,7 @@ import pytest
 from tests.support.server import Server, run_here
 
 
-def _login(server: Server) -> dict[str, str]:
+def login(server: Server) -> dict[str, str]:
     return {"Authorization": f"Bearer {(server.data / 'admin.token').read_text().strip()}"}
 
 
@@ -32,7 +32,7 @@ class Api:
         page = self.server.ready["page"]
         url = f"{page}{path[1:]}" if path.startswith("/") else f"{page}api/v1/{path}"
         data = None if body is None else json.dumps(body).encode()
-        said = {**_login(self.server), "Content-Type": "application/json", **headers}
+        said = {**login(self.server), "Content-Type": "application/json", **headers}
         try:
             answer = urllib.request.urlopen(
                 urllib.request.Request(url, data, said, method=method), timeout=30
@@ -146,7 +146,7 @@ class Asking:
 
     def __init__(self, server: Server, path: str, **headers: str) -> None:
         self._connection = http.client.HTTPConnection(server.ready["page"].split("/")[2], timeout=20)
-        self._connection.request("GET", path, headers={**_login(server), **headers})
+        self._connection.request("GET", path, headers={**login(server), **headers})
         self.answer = self._connection.getresponse()
 
     def __enter__(self) -> "Asking":

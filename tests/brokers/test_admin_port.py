@@ -19,9 +19,9 @@ import trio.testing
 from brokers import admin, admin_gate, admin_port, api, definitions
 from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, TurnPace, token_of
 from brokers.admin_port import AdminPort, listen
+from brokers.logins import Logins
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
-from shared.net.logins import Logins
 from shared.net.strangers import Strangers
 from tests.brokers.test_admin import Host
 from tests.support.forked import quick_passwords

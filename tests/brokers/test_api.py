@@ -1,12 +1,13 @@
 """The API over a real server: every list, one object, and what can be done with it."""
 
 import gc
+import http.client
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import attrs
 import pytest
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 from brokers import listing
 from shared.objects import KINDS, QUEUES, Objects, key_of
-from tests.brokers.asking import Api, scrape
+from tests.brokers.asking import Api, login, scrape
 from tests.support.server import Server, run, speak, until
 
 
@@ -42,6 +43,36 @@ def test_the_overview_says_how_it_is_and_what_it_did(served: Api) -> None:
     assert 0 < found["store"]["sync_seconds_median"] <= found["store"]["sync_seconds_p99"]
     assert found["budget"][0]["account"] == "process"
     assert set(found) >= {"rates", "totals", "seconds", "loop"}
+
+
+@pytest.mark.parametrize(("method", "action"), [("DELETE", ""), ("POST", "/pause"), ("POST", "/purge")])
+def test_what_is_made_anew_while_a_slow_body_comes_is_what_the_action_is_on(
+    served: Api, method: str, action: str
+) -> None:
+    def make() -> None:
+        served.command("dms", "create", "-q", "anew")
+        served.command("dms", "produce", "anew", "kept")
+
+    make()
+    asking = http.client.HTTPConnection(urlsplit(served.server.ready["page"]).netloc, timeout=30)
+    asking.putrequest(method, f"/api/v1/queues/dms/anew{action}")
+    for name, value in {**login(served.server), "Content-Type": "application/json"}.items():
+        asking.putheader(name, value)
+    asking.putheader("Content-Length", "2")
+    asking.endheaders(b"{")
+    until(lambda: served.get("queues/dms/anew")["ready"] == 1)  # that was asked behind it
+    served.command("dms", "delete", "anew")
+    make()
+    asking.send(b"}")
+    assert asking.getresponse().status == 200
+    asking.close()
+    if action:
+        row = served.get("queues/dms/anew")
+        assert (row["ready"], row["paused"]) == ((1, True) if action == "/pause" else (0, False))
+        served.delete("queues/dms/anew")
+    assert served.ask("queues/dms/anew")[0] == 404
+    make()  # and again
+    served.command("dms", "delete", "anew")
 
 
 def test_a_dms_queue_is_seen_peeked_filled_and_purged(served: Api) -> None:

@@ -117,6 +117,18 @@ def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc)
     assert fake.counted == 1
 
 
+def test_nothing_is_collected_while_the_process_starts(fake: FakeGc) -> None:
+    its = Collector(fake, Pauses(fake))
+    its.prepare()
+    assert not fake.enabled
+    its.install()
+    assert fake.enabled
+    its.remove()
+    its.prepare()
+    its.remove()  # the start has failed
+    assert fake.enabled
+
+
 def test_full_collections_come_early_until_it_is_removed(fake: FakeGc) -> None:
     its = Collector(fake, Pauses(fake))
     its.install()

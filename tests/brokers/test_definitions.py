@@ -243,6 +243,29 @@ def test_a_conflict_is_refused_with_its_object(source: Api) -> None:
     assert source.ask("definitions", [])[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("section", "row"),
+    [
+        ("topics", {"protocol": "logmq", "name": "orders", "durability": "always"}),
+        ("exchanges", {"protocol": "dmp", "name": "shop", "type": "topic"}),
+        ("queues", {"protocol": "dmp", "name": "mails"}),
+        ("queues", {"protocol": "dms", "name": "jobs"}),
+        ("bindings", {"protocol": "dmp", "exchange": "amq.topic", "to_exchange": "amq.fanout", "key": "a"}),
+    ],
+)
+def test_what_was_made_is_there_after_kill_9(tmp_path: Path, section: str, row: dict[str, Any]) -> None:
+    with Server(tmp_path) as server:
+        assert Api(server).ask("definitions", {section: [row]})[1]["made"] == 1
+        server.kill()
+        server.start()
+        assert Api(server).ask("definitions", {section: [row]})[1] == {
+            "made": 0,
+            "same": 1,
+            "left_out": 0,
+            "told": [],
+        }
+
+
 def test_a_start_takes_in_a_document_without_what_cannot_be_there_and_drains_when_told(
     found: dict[str, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -180,7 +180,9 @@ def test_a_rule_that_allows_nothing_is_found_by_config_check_and_can_be_denied(
 
 
 def test_a_bridges_user_has_rules_alone(user: Command, tmp_path: Path) -> None:
+    assert user("check", "bridge/jobs", "dms:write:mails")[0] == 0, "without an entry it may do all"
     assert user("add", "bridge/jobs", "--allow", "logmq:read:jobs")[0] == 0
+    assert user("check", "bridge/jobs", "dms:write:mails")[0] == ExitCode.FAILED
     assert user("allow", "bridge/jobs", "dms:write:jobs")[0] == 0
     file = tmp_path / "data" / "users.toml"
     before = file.read_bytes()

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from dmp.admin import Admin
+from dmp.declarations import ExchangeKind
 from dmp.definitions import definitions_of
 from dmp.queues import Queue
 from dmp.refusals import Refusal
@@ -140,6 +141,13 @@ async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: W
         with pytest.raises(BadArgument, match="at most 4096"):
             await section.make(row, False, lambda *_: False)
     assert (len(world.broker.exchanges), len(world.broker.queues), len(queue.bound)) == (6, 1, 0)
+
+
+async def test_an_alternate_exchange_that_is_no_text_is_no_trouble_for_an_export(world: World) -> None:
+    """A client may have named one; no exchange has such a name."""
+    world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True, alternate=b"\xc3"))
+    (row,) = next(iter(definitions_of(world.broker)[0].rows()))
+    assert row["alternate"] == "\ufffd"
 
 
 async def test_nothing_is_put_into_what_is_full(world: World) -> None:

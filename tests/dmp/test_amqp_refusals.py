@@ -70,6 +70,8 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
         (406, declared("x", **{"x-queue-type": "quorum"})),
         (406, declared("x", **{"x-single-active-consumer": 1})),
         (406, declared("x", **{"x-dead-letter-routing-key": "alone"})),
+        (406, encode(C.Exchange.Declare(0, "x", arguments={"alternate-exchange": 5}), 1)),
+        (406, encode(C.Exchange.Declare(0, "x", arguments={"alternate-exchange": "\u00fc" * 128}), 1)),
         (406, DECLARED + publish("", "q", b"x") + encode(C.Queue.Delete(0, "q", if_empty=True), 1)),
         (
             406,

@@ -290,3 +290,40 @@ async def test_a_consumer_that_goes_before_it_hears_that_its_queue_has_gone_is_c
         assert bodies(peer.frames()) == [b"x"]
         peer.ask(C.Basic.Cancel(tags[-1]))
         assert not world.broker.queues[b"other"].in_use
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_who_deletes_a_queue_is_answered_before_he_hears_that_his_consumers_are_gone(
+    world: World, durable: bool
+) -> None:
+    """py-amqp raises what comes before the answer: its queue_delete fails, though the queue is gone."""
+    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
+    peer.say(C.Channel.Open(), 2)
+    peer.ask(C.Queue.Declare(0, "q", durable=durable))
+    for channel in (1, 2):
+        peer.say(C.Basic.Consume(0, "q"), channel)
+    peer.method(C.Queue.Delete(0, "q"))
+    names = peer.names()
+    world.settle()
+    names += peer.names()
+    assert names == ["Queue.DeleteOk", "Basic.Cancel", "Basic.Cancel"]
+
+
+async def test_nobody_hears_on_a_closed_channel_that_a_consumer_is_gone(world: World, peer: Peer) -> None:
+    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
+    peer.ask(C.Queue.Declare(0, "q", durable=True))
+    peer.say(C.Basic.Consume(0, "q"))
+    peer.send(encode(C.Queue.Delete(0, "q"), 1) + encode(C.Channel.Close(200, "", 0, 0), 1))
+    world.settle()
+    assert peer.names() == ["Queue.DeleteOk", "Basic.Cancel", "Channel.CloseOk"]
+
+
+async def test_a_delete_that_is_refused_holds_back_nothing_later(world: World) -> None:
+    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
+    peer.say(C.Channel.Open(), 2)
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.say(C.Basic.Consume(0, "q"), 2)
+    peer.method(C.Queue.Delete(0, "q", if_unused=True))
+    assert peer.names() == ["Channel.Close"]
+    world.topology.delete_queue(world.broker.queues[b"q"])
+    assert peer.names() == ["Basic.Cancel"]

@@ -1,4 +1,5 @@
-"""queue.purge takes what was published before it on its connection, also what waits for the disk."""
+"""queue.purge takes what was published before it on its connection, also what waits for the disk; a passive
+declare counts that, and basic.get finds it."""
 
 from typing import Any
 
@@ -77,6 +78,8 @@ async def test_a_purge_waits_for_what_came_before_it_and_not_for_more(world: Wor
     world.settle()
     other.publish("", "q", b"y", properties=PERSISTENT)
     names = heard.names()
+    world.settle()
+    names += heard.names()
     assert names == ["Basic.Ack", "Queue.PurgeOk"]
     world.settle()
     assert ready(world) == 1
@@ -112,3 +115,62 @@ async def test_a_purge_is_answered_when_the_disk_fails_and_when_the_queue_is_del
     again.send(publish("", "q", b"x", properties=PERSISTENT) + PURGE)
     names = [value.name for _, value in go_on(world, again)]
     assert names == ["Basic.Nack", "Queue.PurgeOk"]
+
+
+@pytest.mark.parametrize("cold", [0, 3])
+async def test_a_purge_is_answered_when_a_crash_does_not_take_it_back(world: World, cold: int) -> None:
+    queue = world.queue(b"q", durable=True)
+    heard = Peer(world).login()
+    world.broker.memory.take_bounds(1 << 30, 0)
+    world.publish(b"", b"q", b"x" * 20_000, properties=PERSISTENT)
+    world.settle()
+    world.publish(b"", b"q", *[b"x"] * cold, properties=PERSISTENT)
+    world.settle()
+    assert queue.paged == bool(cold)
+    heard.send(PURGE)
+    assert heard.names() == []
+    world.settle()
+    assert heard.names() == ["Queue.PurgeOk"]
+    after = await world.again()
+    assert after.broker.queues[b"q"].depth == 0
+
+
+GET = encode(C.Basic.Get(0, "q", True), 1)
+COUNT = encode(C.Queue.Declare(0, "q", passive=True), 1)
+
+
+@pytest.mark.parametrize("properties", [NO_PROPERTIES, PERSISTENT])
+async def test_a_get_finds_what_was_published_before_it(world: World, heard: Peer, properties: bytes) -> None:
+    for body in (b"a", b"b"):
+        heard.send(publish("", "q", body, properties=properties) + GET)
+        assert bodies(go_on(world, heard)) == [body]
+    heard.send(GET + publish("", "q", b"c", properties=properties))
+    assert "Basic.GetEmpty" in [value.name for _, value in go_on(world, heard)]
+
+
+@pytest.mark.parametrize("properties", [NO_PROPERTIES, PERSISTENT])
+async def test_a_passive_declare_counts_what_was_published_before_it(
+    world: World, heard: Peer, properties: bytes
+) -> None:
+    for count in (2, 4):
+        heard.send(publish("", "q", b"x", b"y", properties=properties) + COUNT)
+        answers = {value.name: value for _, value in go_on(world, heard)}
+        assert answers["Queue.DeclareOk"].message_count == count
+
+
+async def test_a_get_that_others_emptied_the_queue_before_waits_once(world: World, heard: Peer) -> None:
+    other = Peer(world).login()
+    other.ask(C.Basic.Consume(0, "q", no_ack=True))
+    heard.send(publish("", "q", b"x", properties=PERSISTENT) + GET)
+    assert heard.frames() == []
+    world.settle()
+    other.publish("", "q", b"y", properties=PERSISTENT)
+    assert heard.names() == ["Basic.Ack", "Basic.GetEmpty"]
+
+
+async def test_a_get_that_has_waited_leaves_the_next_one_its_own_wait(world: World, heard: Peer) -> None:
+    heard.send(publish("", "q", b"x", properties=PERSISTENT) + GET)
+    go_on(world, heard)
+    heard.send(publish("", "q", b"y", properties=PERSISTENT) + PURGE)
+    (purged,) = [value for _, value in go_on(world, heard) if value.name == "Queue.PurgeOk"]
+    assert purged.message_count == 1

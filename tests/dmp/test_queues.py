@@ -3,10 +3,11 @@
 import errno
 
 import pytest
-from pamqp import encode
+from pamqp import commands, encode
 
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.settings import DmpSettings
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.fake_disk import Operation
 
@@ -188,6 +189,28 @@ async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
     after = await world.again()
     assert ready(after.broker.queues[b"dead"]) == [b"x"]
     assert ready(after.broker.queues[b"q"]) == []
+
+
+@pytest.mark.parametrize("exchange", [b"", b"amq.fanout"])
+@pytest.mark.parametrize("source", [b"a", b"z"])
+async def test_what_a_start_finds_too_much_of_goes_to_where_dead_letters_go(
+    world: World, exchange: bytes, source: bytes
+) -> None:
+    """A consumer held it: it counts again. The exchange's bindings, and other queues, may come back later."""
+    dead = world.queue(b"dead", durable=True)
+    world.topology.bind(b"amq.fanout", dead)
+    arguments = {
+        "x-max-length": 1,
+        "x-dead-letter-exchange": exchange.decode(),
+        "x-dead-letter-routing-key": "dead",
+    }
+    Peer(world).login().ask(commands.Queue.Declare(0, source.decode(), durable=True, arguments=arguments))
+    world.holder(world.broker.queues[source], b"1", b"2", properties=PERSISTENT)
+    after = await world.again()
+    after.settle()
+    assert ready(after.broker.queues[source]) == [b"2"]
+    assert ready(after.broker.queues[b"dead"]) == [b"1"]
+    assert after.broker.counts.dead_letters_lost == 0
 
 
 async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(world: World) -> None:

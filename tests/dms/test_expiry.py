@@ -78,6 +78,20 @@ def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
     assert bodies(peer, "orders", 1) == [b"poison"]
 
 
+def test_what_a_redrive_leaves_keeps_its_delay(world: World) -> None:
+    peer = made(world, delay_ms=60_000)
+    peer.produce("orders", b"a")
+    world.advance(30)
+    peer.produce("orders", b"b")
+    assert world.call("redrive", queue="orders") == {"queue": "orders", "moved": 0, "left": 2}
+    world.settle()
+    assert (peer.consume("orders"), world.call("queues", queue="orders")[0]["delayed"]) == ([], 2)
+    world.advance(31)
+    assert bodies(peer, "orders", 1) == [b"a"]
+    world.advance(31)
+    assert bodies(peer, "orders", 1) == [b"b"]
+
+
 def test_a_lost_connection_counts_as_a_delivery(world: World) -> None:
     made(world, max_deliveries=2, dead_letter="dead").produce("orders", b"poison")
     for _ in range(2):

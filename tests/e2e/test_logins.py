@@ -319,3 +319,28 @@ def test_openssl_logs_in_to_logmq_over_tls(place: Place) -> None:
     files = ("-CAfile", str(place.ca), "-cert", str(place.certificate), "-key", str(place.key))
     over_tls = ("s_client", "-quiet", "-verify_return_error", "-connect", f"{host}:{port}", *files)
     produces_as_ann([program("openssl"), *over_tls])
+
+
+def test_who_may_see_the_administration_may_use_every_command_that_only_looks(tmp_path: Path) -> None:
+    eve = User("eve", (Rule.parse("admin:read"),), SECRET)
+    (tmp_path / "right").write_text(f"{PASSWORD}\n")
+    login = ("--user", "eve", "--password-file", str(tmp_path / "right"))
+    with server_of(tmp_path, {"eve": eve}, enable=",".join(PROTOCOLS)) as server:
+        queues = [{"protocol": "dms", "name": "q"}, {"protocol": "dmp", "name": "q"}]
+        control.request(server.data, "POST", "/api/v1/definitions", {"queues": queues})
+        for looks in (
+            ("dms", "queues"),
+            ("dms", "peek", "q"),
+            ("dmp", "queues"),
+            ("dmp", "peek", "q"),
+            ("dmp", "exchanges"),
+            ("dmp", "leases"),
+            ("logmq", "groups"),
+            ("pubsub", "sessions"),
+            ("kqmsgq", "consumers"),
+        ):
+            done = run_here(*looks, "--url", server.ready["page"], *login)
+            assert (done.returncode, done.stderr) == (0, ""), looks
+        for changes in (("dms", "purge", "q"), ("pubsub", "forget", "A"), ("dmp", "pause", "q"), ("reload",)):
+            refused = run_here(*changes, "--url", server.ready["page"], *login)
+            assert (refused.returncode, "refuses that to this user" in refused.stderr) == (1, True), changes

@@ -1,7 +1,10 @@
 """`brokers kqmsgq ...` against the real process: what each command says, and how it ends."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +125,21 @@ def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) ->
         _, err = consumer.process.communicate(timeout=60)
         assert consumer.process.returncode == ExitCode.UNAVAILABLE
         assert b"the server closed the connection" in err
+
+
+def test_an_interrupt_ends_a_producer_that_waits_for_standard_input(server: Server) -> None:
+    consumer = Consuming(server, "-q", "waited", "--max", "1")
+    words = ("kqmsgq", "produce", "-q", "waited", "--port", str(server.address("kqmsgq")[1]))
+    pipes = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+    with subprocess.Popen((sys.executable, "-m", "brokers", *words), **pipes) as producer:
+        assert producer.stdin
+        assert producer.stderr
+        try:
+            producer.stdin.write(b"one\n")
+            producer.stdin.flush()
+            assert consumer.end() == b"one\n"
+            producer.send_signal(signal.SIGINT)
+            assert producer.wait(20) == ExitCode.INTERRUPTED
+            assert producer.stderr.read() == b""
+        finally:
+            producer.kill()

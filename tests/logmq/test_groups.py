@@ -5,7 +5,8 @@ import trio
 import trio.testing
 
 from logmq.groups import Committed
-from logmq.listener import LAGS_SHOWN, LogmqService
+from logmq.listener import LogmqService
+from logmq.metrics import LAGS_SHOWN
 from shared.storage.store import Ticket
 from tests.logmq.world import Peer, World, record
 from tests.support.stores import ALWAYS

@@ -1,6 +1,7 @@
 """Pub/sub on real sockets, in this process, without a store."""
 
 from contextlib import AbstractAsyncContextManager
+from types import SimpleNamespace
 from typing import Any, cast
 
 from pubsub.listener import PubsubService
@@ -19,5 +20,6 @@ def served(
     settings = settings or PubsubSettings()
     changes: list[Changed] = []
     sessions = Sessions(settings, Counts(), LOG, save=changes.append, say=lambda line: None)
-    service = PubsubService(Context(cast(Any, None), LOG), settings, sessions, cast(Any, None))
+    store = cast(Any, SimpleNamespace(read_only=None))
+    service = PubsubService(Context(store, LOG), settings, sessions, cast(Any, None))
     return serving(Serving, "pubsub", service, tls=tls)

@@ -6,10 +6,12 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import trustme
 
+from brokers import control
 from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
 from tests.support.server import Server, begun, run, run_here, until
@@ -95,6 +97,39 @@ def test_what_is_kept_survives_a_clean_stop_and_is_sent_once(new_server: NewServ
     assert server.stop() == 0
     server.start()
     assert '"kept_messages": 0' in rows(server)
+
+
+@pytest.mark.parametrize("way", ["api", "verb"])
+def test_a_session_that_was_ended_is_not_back_after_kill_9(new_server: NewServer, way: str) -> None:
+    server = new_server().start()
+    subscribed(server.address("pubsub"), b"A", encode_command(Command.KEEP, b"k/*")).close()
+    until(lambda: '"peer": null' in rows(server) and '"subscriptions": 1' in rows(server))
+    until(lambda: is_written(server.data, b"k/*"))
+    if way == "api":
+        control.request(server.data, "DELETE", "/api/v1/sessions/A")
+    else:
+        control.request(server.data, "POST", "/pubsub/forget", {"client": "A"})
+    server.kill()
+    server.start()
+    assert rows(server) == ""
+
+
+def test_subscriptions_that_are_no_longer_allowed_are_not_back_after_kill_9(new_server: NewServer) -> None:
+    server = new_server().start()
+    with subscribed(server.address("pubsub"), b"A", encode_command(Command.KEEP, b"k/*")):
+        until(lambda: '"subscriptions": 1' in rows(server) and is_written(server.data, b"k/*"))
+        assert run_here("user", "add", "anonymous", "--data-dir", str(server.data)).returncode == 0
+        server.kill()
+    server.start()
+    assert rows(server) == ""
+
+
+def test_a_subscription_that_is_no_utf_8_is_found_by_the_name_that_the_list_shows(server: Server) -> None:
+    with subscribed(server.address("pubsub"), b"A", encode_command(Command.SUBSCRIBE, b"\xff/+")):
+        until(lambda: '"subscriptions": 1' in rows(server))
+        (row,) = control.request(server.data, "GET", "/api/v1/subscriptions")["items"]
+        path = f"/api/v1/subscriptions/A/{quote(row['pattern'], safe='')}"
+        assert control.request(server.data, "GET", path) == row
 
 
 def test_standard_output_has_the_three_lines_and_nothing_else(tmp_path: Path) -> None:
@@ -226,6 +261,14 @@ def test_messages_to_publish_may_come_from_standard_input() -> None:
         2,
         "brokers: --from: line 1: no topic, type or value: 'type'\n",
     )
+
+
+@pytest.mark.parametrize("value", ["null", "true", '["a", 1]', "{}", "[" * 100_000])
+def test_a_message_to_publish_whose_value_is_no_text_and_no_number_is_refused(value: str) -> None:
+    line = f'{{"topic": "t", "type": "STRING", "value": {value}}}\n'
+    refused = run("pubsub", "publish", "--from", "-", stdin=line.encode())
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert refused.stderr.startswith("brokers: --from: line 1: ")
 
 
 def test_a_file_of_a_certificate_that_cannot_be_read_is_named() -> None:

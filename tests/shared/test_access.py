@@ -330,6 +330,7 @@ def test_a_clear_password_in_the_file_is_refused_and_not_shown(password: str) ->
         ("[users.ann]\npasword = 'x'", "users.ann"),
         ("[users.ann]\npassword = 1", "users.ann.password"),
         ("[users.anonymous]\ncertificate = true", "users.anonymous"),
+        ('[users.udp]\npassword = "clear"', "nobody can log in as udp; it has rules alone"),
     ],
 )
 def test_what_is_wrong_with_a_users_file_is_named(text: str, said: str) -> None:

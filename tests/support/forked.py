@@ -22,9 +22,8 @@ from typing import IO, Any, Self
 
 import brokers
 from brokers import __main__ as process
-from brokers import plugins
+from brokers import logins, plugins
 from shared import access
-from shared.net import logins
 
 QUICK_SCRYPT_N = 2
 """The cost of a password where `quick_passwords` is asked for. The real one takes 50 ms."""

@@ -22,7 +22,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from brokers.bench.load import Measured, taken_in_turns
-from shared.net.hasher import stand_aside
+from brokers.hasher import stand_aside
 from shared.process_limits import raise_file_limit
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio

@@ -24,8 +24,8 @@ import attrs
 
 from brokers.bench.load import SAID_FIRST
 from brokers.bench.pubsub import counter
+from brokers.hasher import stand_aside
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
-from shared.net.hasher import stand_aside
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio
 

@@ -52,6 +52,8 @@ LEVEL = 10
 """The newest points. A new level is usual once it has eight of them: all but a quarter, rounded down."""
 _NARROW = 4.0
 """If the newest points spread so many times less than all before, their band counts."""
+NUMBERS_AT_ONCE = 1 << 20
+"""Of all points together, each with its history: there may be a week of seconds, and an hour before each."""
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
 _NAMES = ("protocol", "name")
@@ -168,13 +170,19 @@ def _banded(rows: pa.Table, columns: list[str], history: int, least: int, tolera
 
 def _usual(values: "Numbers", history: int, is_count: bool) -> "tuple[Numbers, Numbers]":
     """Return, at each point, the median of those before it and their spread; NaN at the first point."""
+    history = min(history, len(values))
     before = _before(values, history)
     counts = np.minimum(np.arange(len(values)), history)
-    usual = _medians(before, counts)
+    usual, spread = np.empty_like(values), np.empty_like(values)
+    points = max(1, NUMBERS_AT_ONCE // history)
+    for start in range(0, len(values), points):
+        some = slice(start, start + points)
+        usual[some] = _medians(before[some], counts[some])
+        spread[some] = _medians(np.abs(before[some] - usual[some, None]), counts[some]) * _DEVIATION
     least = (
         np.sqrt(np.maximum(usual, 1.0)) if is_count else np.maximum(abs(usual) * _VALUE_SPREAD_LEAST, 1e-9)
     )
-    return usual, np.fmax(_medians(np.abs(before - usual[:, None]), counts) * _DEVIATION, least)
+    return usual, np.fmax(spread, least)
 
 
 def _before(values: "Numbers", history: int) -> "Numbers":

@@ -136,11 +136,17 @@ def log_verify(folder: Path, namespace: str | None = None, name: str | None = No
                 raise LogMissing(f"no log in namespace {namespace}")
         for log in chosen:
             with view.reader(log) as reader:
-                yield verify(view, log, reader)
+                try:
+                    row = verify(view, log, reader)
+                except LogMissing:  # a broker has deleted it meanwhile
+                    if name is not None:
+                        raise
+                    continue
+            yield row
 
 
 def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
-    """Read all of a log and sum up."""
+    """Read all of a log and sum up. Raises LogMissing as `ranges`."""
     records = 0
     sums = dict.fromkeys(Trust, 0)
     damaged: list[DamagedRow] = []

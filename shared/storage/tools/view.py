@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 from crc32c import crc32c
 
-from shared.errors import StoreFormat, StoreInUse
+from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog
@@ -343,8 +343,22 @@ def ranges(
 ) -> Iterator[CheckedRange]:
     """The ranges that touch [start, stop), in order and without gaps, from the first kept offset to the end.
 
-    Reads every byte of them. The index's gaps are walked record by record.
+    Reads every byte of them. The index's gaps are walked record by record. Raises LogMissing where the log
+    was deleted since the view was made: its files may be another's by now.
     """
+    for checked in _ranges(view, log, reader, start, stop):
+        if view.live and checked.state in (Trust.DAMAGED, Trust.UNCOVERED) and _is_deleted(view, log):
+            raise LogMissing(f"log {log.name} in namespace {log.namespace} was deleted meanwhile")
+        yield checked
+
+
+def _is_deleted(view: FolderView, log: LogView) -> bool:
+    return index.owner(view.disk, log.index_path) != log.id and log.id not in look(view.disk, live=True).logs
+
+
+def _ranges(
+    view: FolderView, log: LogView, reader: LogReader, start: int, stop: int
+) -> Iterator[CheckedRange]:
     position = log.first
     found = view.read_index(log)
     for entry in found.entries if found is not None else []:

@@ -284,6 +284,24 @@ async def test_a_topic_that_is_made_later_is_carried_from_its_beginning() -> Non
     assert await world.found("logmq", "out") == [b"a", b"b"]
 
 
+async def test_a_topic_made_again_while_records_of_the_old_one_are_held_is_carried_from_its_beginning() -> (
+    None
+):
+    world = await _crossing("logmq:in", "dms:in", rate="2/s")
+    world.send("logmq", "in", *[b"old-%d" % number for number in range(6)])
+    world.carry()
+    broker = world.services["logmq"].broker
+    broker.delete(broker.topics.find("in"))
+    world.send("logmq", "in", b"new-0", b"new-1")
+    world.later()  # two of the old ones
+    world.only.set_paused(True)
+    world.carry()
+    world.only.set_paused(False)
+    world.carry()
+    world.later(2)
+    assert await world.found("dms", "in") == [b"old-0", b"old-1", b"old-2", b"old-3", b"new-0", b"new-1"]
+
+
 async def test_a_reset_begins_anew_and_a_queue_has_none() -> None:
     world = await _crossing("logmq:in", "logmq:out")
     world.send("logmq", "in", b"a", b"b")

@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from brokers.pipeline.jobs import anomaly
 from brokers.pipeline.jobs.frames import Frame, ordered, rows_of
@@ -89,7 +90,11 @@ def readings(frame: Frames, points: list[tuple[str, int, float]]) -> Frame:
     return frame(pa.Table.from_pylist(rows, schema=schema))
 
 
-def test_values_and_their_bands_are_those_of_sorted_lists(frame: Frames) -> None:
+@pytest.mark.parametrize("at_once", [1 << 20, 100])
+def test_values_and_their_bands_are_those_of_sorted_lists(
+    frame: Frames, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(anomaly, "NUMBERS_AT_ONCE", at_once)
     chance = random.Random(11)
     points = [("oven", 60 * minute + 7, chance.gauss(200, 3)) for minute in range(150) if minute % 11]
     points += [("door", 60 * minute, 1.0 if minute == 120 else 0.0) for minute in range(150)]
@@ -117,6 +122,17 @@ def test_values_and_their_bands_are_those_of_sorted_lists(frame: Frames) -> None
             assert math.isclose(row["high"], usual + tolerance * spread)
             assert row["outside"] == (abs(series[at] - usual) > tolerance * spread)
     assert {(row["name"], row["value"]) for row in rows if row["outside"]} == {("oven", 140.0), ("door", 1.0)}
+
+
+def test_a_history_longer_than_all_there_is_takes_no_memory(frame: Frames) -> None:
+    points = [("oven", 60 * minute, 200.0 + minute % 3) for minute in range(30)]
+    values = anomaly.values(readings(frame, points))
+    options = {"least": 5, "tolerance": 6.0}
+    all_of_it, endless = (
+        rows_of(ordered(anomaly.bands(values, history=history, **options), "start"))
+        for history in (30, 10**11)
+    )
+    assert endless == all_of_it
 
 
 def test_a_daily_course_is_usual_by_the_hour(frame: Frames) -> None:

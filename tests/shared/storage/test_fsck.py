@@ -18,7 +18,7 @@ from shared.storage.settings import Durability
 from shared.storage.tools.fsck import FindingKind, FsckReport, Severity, check
 from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
 from shared.storage.tools.repair import repair
-from shared.storage.tools.view import Trust, viewing
+from shared.storage.tools.view import Trust, ranges, viewing
 from tests.support.folders import ALWAYS, add, contents, fill, flip, open_folder, tree
 
 # 30 records of 5,000 bytes, in three index entries.
@@ -401,3 +401,24 @@ def test_ranges_of_the_journal_alone_are_good(folder: Path) -> None:
     (row,) = log_verify(folder, "logmq", "young")
     assert (row.good_bytes, row.records) == (10, 2)
     assert Trust.GOOD.value == "good"
+
+
+def test_a_log_that_is_deleted_while_a_live_folder_is_read_is_no_damage(folder: Path) -> None:
+    async def run() -> None:
+        store = await open_folder(folder)
+        namespace = store.namespace("logmq", ALWAYS)
+        rows = log_verify(folder)
+        assert next(rows).name == "q%2f1"
+        with viewing(folder) as view:
+            for name in ("few", "orders"):
+                namespace.delete(name)
+            add(store, "logmq", "few", [b"of another log"] * 3)
+            for name in ("few", "orders"):
+                log = view.find("logmq", name)
+                assert log is not None
+                with view.reader(log) as reader, pytest.raises(LogMissing, match=f"{name} .* was deleted"):
+                    list(ranges(view, log, reader, log.first, log.end))
+        assert list(rows) == []
+        await store.close()
+
+    trio.run(run)

@@ -9,15 +9,15 @@ import trio.lowlevel
 import trio.testing
 from trio.testing import MockClock
 
-from shared.access import Access, Rule, Secret, User
-from shared.net import strangers
-from shared.net.logins import (
+from brokers.logins import (
     ANSWERS_AT_ONCE,
     SLOW_SECONDS,
     WAITING_ADDRESS_MAX,
     WAITING_SLOW_MAX,
     Logins,
 )
+from shared.access import Access, Rule, Secret, User
+from shared.net import strangers
 from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS, FLOOD_FAILURES, Strangers
 
 ANN = Secret(b"ann", b"right")

@@ -1,4 +1,4 @@
-"""The queue of logins whose passwords wait to be checked (`shared.net.hashing`), away from the loop.
+"""The queue of logins whose passwords wait to be checked (`brokers.hashing`), away from the loop.
 
 A check takes about 50 ms of a processor. Addresses are served in rotation, so whoever tries a thousand
 passwords delays only his own next login. An address that has failed often (`shared.net.strangers`) waits a
@@ -15,8 +15,8 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from brokers.hashing import AT_ONCE, Hashing
 from shared.access import NOBODYS, Access, Guard, User
-from shared.net.hashing import AT_ONCE, Hashing
 from shared.net.strangers import Strangers, address_of_peer
 
 SLOW_SECONDS = 1.0
@@ -197,7 +197,7 @@ class Logins:
                 for each in self._same.pop((address, login.digest)):
                     self._put_off(each, looked_at=False)
                 self._hold(address, -1)
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                await trio.sleep(0)
                 continue
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
@@ -209,7 +209,7 @@ class Logins:
             self._held_total -= len(same)
             for number, each in enumerate(same):
                 if number and number % ANSWERS_AT_ONCE == 0:
-                    await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                    await trio.sleep(0)
                 # The users may have changed during the check: only a password that is valid now counts.
                 now = self._user(each)
                 self._answer(each, fits and now is not None and now.password == secret)

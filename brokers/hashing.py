@@ -22,9 +22,9 @@ import structlog
 import trio
 import trio.lowlevel
 
+from brokers import hasher
 from shared import access
 from shared.access import KEY_BYTES, Secret
-from shared.net import hasher
 from shared.storage.threads import Threads
 
 AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))

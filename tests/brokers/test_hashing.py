@@ -10,9 +10,9 @@ import structlog.testing
 import trio
 import trio.lowlevel
 
+from brokers import hashing
+from brokers.hashing import COMMAND, IN_THREADS_SECONDS, Hashing
 from shared.access import Secret
-from shared.net import hashing
-from shared.net.hashing import COMMAND, IN_THREADS_SECONDS, Hashing
 
 PASSWORD = b"right\0\xff \n"
 SECRET = Secret.make(PASSWORD, bytes(range(16)))

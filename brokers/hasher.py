@@ -1,4 +1,4 @@
-"""The program of the process that hashes passwords for the server; `shared.net.hashing` starts it.
+"""The program of the process that hashes passwords for the server; `brokers.hashing` starts it.
 
 It is run as a file and imports nothing of ours, to stay small. For each password standard input brings
 `ASKED`, the salt and the password; standard output gets the key. It ends at the end of its input.
