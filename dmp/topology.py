@@ -333,7 +333,7 @@ class Topology:
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
-        """The same as `delete_queue`, but a failure is logged: nobody waits for an answer."""
+        """Delete a queue as `delete_queue` does, but log a failure: nobody waits for an answer."""
         if queue.deleted:
             return
         try:

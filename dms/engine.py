@@ -116,7 +116,7 @@ class DeliveryReceiver(Protocol):
         """Messages of one queue for the oldest credits, under these delivery ids."""
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
-        """These credits end without a message."""
+        """The credits of the requests `ids` end without a message."""
 
     def fail(self, error: Exception) -> None:
         """Another method raised this."""

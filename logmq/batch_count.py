@@ -43,7 +43,7 @@ class BatchCount:
         return self.broken or start + self._size >= end
 
     def pieces(self, records: bytes) -> Sequence[tuple[bytes, int]]:
-        """The same records in pieces, each with its count."""
+        """The records in pieces, each with its count."""
         ends = accumulate([size for size, _ in self._pieces])
         return [
             (records[end - size : end], count) for (size, count), end in zip(self._pieces, ends, strict=True)

@@ -116,7 +116,7 @@ class Sessions:
         self._log = log
         self._write = save
         self.saved: Ticket | None = None
-        """Of the last change; None where the store refused it."""
+        """The ticket of the last change; None where the store refused it."""
         self._say: Callable[[str], None] = say or log.info
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:

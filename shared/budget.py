@@ -113,7 +113,7 @@ class Account:
             within._accounts.pop(self.name.rpartition("/")[2], None)
 
     def all(self) -> "Iterator[Account]":
-        """This account and all within it."""
+        """This account, and all accounts within it."""
         yield self
         for account in self._accounts.values():
             yield from account.all()
