@@ -70,7 +70,7 @@ class AcceptFilter:
         return connection.socket, connection.peer
 
     async def run(self) -> None:
-        """Until cancelled; connections that nobody took are closed then."""
+        """Accept connections until cancelled. Then connections that nobody took are closed."""
         more = True
         try:
             while True:

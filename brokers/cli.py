@@ -1,4 +1,4 @@
-"""The command line: the host's own verbs and those of every installed protocol.
+"""The command line: the host's own commands and those of every installed protocol.
 
 It must start quickly, for completion and for scripts that produce one message a call. So a protocol's
 commands are imported when one is called, and what serving needs when something is served.

@@ -33,7 +33,7 @@ WHOLE_SECONDS = 86_400.0
 OLD_MOST = 1
 """After so many collections of the middle generation, each of 7,700 new objects, the next is a full one."""
 FEW = 100_000
-"""So many more objects to walk do not matter."""
+"""How many more objects to walk do not matter."""
 
 
 class Collector:

@@ -44,7 +44,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
 BRIDGES: Key = ("bridge",)
 """Where the tables `[[bridge]]` are kept while the settings are read: they are no section."""
 USERS_NAME = "users.toml"
-"""Of the users file in the data folder, unless `access.users_file` names another."""
+"""The name of the users file in the data folder, unless `access.users_file` names another."""
 
 # Kubernetes sets these in every pod if a Service is called `brokers`. They are not ours.
 _SERVICE_LINK = re.compile(r"BROKERS_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_[0-9]+_(TCP|UDP)(_.*)?)?)")

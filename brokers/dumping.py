@@ -16,9 +16,9 @@ Decode = Callable[[Iterable[RecordRow | DamagedRow]], Iterator[Any]]
 
 BATCH_RECORDS = 256
 BATCH_BYTES = 1 << 20
-"""So many bytes are held, and decoded at once."""
+"""How many bytes are held, and decoded at once."""
 _SAID_ALREADY = ("log", "protocol")
-"""These columns are left out, because the user has named both."""
+"""Columns that are left out, because the user has named both."""
 
 
 def decoder(namespace: str, log: str) -> Decode | None:

@@ -31,9 +31,9 @@ class ExitCode(enum.IntEnum):
     """The work could not be done (a final sync that failed, a refused request)."""
     USAGE = EXIT_USAGE
     MISSING = EXIT_MISSING
-    """What the verb is about does not exist."""
+    """What the command is about does not exist."""
     UNAVAILABLE = EXIT_UNAVAILABLE
-    """The verb needs a running server, and none runs."""
+    """The command needs a running server, and none runs."""
     DATA_FOLDER = EXIT_DATA_FOLDER
     """Locked by another process, not writable, or written by a newer version."""
     LOST = EXIT_LOST
@@ -130,7 +130,7 @@ class InvalidSettings(BrokerError):
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error that ended a command.
 
-    A refused connection means that the server is not running which a verb needs.
+    A refused connection means that the server is not running which a command needs.
     """
     if isinstance(error, Failure | InvalidSettings):
         return error.code

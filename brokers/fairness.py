@@ -50,7 +50,7 @@ class LoopWatch(trio.abc.Instrument):
         self.long_count = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch the loop, until cancelled."""
         args = (threading.get_ident(),)
         threading.Thread(target=self._watch, args=args, name="loop watch", daemon=True).start()
         try:
@@ -104,7 +104,7 @@ class LoopWatch(trio.abc.Instrument):
         self._due = perf_counter() + seconds
 
     def _look(self) -> None:
-        """It is back."""
+        """The loop runs this task again: count how late it is."""
         late = perf_counter() - self._due
         at, self._at = self._at, ""
         if late > LONG_SECONDS:

@@ -1,4 +1,4 @@
-"""The flags of serving, for `brokers serve` and for every protocol's own `serve`, and of other verbs.
+"""The flags of serving, for `brokers serve` and for every protocol's own `serve`, and of other commands.
 
 Flags pass text on to `config.load`, which reads all settings, so a value is checked in one place.
 """
@@ -109,16 +109,16 @@ def port_flags(ports: Iterable[str]) -> Iterator[Flag]:
         yield Flag((protocol, "port"), port, "--port")
 
 
-def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Callable[..., ServeCommand]:
-    """Add the host's flags to a `serve` verb.
+def with_host_flags(command: Callable[..., Any], *, recordable: bool = False) -> Callable[..., ServeCommand]:
+    """Add the host's flags to a `serve` command.
 
-    The verb returns a ServeCommand, or a protocol's ServeRequest. `recordable`: the protocol can be recorded.
+    It returns a ServeCommand, or a protocol's ServeRequest. `recordable`: the protocol can be recorded.
     """
 
     def serve(own: Callable[[], Any], given: dict[str, Any]) -> ServeCommand:
         record = bool(given.pop("record", None))
         result = own()
-        command = result if isinstance(result, ServeCommand) else _requested(result, record)
+        serving = result if isinstance(result, ServeCommand) else _requested(result, record)
         files = {name: given.pop(name) for name in ("config", "ready_file") if name in given}
         settings = []
         if (port := given.pop("admin_port", None)) is not None:
@@ -135,19 +135,19 @@ def with_host_flags(verb: Callable[..., Any], *, recordable: bool = False) -> Ca
             for name, value in given.items()
             if value is not None
         ]
-        return attrs.evolve(command, flags=(*settings, *command.flags), **files)
+        return attrs.evolve(serving, flags=(*settings, *serving.flags), **files)
 
     kinds = {**HOST_FLAGS, **(RECORD_FLAG if recordable else {})}
-    return with_flags(verb, {name: (kind, None) for name, kind in kinds.items()}, serve)
+    return with_flags(command, {name: (kind, None) for name, kind in kinds.items()}, serve)
 
 
-def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add flags to a verb that asks a running server: which one, and as whom.
+def with_admin_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add flags to a command that asks a running server: which one, and as whom.
 
-    A verb of the host gets what they say in its parameter of the class `ServerAddress`. A protocol's, which
-    has no such parameter, returns a VerbRequest or an ApiRequest, which gets them.
+    A host's command gets what they say in its parameter of the class `ServerAddress`. A protocol's command
+    has no such parameter. It returns a VerbRequest or an ApiRequest, which gets them.
     """
-    parameters = inspect.signature(verb, eval_str=True).parameters
+    parameters = inspect.signature(command, eval_str=True).parameters
     wanted = next((name for name, each in parameters.items() if each.annotation is ServerAddress), None)
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -155,38 +155,38 @@ def with_admin_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
         return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: ServerAddress(**given)})
 
     flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
-    return with_flags(verb, flags, wrapped, without=wanted)
+    return with_flags(command, flags, wrapped, without=wanted)
 
 
 def host_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
-    """Make a command of a verb of the host, with the flags that it is to have.
+    """Make an app of a command of the host, with the flags that it is to have.
 
-    A verb with a parameter of the class `ServerAddress` asks a running server; one whose help begins with
+    A command with a parameter of the class `ServerAddress` asks a running server; one whose help begins with
     `List the queues` lists them. `lines`: examples; `before`: the help above them.
     """
     app = App(name=name, help_format="plaintext", help_epilogue=before + examples("brokers", *lines))
 
-    def command(verb: Callable[..., Any]) -> App:
-        app.default(_with_own_flags(verb))
+    def add(command: Callable[..., Any]) -> App:
+        app.default(_with_own_flags(command))
         return app
 
-    return command
+    return add
 
 
 def host_app(name: str, help_: str, *lines: str) -> tuple[App, Callable[..., Callable[[Any], Any]]]:
-    """The same for verbs below one word of the host's: an app, and a decorator for its commands."""
+    """Make an app for commands below one word of the host's: the app, and a decorator for its commands."""
     app, add = protocol_app(name, help_, *lines)
 
     def command(*lines: str, name: str | None = None) -> Callable[[Any], Any]:
-        return lambda verb: add(*lines, name=name)(_with_own_flags(verb))
+        return lambda command: add(*lines, name=name)(_with_own_flags(command))
 
     return app, command
 
 
-def _with_own_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    asks = any(each.annotation is ServerAddress for each in inspect.signature(verb).parameters.values())
-    verb = with_table_flags(verb)
-    return with_admin_flags(verb) if asks else verb
+def _with_own_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    asks = any(each.annotation is ServerAddress for each in inspect.signature(command).parameters.values())
+    command = with_table_flags(command)
+    return with_admin_flags(command) if asks else command
 
 
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
@@ -202,7 +202,7 @@ ADMIN_FLAGS: Mapping[str, Any] = {
     "certificate": (Certificate, None),
     "key_file": (Key, None),
 }
-"""The names are those in `ServerAddress`, except `key_file`: a verb may have a `--key` of its own."""
+"""The names are those in `ServerAddress`, except `key_file`: a command may have a `--key` of its own."""
 
 
 TABLE_FLAGS: Mapping[str, Any] = {
@@ -212,42 +212,42 @@ TABLE_FLAGS: Mapping[str, Any] = {
 _LISTED = re.compile(r"List the (\w+)")
 
 
-def listed(verb: Callable[..., Any]) -> str | None:
-    """Return what a verb lists, by its help (`List the queues ...`); None for another verb."""
-    said = _LISTED.match(verb.__doc__ or "")
+def listed(command: Callable[..., Any]) -> str | None:
+    """Return what a command lists, by its help (`List the queues ...`); None for another command."""
+    said = _LISTED.match(command.__doc__ or "")
     return said[1] if said else None
 
 
-def with_table_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add flags for the form of the table to a verb that lists something.
+def with_table_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add flags for the form of the table to a command that lists something.
 
-    The host reads these flags when it shows what the verb returns.
+    The host reads these flags when it shows what the command returns.
     """
-    return verb if listed(verb) is None else with_flags(verb, TABLE_FLAGS, lambda own, given: own())
+    return command if listed(command) is None else with_flags(command, TABLE_FLAGS, lambda own, given: own())
 
 
 def with_flags(
-    verb: Callable[..., Any],
+    command: Callable[..., Any],
     flags: Mapping[str, tuple[Any, Any]],
     use: Callable[[Callable[..., Any], dict[str, Any]], Any],
     without: str | None = None,
 ) -> Callable[..., Any]:
-    """Add `flags` (type, default) to a verb. A flag of the verb's own stays.
+    """Add `flags` (type, default) to a command. A flag of the command's own stays.
 
-    `use(own, given)` calls the verb, whose own arguments are bound in `own`, and returns the command's
+    `use(own, given)` calls the command, whose own arguments are bound in `own`, and returns the command's
     result. `without`: a parameter that is not on the command line, because `use` sets it.
     """
-    signature = inspect.signature(verb, eval_str=True)
+    signature = inspect.signature(command, eval_str=True)
     own = [parameter for name, parameter in signature.parameters.items() if name != without]
     names = {parameter.name for parameter in own}
     added = {name: flag for name, flag in flags.items() if name not in names}
     if not added and without is None:
-        return verb  # it has them already: a protocol's commands may be prepared twice
+        return command  # it has them already: a protocol's commands may be prepared twice
 
-    @functools.wraps(verb)
-    def command(*arguments: Any, **keywords: Any) -> Any:
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
         given = {name: keywords.pop(name, default) for name, (_, default) in added.items()}
-        return use(functools.partial(verb, *arguments, **keywords), given)
+        return use(functools.partial(command, *arguments, **keywords), given)
 
     parameters = [
         *own,
@@ -256,9 +256,9 @@ def with_flags(
             for name, (kind, default) in added.items()
         ),
     ]
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return command
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
 
 
 def _requested(request: "ServeRequest", record: bool) -> ServeCommand:

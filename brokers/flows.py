@@ -22,8 +22,8 @@ BEAT_SECONDS = 1.0
 SHARE_MAX = 100
 """The pause after a reading, in multiples of the reading's CPU time: at most 1 % of one processor."""
 IDLE_SHARE_MAX = 400
-"""The same after a reading without news: 50,000 idle queues are read every 20 s, for 0.25 % of a
-processor."""
+"""The pause after a reading without news, in such multiples: 50,000 idle queues are read every 20 s, for 0.25
+% of a processor."""
 WINDOW_SECONDS = 5.0
 """A rate is measured over one to two windows."""
 LOOKED_AT_ONCE = 500
@@ -112,7 +112,7 @@ class Flows:
         return spent, news
 
     def with_rates(self, objects: Objects) -> Objects:
-        """The same objects, whose rows get `in_rate` and `out_rate`, and `oldest_seconds` where they lack
+        """The objects with rows that have `in_rate` and `out_rate` too, and `oldest_seconds` where they lack
         it."""
         if objects.totals is None:
             return objects

@@ -80,10 +80,10 @@ class Hashing:
             task_status.started()
             await trio.sleep_forever()
 
-    async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
-        """Whether a password is the secret's. `aside`: use the process, so as not to delay anybody; one
+    async def fits(self, secret: Secret, password: bytes, *, in_process: bool = False) -> bool:
+        """Whether a password is the secret's. `in_process`: use the process, so as not to delay anybody; one
         password at a time."""
-        if aside and self._nursery is not None and trio.current_time() >= self._in_threads_until:
+        if in_process and self._nursery is not None and trio.current_time() >= self._in_threads_until:
             try:
                 with trio.fail_after(PATIENCE_SECONDS):
                     return secret.has_key(await self._key(self._nursery, secret, password))

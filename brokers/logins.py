@@ -202,7 +202,7 @@ class Logins:
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
             began = trio.current_time()
-            fits = await self._hashing.fits(secret, login.password, aside=line is self._slow_line)
+            fits = await self._hashing.fits(secret, login.password, in_process=line is self._slow_line)
             seconds = trio.current_time() - began
             same = self._same.pop((address, login.digest))
             self._hold(address, -1)

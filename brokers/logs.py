@@ -37,7 +37,7 @@ _LEVELS = {
     "critical": logging.CRITICAL,
 }
 LINES_PER_SECOND = 50
-"""Of one matter: a few dozen matters are all that those who connect can bring up."""
+"""Lines of one matter: a few dozen matters are all that those who connect can bring up."""
 MATTERS_MAX = 200
 """More of them in one second have one bound together."""
 LEFT_OUT = "lines left out"

@@ -16,7 +16,8 @@ TURN_SECONDS = 0.002
 
 
 async def computed(samples: Iterable[Sample]) -> list[Sample]:
-    """The same with their values, in turns: some add up what 50,000 queues have, which takes milliseconds."""
+    """The samples with their values. Others have their turn in between: some add up what 50,000 queues have,
+    which takes milliseconds."""
     found: list[Sample] = []
     began = thread_time()
     for each in [*samples]:  # at once: between turns others change what is read

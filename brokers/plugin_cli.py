@@ -29,7 +29,7 @@ from shared.errors import UsageError
 from shared.plugin import ApiRequest, Plugin, VerbRequest
 
 ASKING = (ApiRequest, VerbRequest, "ApiRequest", "VerbRequest")
-"""What verbs return that ask a running server."""
+"""What commands return that ask a running server."""
 PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
 SERVER_FLAGS: Mapping[str, Any] = {
     **PLACE_FLAGS,
@@ -39,9 +39,9 @@ SERVER_FLAGS: Mapping[str, Any] = {
     "certificate": (Certificate, None),
     "key_file": (Key, None),
 }
-"""The names are those in `Server`, except `key_file`: a verb may have a `--key` of its own."""
+"""The names are those in `Server`, except `key_file`: a command may have a `--key` of its own."""
 API_FLAGS: Mapping[str, Any] = {name: ADMIN_FLAGS[name] for name in ("data_dir", "context", "token_file")}
-"""Those that a verb has not got already that may ask a protocol's server, too."""
+"""The flags for the API of a command that may ask a protocol's server, too; it has the others already."""
 ServerOrApi = Annotated[
     Host, Parameter(name=("--host", "--url"), help="Its address; or the admin port, http(s)://HOST:15800.")
 ]
@@ -81,31 +81,31 @@ def _app(name: str) -> App:
 
 
 def _prepare(app: App, plugin: Plugin) -> None:
-    """Add the host's flags to the verbs of an app, and of the apps in it."""
+    """Add the host's flags to the commands of an app, and of the apps in it."""
     for word in app:
         own = app[word]
-        verb = own.default_command
-        if verb is not None:
-            if inspect.signature(verb).return_annotation in ASKING:
-                verb = with_admin_flags(verb)
-            own.default_command = with_table_flags(_with_server_flags(verb, plugin))
+        command = own.default_command
+        if command is not None:
+            if inspect.signature(command).return_annotation in ASKING:
+                command = with_admin_flags(command)
+            own.default_command = with_table_flags(_with_server_flags(command, plugin))
         if not word.startswith("-"):
             _prepare(own, plugin)
 
 
-def _with_server_flags(verb: Callable[..., Any], plugin: "Plugin") -> Callable[..., Any]:
-    """Add flags to a protocol's verb that say where its server is.
+def _with_server_flags(command: Callable[..., Any], plugin: "Plugin") -> Callable[..., Any]:
+    """Add flags to a protocol's command that say where its server is.
 
-    A verb without a parameter of the class `Place` or `Server` stays as it is.
+    A command without a parameter of the class `Place` or `Server` stays as it is.
     """
     asked = {
         name: (kind, type(None) in get_args(parameter.annotation))
-        for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
         for kind in (parameter.annotation, *get_args(parameter.annotation))
         if isinstance(kind, type) and issubclass(kind, Place)
     }
     if not asked:
-        return verb
+        return command
     ((wanted, (kind, has_api)),) = asked.items()
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -124,15 +124,15 @@ def _with_server_flags(verb: Callable[..., Any], plugin: "Plugin") -> Callable[.
     usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
     port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
     flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
-    if flags is SERVER_FLAGS and "key" in inspect.signature(verb).parameters:
+    if flags is SERVER_FLAGS and "key" in inspect.signature(command).parameters:
         flags = {**flags, "key_file": (KeyFile, None)}
     if has_api:
         flags = {**flags, **API_FLAGS, "host": (ServerOrApi, None)}
-    return with_flags(verb, {**flags, "port": (port, None), **CONFIG_FLAG}, wrapped, without=wanted)
+    return with_flags(command, {**flags, "port": (port, None), **CONFIG_FLAG}, wrapped, without=wanted)
 
 
 def _api_flags(given: Mapping[str, Any], api: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The flags of `ServerAddress` where a verb is to ask the API; None: it asks the protocol's server."""
+    """The flags of `ServerAddress` where a command is to ask the API; None: it asks the protocol's server."""
     host = given["host"]
     by_url = host is not None and host.startswith(("http://", "https://"))
     if not by_url and not any(api.values()):

@@ -1,6 +1,6 @@
-"""Shows what verbs return. It is the only formatter.
+"""Shows what commands return. It is the only formatter.
 
-A verb returns what it found and never prints:
+A command returns what it found and never prints:
 
 - None: nothing to show; `str`: a line (or several); `bytes`: raw bytes, as they are;
 - one mapping or attrs object: its fields, one a line;
@@ -49,7 +49,7 @@ PLACES = frozenset(
 
 @attrs.frozen
 class Several:
-    """Results to show one after the other. For JSON a verb returns one object instead."""
+    """Results to show one after the other. For JSON a command returns one object instead."""
 
     results: tuple[Any, ...]
 
@@ -327,7 +327,7 @@ def json_value(value: Any) -> Any:
 
 # -- a table as lines: columns are chosen and sized to a width, and no word is broken
 #
-# If not all columns fit, those without any value are left out first, then those on the right: a verb puts
+# If not all columns fit, those without any value are left out first, then those on the right: a command puts
 # what matters first. Each column gets what its longest word needs, up to `WORD_MAX`. The rest of the width is
 # shared from the left. Texts are folded between words. A word that is too long is cut and gets an ellipsis.
 

@@ -37,7 +37,7 @@ DEFAULT_FOLDER = Path("data")
 
 
 def data_folder(given: Path | None, config: Path | None = None, default: Path = DEFAULT_FOLDER) -> Path:
-    """The folder that a verb is about, as `brokers serve` with the same flags and environment would take it.
+    """The folder of a command, as `brokers serve` with the same flags and environment would take it.
 
     The full settings are not read: that needs every protocol's module, and a health check runs every few
     seconds. Raises Failure.
@@ -88,7 +88,7 @@ class ServerAddress:
     key: Path | None = None
 
     def resolved(self, default: Path = DEFAULT_FOLDER) -> "ServerAddress":
-        """The same with a URL, or else with a data folder. Raises UsageError, Failure and NotThere."""
+        """This address with a URL, or else with a data folder. Raises UsageError, Failure and NotThere."""
         given = {"--url": self.url, "--context": self.context, "--data-dir": self.data_dir}
         ways = [flag for flag, value in given.items() if value is not None]
         if len(ways) > 1:

@@ -36,7 +36,7 @@ from shared.units import parse_quantity, readable
 ROWS_MAX = 200
 """More than any terminal has lines."""
 LINES_MIN = 4
-"""Of a table beside others: where there are fewer, one is shown alone."""
+"""Lines of a table beside others: where there are fewer, one table is shown alone."""
 REST = 9
 """Times as long as the server took to answer."""
 KEYS = "q quit  Tab table  s sort  r reverse  / filter  z zoom  p pause"

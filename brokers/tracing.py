@@ -44,7 +44,7 @@ class Traces:
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """End traces that nobody follows any more, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(LOOK_SECONDS)

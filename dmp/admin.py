@@ -19,7 +19,7 @@ from dmp.declarations import Binding, ExchangeKind, QueueArguments
 from dmp.definitions import key_in, name_in, table_in
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.message import Head, Message
-from dmp.queue_records import places
+from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
@@ -182,7 +182,7 @@ class Admin:
             offset += len(data)
 
     async def _beginning(self, message: Message) -> bytes:
-        """Of a large body, as much as is shown. Raises StoreError."""
+        """The beginning of a large body, as much as is shown. Raises StoreError."""
         log = self._broker.bodies[message.body].log
         parts: list[bytes] = []
         offset = log.first
@@ -190,7 +190,7 @@ class Admin:
             data = await read_records(log, offset, SHOWN_BYTES_MAX)
             if not data:
                 break
-            parts += [part_bytes(op, data, start, end) for op, start, end in places(data)]
+            parts += [part_bytes(op, data, start, end) for op, start, end in operations(data)]
             offset += len(data)
         return b"".join(parts)
 
@@ -379,7 +379,7 @@ class Admin:
     @changing("delete", "Unbind.", answers=("unbound",))
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         broker = self._broker
-        destination = broker.topology.places(binding.to_exchange).get(binding.destination)
+        destination = broker.topology.destinations_of(binding.to_exchange).get(binding.destination)
         if not dry_run:
             await self._settled(
                 broker.topology.unbind(binding.source, destination, binding.key, binding.arguments)

@@ -110,8 +110,8 @@ class Delivery:
 
     async def ack(self) -> None:
         """The message is done with, and leaves its queue. The server does not answer: if the acknowledgement
-        is lost, the message is delivered again. Raises Disconnected after the end of its `consume`, when the
-        message has gone back."""
+        is lost, the message is delivered again. Raises Disconnected after the end of its `consume`, which
+        returns the message."""
         await self._channel.say(wire.ack_frame(self._channel.number, self._tag, False))
 
     async def nack(self, *, requeue: bool = True) -> None:
@@ -486,7 +486,7 @@ class Client:
             self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
 
     def _channel_closed(self, channel: _Channel, *, answer: bool) -> None:
-        """Its number may be used again."""
+        """The channel is closed: its number may be used again."""
         del self._channels[channel.number]
         if answer:
             self._write(encode(commands.Channel.CloseOk(), channel.number))

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 BODIES = "dmp-bodies"  # where their logs stand
 PART_BYTES = 256 << 10  # so much is gathered before it is written
 UNWRITTEN_BYTES_MAX = 16 << 20
-"""Of all large bodies, in memory: a commit of so much keeps a disk busy while the next one gathers."""
+"""The bound of large bodies in memory, all together. A commit of so much keeps a disk busy while the next one
+gathers."""
 BODY_BYTES = 2700  # memory of a large body, measured: mostly its log
 NAME_BYTES = 18
 REFERENCE_BYTES = 8 + NAME_BYTES
@@ -71,7 +72,8 @@ class Body:
     log: Log
     length: int
     references: int
-    """Of messages in queues (`held`), of clients that it is being sent to, of the publisher."""
+    """How many refer to the body: messages in queues (`held`), clients that it is being sent to, the
+    publisher."""
     written: Ticket | None = None  # done once all of it can be read
     held: int = 0  # by messages in queues
     whole: bool = False  # its log has WHOLE

@@ -158,7 +158,8 @@ class DmpSource(_Taking):
 
 
 class BindingSource(_Taking):
-    """Of a binding, through a queue of its own. What the bridge has no room for is lost and counted."""
+    """Takes what a binding matches, through a queue of its own. What the bridge has no room for is lost and
+    counted."""
 
     def __init__(self, broker: "Broker", exchange: "Exchange", key: bytes, context: BridgeContext) -> None:
         self._exchange = exchange

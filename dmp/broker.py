@@ -46,8 +46,8 @@ Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
 
 @attrs.define(eq=False)
 class ChangedLogs:
-    """Of queues that something has left which is not written yet. `deadline` and `scheduled` are the
-    timers'."""
+    """The logs of queues which messages have left, where that is not written yet. `deadline` and `scheduled`
+    are the timers'."""
 
     _broker: "Broker"
     deadline: float = math.inf
@@ -128,7 +128,7 @@ class Broker:
         self.exchanges: dict[bytes, Exchange] = {}
         self.queues: dict[bytes, Queue] = {}
         self.reply_queues: dict[bytes, Queue] = {}
-        """Of consumers of `amq.rabbitmq.reply-to`: the default exchange alone finds these."""
+        """The queues of consumers of `amq.rabbitmq.reply-to`: the default exchange alone finds these."""
         self.bindings = 0
         self.wild_words = 0
         """What of these counts against `wild_words_max`."""
@@ -170,7 +170,7 @@ class Broker:
         return at_once(self.route_steps(exchange, head))
 
     def route_steps(self, exchange: bytes, head: Head) -> RouteSteps:
-        """The same in steps of half a millisecond, for who can wait while others have their turn."""
+        """The route in steps of half a millisecond, for who can wait while others have their turn."""
         if exchange != DEFAULT:
             return (yield from route(self.topology.exchange(exchange), head, self.exchanges.get))
         keys = dict.fromkeys((head.key, *head.more_keys))
@@ -197,7 +197,7 @@ class Broker:
         return ticket
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
-        """Without those that are full; what these miss is counted."""
+        """The queues without those that are full; what these miss is counted."""
         open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
@@ -220,7 +220,7 @@ class Broker:
         return ticket
 
     def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
-        """To all of them, full or not."""
+        """Publish to all of the queues, full or not."""
         persistent = head.persistent
         logged: list[tuple[Queue, QueueLog]] = []
         others: list[Queue] = []
@@ -249,15 +249,15 @@ class Broker:
         send_return: Callable[[bytes], None] | None = None,
         leaving: Leaving | None = None,
     ) -> Publication:
-        """To very many queues: go through its `steps`."""
+        """Publish to very many queues: go through the `steps` of what this returns."""
         return Publication(self, head, queues, bodies, on_refused, send_return, leaving)
 
     def append_in_slices(self, leaving: list[Leaving]) -> WideAppend:
-        """Many series to very many queues: go through its `steps`."""
+        """Append many series to very many queues: go through the `steps` of what this returns."""
         return WideAppend(self, leaving)
 
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
-        """To one queue, without a record."""
+        """Publish to one queue, without a record."""
         try:
             queue.publish_numbered(messages)
         except Exception as error:
@@ -270,7 +270,7 @@ class Broker:
         bodies: Sequence[bytes],
         taken: tuple[Log, bytes, int] | None = None,
     ) -> Ticket:
-        """To durable queues, in one batch with `taken`, the record of what leaves another queue."""
+        """Publish to durable queues, in one batch with `taken`, the record of what leaves another queue."""
         if len(logged) > QUEUES_AT_ONCE and taken is None:
             wide, series = WideAppend(self), Series(head, bodies)
             wide.append([(queue, series) for queue, _ in logged])

@@ -175,7 +175,7 @@ async def open_feed(
 
 @attrs.define(eq=False)
 class _Lessee:
-    """Who has a feed's queue declared, bound and leased, as often as its connection is lost."""
+    """Declares, binds and leases a feed's queue, as often as its connection is lost."""
 
     address: Address
     asked: str

@@ -139,7 +139,7 @@ def read_field(data: bytes, name: bytes) -> Any:
 
 
 def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Of each field in [at, stop): where its name begins, its value, and what is behind it."""
+    """For each field in [at, stop): where its name begins, its value, and what is behind it."""
     while at < stop:
         value_at = at + 1 + data[at]
         end = _end_of_value(data, value_at)

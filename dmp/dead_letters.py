@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 
 LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
-"""Properties of so many bytes cost as much as a letter: tables are decoded, and packed again."""
+"""Bytes of properties that cost as much as a letter: tables are decoded, and packed again."""
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 LETTER_ROUTING = 32
-"""And so does so much routing work, in messages that could have been put into a queue meanwhile."""
+"""Routing work that costs as much as a letter, in messages that could have been put into a queue
+meanwhile."""
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -117,13 +118,13 @@ class DeadLetters:
             self._go_on()
 
     def _go_on(self) -> None:
-        """In the next turn."""
+        """Go on in the next turn."""
         if self._turns and not self._wide:
             timers = self._broker.timers
             timers.set(self, timers.now())
 
     def _and_go_on(self, steps: Iterator[None]) -> Iterator[None]:
-        """Those steps; then the others have their turn."""
+        """Go through `steps`; then the other letters have their turn."""
         try:
             yield from steps
         finally:
@@ -179,7 +180,7 @@ class DeadLetters:
     def _move_in_slices(
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
     ) -> Iterator[None]:
-        """The same, to very many. Raises StoreError."""
+        """Move a message as `_move` does, to very many targets. Raises StoreError."""
         broker, log = self._broker, queue.log
         leaving = None
         if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
@@ -265,7 +266,8 @@ def _plain_death(death: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_circles(head: Head, queues: Sequence[Queue], reason: str) -> list[Queue]:
-    """Without the queues that it has died in before, unless somebody has rejected it on the way.
+    """The targets without the queues that the message has died in before, unless somebody has rejected it on
+    the way.
 
     A circle that no client takes part in would go round for ever; one with a rejection is a client's choice.
     """

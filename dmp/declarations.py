@@ -10,7 +10,7 @@ from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 
 ARGUMENTS_BYTES_MAX = 4 * 1024
-"""Of a declaration or a binding: a durable binding's arguments are part of a row's key."""
+"""The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
 _COUNT_MAX = (1 << 63) - 1
 
 

@@ -99,7 +99,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     ]
 
     def _is_kept(binding: Binding) -> bool:
-        there = broker.topology.places(binding.to_exchange).get(binding.destination)
+        there = broker.topology.destinations_of(binding.to_exchange).get(binding.destination)
         return there is not None and there.durable and _is_text(binding.key)
 
     async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
@@ -110,7 +110,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         destination = name_in(row, "to_exchange" if to_exchange else "queue")
         key, table = key_in(row), table_in(row)
         exchange = broker.exchanges.get(source)
-        there = broker.topology.places(to_exchange).get(destination)
+        there = broker.topology.destinations_of(to_exchange).get(destination)
         for found, section, name in (
             (exchange, "exchanges", source),
             (there, "exchanges" if to_exchange else "queues", destination),

@@ -43,25 +43,27 @@ PREDECLARED: Mapping[bytes, str] = {
 }
 TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
 _CACHE_BYTES = 128 << 10
-"""Of routes found, for each exchange; a connection remembers those of its own messages besides."""
+"""The bound of an exchange's cache of routes. A connection remembers the routes of its own messages
+besides."""
 STEPS_PER_MESSAGE = 8
-"""Of finding a route, in the time that it takes to put a message into a queue. So messages leave others their
-turn between two; one key is looked up in one (shared/routing/trie.py says how much that may be, and why)."""
+"""Steps of finding a route that take as long as to put a message into a queue. So messages leave others their
+turn between two steps. One key is looked up in one step (shared/routing/trie.py says how much that may be,
+and why)."""
 FOUND_PER_STEP = 8  # destinations that a key leads to, beside those of the other keys
 KEYS_STEPS_MAX = 16_384
-"""Of finding what the keys of one message lead to, before another key is looked up: some milliseconds. Others
+"""The bound of steps for the keys of one message, before another key is looked up: some milliseconds. Others
 cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
 HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
 COMPARED_AT_ONCE = 2048
-"""So many steps of holding headers against bindings, and others have their turn: half a millisecond."""
+"""Steps of holding headers against bindings before others have their turn: half a millisecond."""
 EXCHANGES_AT_ONCE = 256
-"""That a message goes through, likewise: a millisecond. 10,000 took 45."""
+"""Exchanges that a message goes through before others have their turn: a millisecond. 10,000 took 45."""
 
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
 Destination: TypeAlias = "Queue | Exchange"
-_Place: TypeAlias = tuple[object, ...]
-_EVERYWHERE: _Place = ()
+_HeaderSlot: TypeAlias = tuple[object, ...]
+_EVERYWHERE: _HeaderSlot = ()
 _VOID, _VALUE = "?", "="
 """What stands before the name of a header: whatever it holds; with this value."""
 _ANYTHING, _TRUE, _FALSE = object(), object(), object()
@@ -76,7 +78,7 @@ class HeaderMatch:
     (void) asks for the header, whatever it holds.
     """
 
-    __slots__ = ("destinations", "needs_all", "place", "wanted")
+    __slots__ = ("destinations", "needs_all", "slot", "wanted")
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         """Raises Refusal (PRECONDITION_FAILED)."""
@@ -91,15 +93,15 @@ class HeaderMatch:
             if name != "x-match" and (with_x or not name.startswith("x-"))
         }
         """As `_offered` has it of a message."""
-        self.place: _Place = _EVERYWHERE
+        self.slot: _HeaderSlot = _EVERYWHERE
         """Where in a `HeadersIndex` it stands, if it needs all."""
         self.destinations: CompactSet[Destination] | None = None
-        """Those of all bindings in a `HeadersIndex` that have these arguments."""
+        """The destinations of all bindings in a `HeadersIndex` that have these arguments."""
 
     @property
-    def places(self) -> Iterator[_Place]:
-        """Of each header that it asks for."""
-        return starmap(_place, self.wanted.items())
+    def slots(self) -> Iterator[_HeaderSlot]:
+        """The slot of each header that the match asks for."""
+        return starmap(_slot, self.wanted.items())
 
 
 def _comparable(value: object) -> object:
@@ -119,7 +121,7 @@ def _offered(headers: Mapping[str, Any]) -> dict[str, object]:
     return offered
 
 
-def _place(name: str, value: object) -> _Place:
+def _slot(name: str, value: object) -> _HeaderSlot:
     """Where a binding stands that wants this; equal for equal values."""
     try:
         hash(value)
@@ -156,44 +158,44 @@ class HeadersIndex:
     compared: int = 0
     """The work so far, in bindings held against a message with few headers."""
     _matches: dict[bytes, HeaderMatch] = attrs.Factory(dict)  # by the arguments as they came
-    _any: dict[_Place, Destination | dict[Destination, int]] = attrs.Factory(dict)
+    _any: dict[_HeaderSlot, Destination | dict[Destination, int]] = attrs.Factory(dict)
     """With how many of `_matches` lead there."""
-    _all: dict[_Place, CompactSet[HeaderMatch]] = attrs.Factory(dict)
+    _all: dict[_HeaderSlot, CompactSet[HeaderMatch]] = attrs.Factory(dict)
 
     def add(self, arguments: bytes, destination: Destination, match: HeaderMatch) -> None:
         """Lead there what fits `match`, which was read from these arguments; it is not led there yet."""
         known = self._matches.setdefault(arguments, match)
         if not match.needs_all:
-            for place in match.places:
-                self._stand(place, destination)
+            for slot in match.slots:
+                self._stand(slot, destination)
         elif known is match:
-            match.place = min(match.places, key=self._crowd, default=_EVERYWHERE)
-            self._all[match.place] = insert(self._all.get(match.place), match)
+            match.slot = min(match.slots, key=self._crowd, default=_EVERYWHERE)
+            self._all[match.slot] = insert(self._all.get(match.slot), match)
         known.destinations = insert(known.destinations, destination)
 
-    def _crowd(self, place: _Place) -> int:
+    def _crowd(self, slot: _HeaderSlot) -> int:
         """How many stand there that need all."""
-        there = self._all.get(place)
+        there = self._all.get(slot)
         return len(there) if isinstance(there, dict) else int(there is not None)
 
-    def _stand(self, place: _Place, destination: Destination) -> None:
-        there = self._any.get(place)
+    def _stand(self, slot: _HeaderSlot, destination: Destination) -> None:
+        there = self._any.get(slot)
         if there is None:
-            self._any[place] = destination
+            self._any[slot] = destination
             return
         if not isinstance(there, dict):
-            there = self._any[place] = {there: 1}
+            there = self._any[slot] = {there: 1}
         there[destination] = there.get(destination, 0) + 1
 
-    def _leave(self, place: _Place, destination: Destination) -> None:
-        there = self._any[place]
+    def _leave(self, slot: _HeaderSlot, destination: Destination) -> None:
+        there = self._any[slot]
         if isinstance(there, dict):
             there[destination] -= 1
             if there[destination]:
                 return
             del there[destination]
         if not isinstance(there, dict) or not there:
-            del self._any[place]
+            del self._any[slot]
 
     def remove(self, arguments: bytes, destination: Destination) -> None:
         """Lead nothing there any more by these arguments."""
@@ -202,12 +204,12 @@ class HeadersIndex:
         if match.destinations is None:
             del self._matches[arguments]
         if not match.needs_all:
-            for place in match.places:
-                self._leave(place, destination)
+            for slot in match.slots:
+                self._leave(slot, destination)
         elif match.destinations is None:
-            left = remove(self._all.pop(match.place), match)
+            left = remove(self._all.pop(match.slot), match)
             if left is not None:
-                self._all[match.place] = left
+                self._all[match.slot] = left
 
     def match(self, head: Head) -> Match:
         """Raises Refusal where the headers cannot be decoded. What comes or goes between two steps is found,
@@ -221,11 +223,11 @@ class HeadersIndex:
         width = 1 + len(headers) // HEADERS_COMPARED
         at_once = max(1, COMPARED_AT_ONCE // width)
         since = len(headers)
-        for place in chain((_EVERYWHERE,), starmap(_place, items)):
-            there = self._any.get(place)
+        for slot in chain((_EVERYWHERE,), starmap(_slot, items)):
+            there = self._any.get(slot)
             if there is not None:
                 since += _add_all(found, there)
-            row = self._all.get(place)
+            row = self._all.get(slot)
             if row is None:
                 continue
             for some in batched(tuple(row), at_once) if isinstance(row, dict) else ((row,),):
@@ -253,19 +255,19 @@ def _add_all(
 
 @attrs.define(eq=False, repr=False)
 class Exchange:
-    """Its bindings, and where they lead a message."""
+    """An exchange: its bindings, and where they lead a message."""
 
     name: bytes
     kind: ExchangeKind
     _cached: CacheBytes | None = None  # counts what its cache of routes holds
     deleted: bool = attrs.field(default=False, init=False)
-    """Its bindings are being removed (`topology`), and count for nothing."""
+    """The exchange's bindings are being removed (`topology`), and count for nothing."""
     bindings: dict[Binding, Destination] = attrs.field(factory=dict, init=False)
-    """Those that it is the source of."""
+    """The bindings that the exchange is the source of."""
     bound: set[Binding] = attrs.field(factory=set, init=False)  # those that it is the destination of
     _index: RoutingIndex[Destination] = attrs.field(init=False)
     _uses: dict[tuple[Destination, bytes | EveryName], int] = attrs.field(factory=dict, init=False)
-    """So many bindings differ in what this exchange does not look at."""
+    """How many bindings differ only in what this exchange does not look at."""
     _headers: HeadersIndex | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -356,9 +358,9 @@ RouteSteps: TypeAlias = Generator[None, None, Route]
 
 
 def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> RouteSteps:
-    """To the queues that a message published to `first` goes to. There is one step only, unless headers
-    bindings are made for more, or very many exchanges are bound to each other. What is deleted between two
-    may be among the queues."""
+    """Find the queues that a message published to `first` goes to. There is one step only, unless headers
+    bindings are made for more, or very many exchanges are bound to each other. Queues that are deleted
+    between two steps may be among them."""
     queues: dict[Queue, None] = {}
     seen = {first}
     waiting = [first]

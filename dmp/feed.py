@@ -49,7 +49,7 @@ class Feed:
     _pushed: int = attrs.field(default=0, init=False)  # bytes written, sent or not
     _exchange: bytes = attrs.field(default=b"", init=False)  # of what was pushed last
     _sinks: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
-    """Of what was pushed before that: where it ends, and its exchange."""
+    """For what was pushed before that: where it ends, and its exchange."""
     _unsent: tuple[Sequence["Chunk"], "Chunk | None"] = attrs.field(default=((), None), init=False)
     _wrote: float = attrs.field(init=False)
     delivered: int = attrs.field(default=0, init=False)  # messages written, sent or not

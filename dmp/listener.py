@@ -26,7 +26,7 @@ from shared.storage.table import Table
 from shared.tracing import Tap, shown
 
 QUEUES_AT_ONCE = 5_000
-"""That are told of other limits before others have their turn: 2 ms."""
+"""Queues that are told of other limits before others have their turn: 2 ms."""
 TRACED_PROPERTIES_BYTES = 4096
 """Larger ones are not shown."""
 
@@ -46,7 +46,7 @@ async def open_broker(
 
 
 class DmpService:
-    """Both protocols on their one endpoint."""
+    """DMP and AMQP, both on one endpoint."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

@@ -30,7 +30,8 @@ for messages to leave, and not for bindings that may stay for good."""
 LOOK_AGAIN_SECONDS = 1.0
 """While the budget has no room: it may be others that give something back, and they tell nobody."""
 MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
-"""Of the budget: messages alone, or anything else alone, leave room for those who come to take messages."""
+"""Parts of the budget for messages alone, and for anything else alone. They leave room for those who come to
+take messages."""
 
 
 def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:

@@ -69,7 +69,7 @@ class Counts:
 
 
 def _all_of(figure: str) -> Callable[[Any], int]:
-    """Of all queues together."""
+    """The sum of a figure over all queues."""
     return lambda broker: sum(map(attrgetter(figure), broker.queues.values()))
 
 

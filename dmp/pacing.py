@@ -22,7 +22,7 @@ STOP_MEMORY = Stop.FIRST_OWN
 STOP_BODIES = Stop.FIRST_OWN << 1
 """Large bodies come faster than the disk takes them."""
 STOP_READY = Stop.FIRST_OWN << 2
-"""What is asked for is read from a queue's log, or comes when what was deleted has gone."""
+"""What is asked for is being read from a queue's log, or comes when deleted messages are freed."""
 
 
 def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], None]], None]) -> None:

@@ -62,8 +62,8 @@ _PERSISTENT = 2
 TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
 CC, BCC = "CC", "BCC"
 KEYS_MAX = 256
-"""Of one message, besides its own; RabbitMQ sets no bound. What they cost together has one of its own, where
-an exchange looks for its bindings."""
+"""Keys of one message, besides its own; RabbitMQ sets no bound. What they cost together has a bound of its
+own, where an exchange looks for its bindings."""
 
 
 @attrs.frozen

@@ -61,9 +61,9 @@ class QueueLog:
     log: Log
     cold_at: int | None = attrs.field(default=None, init=False)
     _live: dict[int, Message] = attrs.field(factory=dict, init=False)
-    """In memory: by number, in the order of their records."""
+    """Messages in memory that have a record, by number, in the order of their records."""
     _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
-    """The same for those that were written again."""
+    """Messages in memory whose records were written again, likewise by number."""
     _copying: bool = attrs.field(default=False, init=False)
     _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _live_bytes: int = attrs.field(default=0, init=False)
@@ -72,10 +72,10 @@ class QueueLog:
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
-    """Those that were rolled back, and those of long purges, until they are appended."""
+    """Records that were rolled back, and those of long purges, until they are appended."""
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
-        """Their records were appended at `offset`. Returns where they end."""
+        """The records of `messages` were appended at `offset`. Returns where they end."""
         size = put_bytes(head)
         for message in messages:
             message.offset = offset
@@ -83,7 +83,7 @@ class QueueLog:
         return offset
 
     def keep(self, messages: Sequence[Message]) -> None:
-        """They are on the disk and in memory. Those that have no record are passed over."""
+        """The messages are on the disk and in memory. Those that have no record are passed over."""
         live = self._live
         head: Head | None = None
         size = total = 0
@@ -113,7 +113,7 @@ class QueueLog:
         self._cold_bytes += record_bytes
 
     def warmed(self, messages: Sequence[Message]) -> None:
-        """They were cold, and are in memory now."""
+        """The messages were cold, and are in memory now."""
         for message in messages:
             self._live[message.number] = message
             self._cold_bytes -= put_bytes(message.head)
@@ -123,7 +123,8 @@ class QueueLog:
         return message.number in self._copied
 
     def take(self, messages: Iterable[Message]) -> None:
-        """They leave the queue; `flush` writes that down. Those that have no record are passed over."""
+        """The messages leave the queue; `flush` writes that down. Those that have no record are passed
+        over."""
         live, copied, taken = self._live, self._copied, self._taken
         if not live and not copied:
             return  # a purge of 100,000 that are not persistent
@@ -146,7 +147,7 @@ class QueueLog:
         return ticket
 
     def numbers_of(self, messages: Sequence[Message]) -> bytes:
-        """Of those that have a record: a part of `taken_later`."""
+        """The numbers of the messages that have a record: a part of what `taken_later` takes."""
         live, copied = self._live, self._copied
         found = [message.number for message in messages]
         return records.numbers([number for number in found if number in live or number in copied])
@@ -169,20 +170,21 @@ class QueueLog:
         self._append(records.purged(*records.KNOWN_LOST))
 
     def leaving(self, messages: Sequence[Message]) -> bytes:
-        """The record that these leave the queue, for `Store.append_all`; b"" where they have none."""
+        """The record that messages leave the queue, for `Store.append_all`; b"" where none of them has a
+        record."""
         numbers = [message.number for message in messages]
         return records.taken([number for number in numbers if number in self._live or number in self._copied])
 
     def leave_in_slices(self) -> None:
-        """That record is written, and `left` is told later: a copy made meanwhile would bring a message back.
-        Call `all_left` then."""
+        """The record of `leaving` is written, and `left` is called later. No copy is made until `all_left` is
+        called: it would bring a message back."""
         self._leaving += 1
 
     def all_left(self) -> None:
         self._leaving -= 1
 
     def left(self, messages: Sequence[Message]) -> None:
-        """That record is written."""
+        """The record of `leaving` is written: the messages have left."""
         before = len(self._taken)
         self.take(messages)
         del self._taken[before:]
@@ -271,10 +273,10 @@ class ColdOwner(Protocol):
     """The queue, as its cold part sees it."""
 
     def warmed(self, messages: list[Message]) -> None:
-        """They are in memory now; none where nothing can be read. An `expires` of inf says that this is not
-        known here."""
+        """The messages are in memory now; none where nothing can be read. An `expires` of inf says that this
+        is not known here."""
 
-    def came(self) -> None:
+    def on_cold_read(self) -> None:
         """What was on its way when `fetch` returned is there."""
 
 
@@ -291,7 +293,7 @@ class Cold(ColdReader):
     large: dict[int, bytes] = attrs.field(factory=dict, init=False)
     """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
     lost: Lost | None = attrs.field(default=None, init=False)
-    """So much was passed over, since it cannot be read."""
+    """What was passed over because it cannot be read."""
     damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
@@ -302,7 +304,7 @@ class Cold(ColdReader):
         self._reader = MessageReader(self.log.file.path)
 
     def add(self, messages: Sequence[Message]) -> None:
-        """They came, stand in the log, and can be read there."""
+        """New messages stand in the log, and can be read there."""
         if not self.count:
             self.first = messages[0].number
             self._move_to(messages[0].offset)
@@ -348,8 +350,8 @@ class Cold(ColdReader):
         self._owner.warmed(messages)
         return False
 
-    def _came(self) -> None:
-        self._owner.came()
+    def _on_read(self) -> None:
+        self._owner.on_cold_read()
 
     def _pass_over(self) -> None:
         """Go on behind what cannot be read, and count it as lost."""
@@ -363,7 +365,7 @@ class Cold(ColdReader):
 
     def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Message | Lost]:
         """The messages of the queue, numbered `first` or more, in the records that stand at `start`."""
-        for op, at, end in records.places(data):
+        for op, at, end in records.operations(data):
             if op in PUTS or op in PAGES:
                 number = records.number_in(data, at)
                 if number < first or (op in PAGES and number < self._ours):
@@ -479,7 +481,7 @@ async def load(
     reading = WholeRecords(log, log.first, _LOAD_BYTES)
     while data := await reading.read():
         offset = reading.offset
-        for op, start, end in records.places(data):
+        for op, start, end in records.operations(data):
             try:
                 past.note(records.Op(op), data, start, end, offset + start)
             except (ValueError, IndexError, struct.error):
@@ -491,7 +493,7 @@ async def load(
     again = WholeRecords(log, log.first, _LOAD_BYTES)
     while data := await again.read():
         offset = again.offset
-        for op, start, end in records.places(data):
+        for op, start, end in records.operations(data):
             if op not in PUTS:
                 continue
             number = records.number_in(data, start)

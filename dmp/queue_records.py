@@ -117,7 +117,7 @@ def purged(first: int, end: int) -> bytes:
     return _PURGED.pack(_PURGED.size - LENGTH_BYTES, Op.PURGED, first, end)
 
 
-def places(data: bytes) -> Iterator[tuple[int, int, int]]:
+def operations(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield of each record its op, where its payload begins, and where it ends."""
     at = 0
     while at < len(data):

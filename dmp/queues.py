@@ -69,25 +69,25 @@ class QueueContext(Protocol):
     waits: Waits
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
-        """They left the queue by `reason`: pass them on where the queue has a dead-letter exchange."""
+        """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
 
     def log_changed(self, log: QueueLog) -> None:
         """Something was taken from a durable queue: have it flushed at the end of the round."""
 
     def queue_unused(self, queue: Queue) -> None:
-        """Nobody has used it for as long as it asked for: delete it."""
+        """Nobody has used the queue for as long as its arguments allow: delete it."""
 
     def report_crash(self, error: Exception) -> None:
         """The queue's own code has failed where nobody waits for it: on the time of the store."""
 
     def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        """What it has on disk alone cannot be read."""
+        """What the queue has on disk alone cannot be read."""
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
-        """What it had on disk alone is damaged there, and passed over."""
+        """What the queue had on disk alone is damaged there, and passed over."""
 
     def queue_above_warning(self, queue: Queue) -> None:
-        """More is ready than the settings find normal."""
+        """More messages are ready than the settings find normal."""
 
 
 @attrs.define(eq=False)
@@ -136,9 +136,9 @@ class Queue(QueueBase):
     cold: Cold | None = attrs.field(default=None, init=False)
     ready: Ready = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
-    """Its definition was lost: the next declaration is one."""
+    """The queue's definition was lost: the next declaration is its new one."""
     lost: bool = attrs.field(default=False, init=False)
-    """Of its messages some cannot be read, and nobody has purged it since: it is not called empty."""
+    """Some of the queue's messages cannot be read, and nobody has purged it since: it is not called empty."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
@@ -207,17 +207,17 @@ class Queue(QueueBase):
 
     @property
     def depth_bytes(self) -> int:
-        """Their bodies."""
+        """The bytes of the bodies of all that is ready, in memory and on disk."""
         return self.ready_bytes if self.cold is None else self.ready_bytes + self.cold.body_bytes
 
     @property
     def empty(self) -> bool:
-        """Nothing stands before a message that would come now."""
+        """Whether nothing stands before a message that would come now."""
         return not (self.ready or self._unsynced or self.stops or self.paged)
 
     @property
     def paged(self) -> bool:
-        """Some of it is cold: what comes now needs a record."""
+        """Whether some of the queue is cold: what comes now needs a record."""
         return self.cold is not None and self.cold.count > 0
 
     @property
@@ -236,7 +236,8 @@ class Queue(QueueBase):
         return feed if feed is not None and self.empty and room_of(feed)[0] else None
 
     def keep_in(self, log: QueueLog) -> None:
-        """It is durable. (What has priorities is all in memory: its front is wherever the next one comes.)"""
+        """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
+        comes.)"""
         self.log = log
         log.log.rolled_back = lambda _: self._on_rolled_back(log)
         if isinstance(self.ready, ReadyRow):
@@ -317,15 +318,15 @@ class Queue(QueueBase):
         return messages
 
     def place(self, messages: list[Message], ticket: Ticket, *, logged: bool) -> None:
-        """They were expected, and their records, if they need some, are appended: ready at the first `synced`
-        when the ticket is done. In a step for thousands of queues, so it does no more than must be done at
-        once."""
+        """Put in messages that were expected. Their records, if they need some, are appended. They are ready
+        at the first `synced` when the ticket is done. This is a step for thousands of queues, so it does no
+        more than must be done at once."""
         self._unsynced.append((ticket, messages))
         if not logged:
             self._unlogged += len(messages)
 
     def not_coming(self, messages: list[Message]) -> None:
-        """They were expected, and could not be written, or the queue is deleted."""
+        """Give up messages that were expected: they could not be written, or the queue is deleted."""
         if not self.deleted:
             self.unsynced -= len(messages)
             self.unsynced_bytes -= _sizes(messages)[0]
@@ -389,7 +390,7 @@ class Queue(QueueBase):
         return since + min(ttls_ms) / 1000
 
     def _enqueue(self, messages: list[Message], ticket: Ticket | None) -> None:
-        """They are ready when the ticket is done, and all before them are."""
+        """Put in messages, which are ready when the ticket is done and all before them are."""
         self._admit(messages)
         unsynced = self._unsynced
         if not unsynced and ticket is None:
@@ -405,7 +406,7 @@ class Queue(QueueBase):
             unsynced.append((ticket, messages))
 
     def _admit(self, messages: list[Message]) -> None:
-        """They count from now on; one run."""
+        """Count the messages of one run from now on."""
         if self.tick != self._context.waits.tick and isinstance(self.ready, ReadyRow):
             # Not with priorities: what has them goes in another order.
             self._context.waits.take_sample(self, messages[0].number)
@@ -486,7 +487,7 @@ class Queue(QueueBase):
         )
 
     def _dispatch_new(self) -> None:
-        """More is ready, or cold."""
+        """Dispatch where more is ready, or cold."""
         if not self._goes_on:
             self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
@@ -533,7 +534,7 @@ class Queue(QueueBase):
         self._hot_bytes += cost_bytes
 
     def _count_out(self, messages: Sequence[Message]) -> None:
-        """They were taken out of `ready`."""
+        """Count messages that were taken out of `ready`."""
         body_bytes, cost_bytes = _sizes(messages)
         self.ready_bytes -= body_bytes
         self._hot_bytes -= cost_bytes
@@ -558,7 +559,7 @@ class Queue(QueueBase):
 
     @property
     def damaged(self) -> bool:
-        """Nothing can be given out, and that is not because nothing is left."""
+        """Whether nothing can be given out though something is left."""
         return not self.ready and (self.lost or (self.cold is not None and self.cold.damaged is not None))
 
     def _warm(self) -> bool:
@@ -583,7 +584,7 @@ class Queue(QueueBase):
         self.ready.extend(messages)
         self._count_in(messages)
 
-    def came(self) -> None:
+    def on_cold_read(self) -> None:
         """`Cold`'s: what was on its way is there, and nobody waits for this call."""
         try:
             self.dispatch()
@@ -710,7 +711,7 @@ class Queue(QueueBase):
         return [self._pop() for _ in range(min(most, len(self.ready)))]
 
     def return_front(self, messages: list[Message]) -> None:
-        """They come back to their places. You `dispatch`."""
+        """The messages return to their places. The caller dispatches."""
         messages.sort(key=attrgetter("number"))
         self._put_in_front(messages)
 
@@ -720,7 +721,7 @@ class Queue(QueueBase):
         return message
 
     def leave(self, messages: Sequence[Message]) -> None:
-        """They are gone: from the queue, from all books, and from its log."""
+        """The messages leave the queue, all that counts them, and the queue's log."""
         if messages:
             self.forget(messages)
             if self.log is not None:
@@ -728,7 +729,8 @@ class Queue(QueueBase):
                 self._context.log_changed(self.log)
 
     def forget(self, messages: Sequence[Message]) -> None:
-        """They leave the queue's books; their records are another's care."""
+        """The messages no longer take memory, and let go of large bodies. The caller sees to their
+        records."""
         self._context.memory.give(_sizes(messages)[1])
         if self._has_large:
             self._let_bodies_go(messages)
@@ -747,7 +749,7 @@ class Queue(QueueBase):
     # -- what became of unacknowledged ones
 
     def settle(self, messages: Sequence[Message]) -> None:
-        """They are acknowledged."""
+        """The messages are acknowledged."""
         self._context.counts.acknowledged += len(messages)
         if self.deleted:
             self.forget(messages)
@@ -756,7 +758,7 @@ class Queue(QueueBase):
         self.leave(messages)
 
     def settle_written(self, messages: Sequence[Message]) -> None:
-        """They are acknowledged, and the record of that, if they have one, is written."""
+        """The messages are acknowledged, and the record of that, if they have one, is written."""
         if self.log is not None:
             self.log.left(messages)
         if not self.deleted:
@@ -766,7 +768,7 @@ class Queue(QueueBase):
         self.forget(messages)
 
     def reject(self, messages: list[Message]) -> None:
-        """They are not wanted back: dead letters."""
+        """The messages are rejected, and become dead letters."""
         self._context.counts.rejected += len(messages)
         if self.deleted:
             self.forget(messages)
@@ -775,7 +777,8 @@ class Queue(QueueBase):
         self._context.dead_letter(self, messages, "rejected")
 
     def requeue(self, messages: list[Message]) -> None:
-        """They come back to their old places; somebody may have seen them. You `dispatch`."""
+        """The messages return to their old places, marked as redelivered: somebody may have seen them. The
+        caller dispatches."""
         self._context.counts.requeued += len(messages)
         if self.deleted:
             self.forget(messages)
@@ -786,7 +789,8 @@ class Queue(QueueBase):
             message.redelivered = True
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """What the feed was given last comes back, unwritten, before all that is ready. You `dispatch`."""
+        """Put what the feed was given last, and did not write, before all that is ready. The caller
+        dispatches."""
         following = self.ready.first_number() if self.ready else self.numbered
         messages = self.number(head, bodies, following - len(bodies))
         self._context.memory.take(_sizes(messages)[1])
@@ -794,7 +798,8 @@ class Queue(QueueBase):
         self._put_back(messages)
 
     def _put_back(self, messages: list[Message]) -> None:
-        """All but those whose bodies cannot be read: they are lost, and not deleted."""
+        """Put back all but the messages whose bodies cannot be read. These are lost, and their bodies are not
+        deleted."""
         if self._has_large:
             bodies = self._context.bodies
             lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
@@ -833,7 +838,7 @@ class Queue(QueueBase):
             self.dispatch()
 
     def attach_feed(self, feed: FeedTaker) -> None:
-        """From now on everything goes to it."""
+        """From now on all messages go to this feed."""
         assert self.feed is None, "a queue has one feed"
         self.feed = feed
         self.had_consumer = True
@@ -847,7 +852,7 @@ class Queue(QueueBase):
         self.dispatch()
 
     def used_now(self) -> None:
-        """To be declared again counts as use, too."""
+        """The queue is used now. To be declared again counts as use, too."""
         self.used = self._context.timers.now()
         if self.kind.arguments.expires_ms is not None:
             self._arm()
@@ -879,7 +884,7 @@ class Queue(QueueBase):
             self._tell_waiting()
 
     def _expire_ready(self) -> None:
-        """Those at the front that are too old go, some at a time: the timers bring the next.
+        """Messages at the front that are too old leave, some at a time: the timers bring the next.
 
         (One behind a longer-lived one waits for it to go.)
         """
@@ -953,7 +958,7 @@ class Queue(QueueBase):
     def _purged(
         self, log: QueueLog, ready: Ready, cold: tuple[int, int] | None, whole: Ticket | None
     ) -> Iterator[None]:
-        """They leave the log, and are freed."""
+        """The messages of a purge leave the log, and are freed."""
         log.leave_in_slices()
         try:
             parts: list[bytes] = []

@@ -17,7 +17,7 @@ _FEW = 16  # up to so many are inserted one by one. For more, all that stands am
 
 
 class ReadyRow(deque[Message]):
-    """In order of arrival.
+    """A row of ready messages in order of arrival.
 
     What comes back stood near the front. Putting it back costs the same however much stands behind it, which
     may be millions, and hardly more where others gave back much before it.
@@ -26,7 +26,7 @@ class ReadyRow(deque[Message]):
     __slots__ = ()
 
     def put_back(self, messages: list[Message]) -> None:
-        """They were here before; in the order of their numbers."""
+        """Put back messages that were here before, given in the order of their numbers."""
         if not (self and messages) or messages[-1].number < self[0].number:
             self.extendleft(reversed(messages))
             return
@@ -49,8 +49,8 @@ class ReadyRow(deque[Message]):
         self.rotate(start)
 
     def _reach(self, number: int, end: int = 1) -> int:
-        """Nothing from there on has a smaller number. Looked for from the front, where a deque is quickly
-        reached."""
+        """The place from which on nothing has a smaller number. It is looked for from the front, where a
+        deque is quickly reached."""
         while end < len(self) and self[end].number < number:
             end *= 2
         return end

@@ -81,7 +81,7 @@ def said_of(error: StoreError) -> str:
 
 
 def refused_by_store(error: StoreError) -> Refusal:
-    """It ends the connection: the specification has nothing softer."""
+    """The refusal where the store fails. It ends the connection: the specification has nothing softer."""
     return Refusal(Code.RESOURCE_ERROR, said_of(error))
 
 

@@ -17,7 +17,7 @@ _NAMES: Mapping[str, str] = {
     for _, _, name in FIELDS
     if name not in ("user_id", "cluster_id")
 }
-"""Of the properties that a message may be given, and pamqp's. `user_id` is the login's."""
+"""The names of the properties that a message may be given, and pamqp's names. `user_id` is the login's."""
 
 
 UNPACKABLE = (RecursionError, *UNREADABLE)

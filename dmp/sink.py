@@ -323,7 +323,7 @@ class Sink:
     def _add(
         self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, differing: int, overhead: int
     ) -> None:
-        """So many messages in so many runs; so many bytes of them are envelopes."""
+        """Add a piece of `count` messages in `differing` runs, of which `overhead` bytes are envelopes."""
         if self._broker.observers:
             self._show(lanes, bytes(piece))
         counts = self._broker.counts
@@ -342,7 +342,7 @@ class Sink:
         self._work += slow * (count + RUN_WORK * differing)
 
     def _show(self, lanes: Sequence[Lane], piece: bytes) -> None:
-        """To who traces."""
+        """Show messages to those who trace."""
         queues = [queue for lane in lanes for queue in lane.queues]
         for before, bodies in runs(piece):
             for observe in self._broker.observers:
@@ -409,7 +409,7 @@ class Sink:
     def _publish_in_slices(
         self, messages: Iterable[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
     ) -> None:
-        """To very many; input waits until all have it."""
+        """Publish a message to very many queues; input waits until all have it."""
         session, broker = self._session, self._broker
 
         def refused(error: StoreError) -> None:

@@ -36,23 +36,24 @@ class Taker(Protocol):
         """How many messages, and how many bytes, it would take now; one message always fits in the bytes."""
 
     def deliver(self, messages: list[Message]) -> None:
-        """At most as many as there is room for."""
+        """Get messages, at most as many as there is room for."""
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """The same for a run that was never queued; only where `no_ack`."""
+        """Get a run of messages that was never queued; only where `no_ack`."""
 
     def cancelled(self) -> None:
         """The queue is gone."""
 
     def fail(self, error: Exception) -> None:
-        """One of these calls has raised it. Unless `no_ack`, what was to be delivered is unacknowledged."""
+        """One of these calls has raised `error`. Unless `no_ack`, what was to be delivered is
+        unacknowledged."""
 
 
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
     def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
-        """So many messages that came by a sink, as they stand there; `exchange`: what the sink is."""
+        """Get `count` messages that came by a sink, in the bytes that came; `exchange`: the sink's."""
 
 
 Share: TypeAlias = tuple[Taker, list[Message], int, int]
@@ -69,7 +70,7 @@ class _Row(OrderedDict[Taker, None]):
         self.priority = priority
 
     def turn(self, count: int) -> None:
-        """So many go to the end."""
+        """The first `count` consumers go to the end."""
         for _ in range(count % len(self)):
             self.move_to_end(next(iter(self)))
 
@@ -120,7 +121,7 @@ class Consumers:
         return chain.from_iterable(self._rows)
 
     def start_over(self) -> None:
-        """Those that had no room may have some now."""
+        """Takers that had no room may have some now."""
         self._level = self._refused = 0
 
     def in_turn(self) -> Sequence[Taker]:
@@ -130,13 +131,13 @@ class Consumers:
         return [*islice(self._rows[self._level], LOOKED_AT_ONCE)]
 
     def given(self, count: int) -> None:
-        """Those whose turn it was took so many messages."""
+        """The takers whose turn it was took `count` messages."""
         self._refused = 0
         if not self.single and self.count > 1:
             self._rows[self._level].turn(count)
 
     def pass_on(self, count: int) -> bool:
-        """So many whose turn it is have no room. Returns whether it is somebody else's turn now."""
+        """`count` takers whose turn it is have no room. Returns whether it is somebody else's turn now."""
         if self.single or self.count < 2:
             return False
         row = self._rows[self._level]
@@ -162,7 +163,7 @@ def _rank(of: Taker | _Row) -> int:
 
 
 def room_of(taker: Taker) -> tuple[int, int]:
-    """Its room; none where it crashes."""
+    """A taker's room; none where it crashes."""
     try:
         return taker.room()
     except Exception as error:

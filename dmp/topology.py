@@ -62,12 +62,13 @@ DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3  # the row of what is durable, and for
 LOG_BYTES = 2800  # the log of a durable queue
 BINDING_BYTES = 500
 TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
-"""Of a binding to a topic exchange; for each byte of its key, and each of its `wild_words`: in the trie."""
+"""What a binding to a topic exchange takes; for each byte of its key, and each of its `wild_words`: in the
+trie."""
 HEADERS_BYTES = 20
 """Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
 ANY_HEADER_BYTES = 30
-"""And so much more where any one is enough, and the binding stands under each. That is 57 in all measured,
-with the shortest of arguments and two bindings under each."""
+"""What each byte takes besides where any one header is enough, and the binding stands under each. In all 57
+were measured, with the shortest of arguments and two bindings under each."""
 
 
 _End = tuple[bytes, bool]  # a name, and whether it is an exchange's
@@ -94,7 +95,7 @@ class WaitingBindings:
             self._by_end.setdefault(end, {})[binding] = None
 
     def discard(self, binding: Binding) -> None:
-        """It must be there."""
+        """Remove a waiting binding, which must be there."""
         del self._bindings[binding]
         self._memory.give(_waiting_bytes(binding))
         for end in set(_ends(binding)):  # both are one where an exchange is bound to itself
@@ -162,14 +163,14 @@ class Topology:
         return exchange
 
     def exchange(self, name: bytes) -> Exchange:
-        """The one by that name. Raises Refusal (NOT_FOUND)."""
+        """The exchange by that name. Raises Refusal (NOT_FOUND)."""
         found = self._broker.exchanges.get(name)
         if found is None:
             raise not_found("exchange", name)
         return found
 
     def open_exchange(self, name: bytes) -> Exchange:
-        """The same, if clients may publish to it. Raises Refusal."""
+        """The exchange by that name, if clients may publish to it. Raises Refusal."""
         found = self.exchange(name)
         if found.kind.internal:
             raise Refusal(Code.ACCESS_REFUSED, f"exchange {shown(name)} is internal")
@@ -332,7 +333,7 @@ class Topology:
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
-        """The same as `delete_queue`, but a failure is logged: nobody waits for an answer."""
+        """Delete a queue as `delete_queue` does, but log a failure: nobody waits for an answer."""
         if queue.deleted:
             return
         try:
@@ -602,7 +603,7 @@ class Topology:
                 broker.topology_table.bindings_gone(name, to_exchange)
         if self.waiting:
             ends = (end for binding in self.waiting for end in _ends(binding))
-            missing = dict.fromkeys(name for name, of in ends if name not in self.places(of))
+            missing = dict.fromkeys(name for name, of in ends if name not in self.destinations_of(of))
             broker.log.error(
                 "bindings name exchanges or queues that are not there: they wait until you declare those",
                 bindings=len(self.waiting),
@@ -630,7 +631,7 @@ class Topology:
         """Put a saved binding into effect, if both its ends are there."""
         broker = self._broker
         exchange = broker.exchanges.get(binding.source)
-        destination = self.places(binding.to_exchange).get(binding.destination)
+        destination = self.destinations_of(binding.to_exchange).get(binding.destination)
         if exchange is None or destination is None or not exchange.kind.durable or not destination.durable:
             return False
         try:
@@ -639,7 +640,7 @@ class Topology:
             return False
         return True
 
-    def places(self, is_exchange: bool) -> Mapping[bytes, Destination]:
+    def destinations_of(self, is_exchange: bool) -> Mapping[bytes, Destination]:
         """Where bindings may lead: all exchanges, or all queues, by name."""
         return self._broker.exchanges if is_exchange else self._broker.queues
 

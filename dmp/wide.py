@@ -43,10 +43,10 @@ class WideContext(Protocol):
     store: Store
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
-        """Without those that are full."""
+        """The queues without those that are full."""
 
     def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
-        """To all of them."""
+        """Publish to all of the queues."""
 
     def report_crash(self, error: Exception) -> None:
         """A bug."""
@@ -78,7 +78,7 @@ class WideAppend:
     _paged: Ticket | None = attrs.field(default=None, init=False)  # of records where no batch is held
 
     def append(self, entries: Iterable[tuple[Queue, Series]]) -> None:
-        """The same as `steps`, all at once."""
+        """Do what `steps` does, all at once."""
         for _ in self.steps((entries,)):
             pass
 
@@ -256,7 +256,8 @@ class Publication:
                 self._broker.bodies.refer(body)
 
     def steps(self) -> Iterator[None]:
-        """Of half a millisecond each. A bug refuses a message as the store does, and is reported."""
+        """Publish in steps of half a millisecond each. A bug refuses a message as the store does, and is
+        reported."""
         failed: StoreError | None = None
         try:
             for body in self._bodies:
@@ -299,13 +300,13 @@ class Publication:
             self._send_return(body)
 
     def _durable(self, series: Series, others: list[Queue]) -> Iterator[list[tuple[Queue, Series]]]:
-        """Those that have a log, in slices; `others` gets those that have none."""
+        """The queues that have a log, in slices; `others` gets those that have none."""
         for some in batched(self._queues, QUEUES_PER_STEP):
             others += [queue for queue in some if not queue.durable]
             yield [(queue, series) for queue in self._open([queue for queue in some if queue.durable])]
 
     def _open(self, queues: Sequence[Queue]) -> Sequence[Queue]:
-        """Those that will have the message."""
+        """The queues that will have the message."""
         queues = [queue for queue in queues if not queue.deleted]
         if self._send_return is not None:
             queues = [queue for queue in queues if queue.takes_now]

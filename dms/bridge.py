@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CREDITS_MAX = 1024
 """Messages that a source asks for ahead: at most 4 MiB, half of what a bridge may hold."""
 CREDITS_LEAST = 64
-"""It asks for at least so many at once."""
+"""The bridge asks for at least so many messages at once."""
 _CREDIT = b"\0\0\0\0"
 """Request ids of its credits; nobody answers them."""
 _WAITS = {Status.QUEUE_FULL: "full", Status.QUEUE_NOT_FOUND: "missing"}

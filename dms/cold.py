@@ -71,7 +71,7 @@ class ColdRow(ColdReader):
             self._queue.engine.counts.fetches += 1
             self._read_on(FETCH_BYTES)
 
-    def _came(self) -> None:
+    def _on_read(self) -> None:
         if self._queue.line and not self._queue.deleted:
             self._queue.dispatch()
 

@@ -74,7 +74,8 @@ HELD_OVERHEAD_BYTES = 160
 CREDIT_BYTES = 192
 """Memory of a single waiting CONSUME: id, list, `Credit`, and its places in two rows."""
 CREDITS_FREE, CREDITS_STEP = 16, 256
-"""So many waiting CONSUMEs of a connection are not charged; more are, in steps of this, until it ends."""
+"""How many waiting CONSUMEs of a connection are not charged. More are, in steps of the second, until it
+ends."""
 LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
 STOPPED_AT_ONCE = 2000
@@ -115,7 +116,7 @@ class DeliveryReceiver(Protocol):
         """Messages of one queue for the oldest credits, under these delivery ids."""
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
-        """These credits end without a message."""
+        """The credits of the requests `ids` end without a message."""
 
     def fail(self, error: Exception) -> None:
         """Another method raised this."""
@@ -165,7 +166,7 @@ class Consumer:
         self.waiting = 0
         """CONSUMEs that wait in `credits`."""
         self.credits_room = CREDITS_FREE
-        """So many waiting CONSUMEs are charged to the budget."""
+        """How many waiting CONSUMEs are charged to the budget, with those that need not be."""
         self.unacked: Unacked[Queue] = Unacked()
         self.delivered = 0
         self.gone = False
@@ -360,7 +361,7 @@ class Queue(QueueBase):
         return ticket
 
     def on_produced(self, count: int) -> None:
-        """So many messages were added, other than by `produce`."""
+        """`count` messages were added, other than by `produce`."""
         self.depth += count
         self.tail += count
         if self.expiry is not None:
@@ -555,14 +556,14 @@ class Queue(QueueBase):
         return taken
 
     def hold(self, count: int, size: int) -> None:
-        """So many messages were delivered; `size`: what their memory was until now."""
+        """`count` messages were delivered; `size`: what their memory was until now."""
         size += HELD_OVERHEAD_BYTES * count
         self.held += count
         self.held_bytes += size
         self.engine.held_bytes += size
 
     def let_go(self, count: int) -> None:
-        """So many deliveries have ended: each counts as the average of all."""
+        """`count` deliveries have ended: each counts as the average of all."""
         size = self.held_bytes * count // self.held
         self.held -= count
         self.held_bytes -= size
@@ -628,7 +629,7 @@ class Queue(QueueBase):
             self.dispatch()
 
     def on_left(self, count: int) -> None:
-        """So many messages have left, other than by `ack`: other queues' dead letters may have waited for the
+        """`count` messages have left, other than by `ack`: other queues' dead letters may have waited for the
         room.
         """
         self.depth -= count
@@ -700,7 +701,7 @@ class Queue(QueueBase):
             self.expiry.forget()
 
     def cool(self) -> None:
-        """Nothing of it counts as memory any more."""
+        """The queue's messages no longer count as memory."""
         self.engine.hot_bytes -= self.hot_bytes + self.back_bytes
         self.hot_bytes = self.back_bytes = 0
         self.engine.tell_budget()
@@ -919,7 +920,7 @@ class Engine:
 
     @property
     def past_saving(self) -> bool:
-        """Nothing is written any more, and requests are still accepted (best-effort)."""
+        """Whether nothing is written any more, while requests are still accepted (best-effort)."""
         return self.best_effort and self.disk_failed is not None
 
     def commit_pending(self) -> None:
@@ -1195,7 +1196,7 @@ class Engine:
         return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """As `ack`, but each by itself; an id that is not held gets NOT_HELD."""
+        """Acknowledge as `ack` does, but each by itself; an id that is not held gets NOT_HELD."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
         for each in ids:
             delivery = consumer.unacked.pop(each)

@@ -57,7 +57,7 @@ class Expiry:
         self.put_off_until: dict[int, int] = {}
         """Messages in `back` that may not be delivered yet: when they may, by sequence."""
         self._put_off: list[tuple[int, int]] = []
-        """The same as a heap of (due, sequence)."""
+        """What `put_off_until` holds, as a heap of (due, sequence)."""
         self._dead: dict[Reason, deque[int]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
         """Messages in `back` that will leave the queue, by sequence."""
         self._parked_until = 0

@@ -156,7 +156,7 @@ def _between(start: str, end: str) -> "Column":
 
 
 def lifecycles_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The same rows in order, from events in each log's order. Raises TooMany."""
+    """The rows of lifecycles in order, from events in each log's order. Raises TooMany."""
     found = _Lifecycles()
     for batch in batches:
         found.add(batch)

@@ -74,7 +74,7 @@ class DeliveryTaker(Protocol):
 
 
 class Link(PipelinedConnection[Answer]):
-    """One connection's life."""
+    """One connection, from its handshake to its end."""
 
     def __init__(self, stream: trio.abc.Stream, taker: DeliveryTaker | None, rest: bytes) -> None:
         super().__init__(stream, rest)

@@ -39,19 +39,19 @@ SNAPSHOT_BYTES = 8 << 20
 KEPT_BYTES = 1 << 20
 """Bytes of one KEPT record; a longer message is alone."""
 KEPT_BYTES_LEAST = 16 << 10
-"""And those of a smaller one; only the last is smaller still."""
+"""Bytes of a smaller KEPT record; only the last is smaller still."""
 NOTES_MS = 1000
 """How long a note waits for another record. With 100 ms most deliveries of 1,000 busy queues were written
 alone, each as a record and an append of its own."""
 NOTES_MAX = 4096
-"""So many notes of a kind are written at once: some hundred microseconds."""
+"""How many notes of a kind are written at once: some hundred microseconds."""
 
 CHANGED_AT_ONCE = 500
 """Changes applied per slice to what a snapshot has copied: half a millisecond."""
 JOINED_AT_ONCE = 4096
 """Copies joined per slice: half a millisecond."""
 CHANGED_AGAIN_MAX = 16
-"""So often the changes during the copying are copied in slices; then the rest is copied at once."""
+"""How often the changes during the copying are copied in slices; then the rest is copied at once."""
 _BLOCK = 512
 """Consecutive sequences whose copies are joined."""
 _HEADS_BYTES = 3 * HEAD.size
@@ -391,7 +391,8 @@ class QueueLog:
         self._delivered_first, self._delivered_end = seq, seq + len(bodies)
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
-        """Of each message: sequence, deliveries, and the age at which it may be delivered again (0: now)."""
+        """Note messages that returned: sequence, deliveries, and the age at which each may be delivered again
+        (0: now)."""
         if self._copies is not None:
             self._copies.returned(returned)
         self._begin_note()

@@ -60,9 +60,9 @@ FRAMES_PER_TURN = 1024
 PRODUCED_PER_TURN = 4096
 """Messages taken before others are served: some 4 ms with their commit, where they are short and differ."""
 REFUSED_PER_TURN = 1024
-"""The same for messages that a full queue refuses: some 3 ms."""
+"""Messages of one turn that a full queue refuses: some 3 ms."""
 REQUESTS_PER_TURN = 64
-"""The same for requests that cost much: listing, creating."""
+"""Requests of one turn that cost much: listing, creating."""
 DELETE_REQUESTS = 3
 """A deletion counts as so many: 0.25 ms, half of it for the audit log."""
 LISTED_AT_ONCE = 500
@@ -1006,7 +1006,7 @@ class Session(SessionBase):
             self.connection.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _answer(self, outcome: Outcome, head: bytes, ids: Sequence[bytes]) -> None:
-        """The same answer to several requests; `head` begins those that succeed."""
+        """Give several requests the same answer; `head` begins those that succeed."""
         if isinstance(outcome, Refusal):
             self._refuse_all(ids, outcome)
         elif outcome is None:

@@ -156,5 +156,5 @@ class Returning(Generic[Q]):
         self.back = 0
 
     def __iter__(self) -> Iterator[Delivery[Q]]:
-        """Those that have not returned now; others may return meanwhile."""
+        """The deliveries that have not returned now; others may return meanwhile."""
         return self._held.deliveries(self.back)

@@ -101,13 +101,13 @@ class Refusal(BrokerError):
         return pack(type_, message_id, self.text[:TEXT_CHARS_MAX].encode(), self.status)
 
     def frames(self, ids: Sequence[bytes]) -> bytes:
-        """The same answer to several requests. `ids` are four bytes each, as in frames."""
+        """The frames of this answer to several requests. `ids` are four bytes each, as in frames."""
         frame = self.frame(0)
         before, behind = frame[:ID_AT], frame[HEADER_BYTES:]
         return before + (behind + before).join(ids) + behind if ids else b""
 
     def wire_error(self, message_id: int = 0, type_: Type = Type.ERROR) -> RemoteProtocolError:
-        """The same answer as the last one: the connection ends with it."""
+        """The error that ends a connection with this answer as its last one."""
         return RemoteProtocolError(self.text, self.frame(message_id, type_), self.status.name)
 
 

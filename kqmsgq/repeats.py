@@ -83,7 +83,7 @@ class Pattern(Generic[R]):
         self._swept_headers = self._headers * self._times
 
     def ahead(self) -> dict[bytes, int]:
-        """Its headers, and how many messages on the pattern begins again."""
+        """The headers of the pattern, and how many messages behind each it begins again."""
         return {header: self.messages - place for place, header in enumerate(self._headers)}
 
     def count(self, data: bytes, at: int) -> int:

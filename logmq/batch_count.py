@@ -10,8 +10,8 @@ from logmq import runs
 from shared.storage.format import split_records
 
 _PIECE_BYTES = 16 * 1024
-"""Of a BATCH, much less than an index entry covers. So the store does not walk the records a second time, and
-its entries are hardly longer than they should be."""
+"""Bytes of a piece of a BATCH, much less than an index entry covers. So the store does not walk the records a
+second time, and its entries are hardly longer than they should be."""
 
 
 class BatchCount:
@@ -43,7 +43,7 @@ class BatchCount:
         return self.broken or start + self._size >= end
 
     def pieces(self, records: bytes) -> Sequence[tuple[bytes, int]]:
-        """The same records in pieces, each with its count."""
+        """The records in pieces, each with its count."""
         ends = accumulate([size for size, _ in self._pieces])
         return [
             (records[end - size : end], count) for (size, count), end in zip(self._pieces, ends, strict=True)

@@ -62,7 +62,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
     """A client. A server that cannot be reached, now or later, is a ConnectionRefusedError."""
     with lost_is_refused(Unreachable):
         async with connect(**server.given()) as client:
-            # Most verbs wait without a limit, so a server that does not answer is found here.
+            # Most commands wait without a limit, so a server that does not answer is found here.
             await client.check_answers(ANSWER_SECONDS)
             yield client
 
@@ -371,7 +371,7 @@ def _place(argument: str, said: str) -> TopicPlace:
 
 
 def _for_api(place: TopicPlace, ask: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """As the API takes it. `ask`: for what the API says of the topic."""
+    """The place as the API takes it. `ask`: for what the API says of the topic."""
     word, number = place
     if word == "offset":
         return {word: number}

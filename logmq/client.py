@@ -243,7 +243,7 @@ class Client:
         return cast(list[Mark], await self._ask(connector.marks(topic, start, stop)))
 
     async def topics(self) -> list[Topic]:
-        """All, by name."""
+        """All topics, by name."""
         return cast(list[Topic], await self._ask(connector.topics()))
 
     # Groups and the rest.
@@ -302,7 +302,7 @@ class Client:
         return await self._again(lambda: self._send(ask))
 
     async def _again(self, send: Callable[[], Any]) -> Any:
-        """The same for a request sent by `send`."""
+        """The result of a request that `send` sends, and that may be sent twice."""
 
         async def attempt() -> Any:
             return await answered(await send())

@@ -148,7 +148,7 @@ class Groups:
         yield part
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
-        """At the start: set commits past the end of a log to its end.
+        """Set commits past the end of a log to its end; done at the start.
 
         A log in mode `interval` or `none` may lose its newest records in a power cut. Returns how many
         commits are of missing logs, and those that were past the end, as they were. Raises StoreError.

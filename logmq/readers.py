@@ -37,18 +37,18 @@ READ_BYTES = 256 * 1024
 TURN_MICROSECONDS = 2000
 """Work on readers before other tasks run."""
 FETCH_MICROSECONDS = 32
-"""Of a FETCH that is answered or refused: 6 to 9 for one of many of a connection. It is up to 90 for one
-whose connection is sent that alone."""
+"""The time of a FETCH that is answered or refused: 6 to 9 for one of many of a connection. It is up to 90 for
+one whose connection is sent that alone."""
 TAIL_MICROSECONDS = 4
-"""Of lines for a tail: 2, and more to send them."""
+"""The time of lines for a tail: 2, and more to send them."""
 READ_MICROSECONDS = 8
-"""Of a read for tails."""
+"""The time of a read for tails."""
 HEADS_BYTES_A_MICROSECOND = 50
 """By how much lines are longer than their records tells what it cost to make them. 8,192 empty records took
 1.5 ms, and 3 ms where some had a byte. 256 KiB of records of 100 bytes took 0.4 to 0.8 ms.
 """
 STALE_OFFSETS = 64
-"""So many offsets that no FETCH waits at any more are kept, beside as many as FETCHes wait at."""
+"""How many offsets are kept that no FETCH waits at any more, beside as many as FETCHes wait at."""
 
 
 class ReaderOwner(Protocol):
@@ -511,7 +511,8 @@ class Fetch(_WaitingReader):
             self._end([chunk_line(self.next, chunk.length), chunk.chunk()])
 
     def expire(self) -> None:
-        """Its time is over, or the server drains. It still gets records that have become visible in time."""
+        """The reader's time is over, or the server drains. It still gets records that have become visible in
+        time."""
         if self.deadline != math.inf and self._has_come:
             self.read()
         else:

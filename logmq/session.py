@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 LINES_PER_ROUND = 1024
 """Lines handled one by one before other connections are served: about a millisecond."""
 RUN_BYTES = 128 * 1024
-"""Of a larger read so much is looked at for a run of CONSUMEs, or of many short PRODUCEs: about 5 ms."""
+"""How much of a larger read is looked at for a run of CONSUMEs, or of many short PRODUCEs: about 5 ms."""
 RUN_LINES = 8192
 """Fewer PRODUCEs are one run, however long."""
 READS_PER_ROUND = 32
@@ -598,7 +598,7 @@ class Session(SessionBase):
             self.stop_if_congested(self.broker.store)
 
     def _append_mixed(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
-        """Of several topics: all in one call, as far as nothing is special about a topic."""
+        """Append messages of several topics, all in one call, as far as nothing is special about a topic."""
         records = runs.encode_each(messages)
         offsets, ticket = self.broker.store.append_each(logs, records)
         count = len(offsets)
@@ -611,7 +611,7 @@ class Session(SessionBase):
             self.stop_if_congested(self.broker.store)
 
     def _append_by_topic(self, logs: "Sequence[Log]", records: Sequence[bytes]) -> None:
-        """The same with one append for each topic; the answers are in the order of the requests."""
+        """Append messages with one call for each topic; the answers are in the order of the requests."""
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
             places.setdefault(log, []).append(place)

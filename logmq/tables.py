@@ -37,7 +37,7 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def measured(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same of index entries."""
+    """The volumes of index entries."""
     return _volumes(batch, messages=batch.column("messages"), bytes=batch.column("bytes"))
 
 

@@ -57,7 +57,7 @@ class Topics:
         return self._names[start : start + most]
 
     def all(self) -> list[Log]:
-        """In any order."""
+        """All topics, in any order."""
         return list(self._namespace.logs.values())
 
     def by_id(self) -> dict[int, Log]:

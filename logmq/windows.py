@@ -20,7 +20,7 @@ FIRST_READ_BYTES = 8 * 1024
 NEXT_READ_BYTES = 64 * 1024
 """A reader that has used up its window is sequential, and gets a larger one."""
 WINDOWS_MAX = 128
-"""Of all connections: 8 MiB in the ordinary case."""
+"""Windows of all connections: 8 MiB in the ordinary case."""
 KEPT_BYTES_MAX = 128 * 1024
 """A window of one very large record is not kept."""
 
@@ -38,7 +38,7 @@ class Window:
         self.charged_bytes = len(records)
         """For `records`, as long as it is kept."""
         self.length = same_length(records)
-        """Of each record, header included, or 0 where they differ."""
+        """The length of each record, header included, or 0 where they differ."""
 
     def advance(self, at: int) -> None:
         """The records before `at` are used up. Where all are, only the offset of the next is kept."""

@@ -52,7 +52,7 @@ WRITES_MAX = 1_000
 WRITE_BYTES = 16 * 1024
 """Work of one turn on writes to subscribers: their number, and the bytes that count as one."""
 KEEPS_MAX = 4_000
-"""The same for keeping messages, counted once for each absent client."""
+"""Messages that one turn keeps, counted once for each absent client."""
 SURELY_LONG_ENOUGH = DATAGRAM_BYTES_MIN + max(PAYLOAD_BYTES_MIN.values())
 
 

@@ -41,7 +41,7 @@ WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 SESSION_BYTES = 800
 """Measured memory of a session, with its row in the table of absences. An id has at most ten characters."""
 SUBSCRIPTION_BYTES = 900
-"""The same of a subscription, with its row: 210 bytes without wildcards, 680 with three."""
+"""Measured memory of a subscription, with its row: 210 bytes without wildcards, 680 with three."""
 
 _PLAIN, _KEEPS = b"", b"\1"
 
@@ -116,7 +116,7 @@ class Sessions:
         self._log = log
         self._write = save
         self.saved: Ticket | None = None
-        """Of the last change; None where the store refused it."""
+        """The ticket of the last change; None where the store refused it."""
         self._say: Callable[[str], None] = say or log.info
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:

@@ -47,11 +47,11 @@ class PubsubSettings:
     """Subscriptions of one client to patterns with more than three wildcards. One topic can be made to match
     many of them, each at the cost of all its wildcards."""
     wild_subscriptions_total_max: int = limit(10_000, 0, 100_000_000)
-    """The same for all clients."""
+    """Subscriptions of all clients to patterns with more than three wildcards."""
     kept_messages_max: int = limit(10_000, 0, 1_000_000)
     """Messages kept for one absent client."""
     kept_bytes_max: int = limit(16 * MIB, 0, 1024 * MIB)
-    """The same in bytes, without the padding of frames."""
+    """Bytes kept for one absent client, without the padding of frames."""
     kept_bytes_total_max: int = limit(256 * MIB, 0, 1024 * 1024 * MIB)
     """Bytes kept for all absent clients."""
     command_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))

@@ -23,7 +23,7 @@ from shared.errors import BrokerError
 from shared.metrics import Sample
 
 CACHE_BYTES_MAX = 4 << 20
-"""The part of a connection's cache that is not charged: a thousand usual entries."""
+"""The bound of a connection's cache, every byte of which is charged: a thousand usual entries."""
 CACHES_STEP_BYTES = 64 << 10
 """Caches charge their account in such steps."""
 
@@ -113,7 +113,7 @@ class Account:
             within._accounts.pop(self.name.rpartition("/")[2], None)
 
     def all(self) -> "Iterator[Account]":
-        """This account and all within it."""
+        """This account, and all accounts within it."""
         yield self
         for account in self._accounts.values():
             yield from account.all()

@@ -23,8 +23,8 @@ UNWALKED_MAX = 1_000_000
 """Once so many new objects were set apart, those of one pause are walked. If more than a tenth of them is
 garbage, those of each later pause are walked, too."""
 WALKED_MOST = 20_000
-"""That pause has no more, which takes some milliseconds: 150,000 took 70. Unless four times as many objects
-were set apart."""
+"""A pause whose objects are walked has no more of them, unless four times as many objects were set apart.
+That takes some milliseconds: 150,000 took 70."""
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 WRITTEN_BYTES_MAX = 64 << 20
-"""Of settings, or a file of users: some 400,000 of them."""
+"""The bound of a file of settings, or of users: some 400,000 of them."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/[^/]))", re.IGNORECASE)
 

@@ -42,7 +42,7 @@ class Sample:
         return self._value() if callable(self._value) else self._value
 
     def computed(self) -> "Sample":
-        """The same with its value."""
+        """This sample with its value."""
         return attrs.evolve(self, value=self.value) if callable(self._value) else self
 
 

@@ -1,4 +1,4 @@
-"""Prose that is read once: no docstring and no comment has a sentence of more than 25 words."""
+"""Prose that is read once: no docstring, no comment and no document has a sentence of more than 25 words."""
 
 import ast
 import inspect
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_arrows import PACKAGES, Module, modules, nodes
+from tests.test_arrows import PACKAGES, ROOT, Module, modules, nodes
 
 WORDS_MAX = 25
 
@@ -19,6 +19,8 @@ _BREAKS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|>]|\d+\.\s|`[^`]*`:|```))|:\n(?=\s
 """What ends a sentence besides its full stop: an empty line, and the next of a list."""
 _CODE_LINE = re.compile(r"^    .*$", re.MULTILINE)
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
+_NO_PROSE = re.compile(r"^```.*?^ *```$|^#.*?$", re.MULTILINE | re.DOTALL)
+"""What of a document is no prose: code, and headings."""
 
 
 def prose(module: Module) -> Iterator[tuple[int, str]]:
@@ -60,6 +62,33 @@ def long_sentences(module: Module) -> list[str]:
     ]
 
 
+def documents() -> Iterator[Module]:
+    for path in sorted(
+        [*ROOT.glob("*.md"), *(path for each in PACKAGES for path in (ROOT / each).rglob("*.md"))]
+    ):
+        yield Module(str(path.relative_to(ROOT)), path.read_text())
+
+
+def long_in_document(document: Module) -> list[str]:
+    """Each cell of a table is for itself."""
+    text = _NO_PROSE.sub("", document.source)
+    cells = [
+        cell
+        for paragraph in re.split(r"\n\s*\n", text)
+        for cell in (re.split(r"[|\n]", paragraph) if paragraph.lstrip().startswith("|") else [paragraph])
+    ]
+    return [
+        f"{document.path}: {count} words: {sentence}"
+        for cell in cells
+        for sentence in sentences(cell)
+        if (count := words(sentence)) > WORDS_MAX
+    ]
+
+
+def test_no_sentence_of_a_document_is_too_long() -> None:
+    assert [found for document in documents() for found in long_in_document(document)] == []
+
+
 def test_no_sentence_is_too_long_to_be_understood_at_the_first_reading() -> None:
     assert [found for module in modules(*PACKAGES) for found in long_sentences(module)] == []
 
@@ -85,3 +114,18 @@ LONG = "word " * WORDS_MAX + "word."
 )
 def test_a_long_sentence_is_found(source: str, found: int) -> None:
     assert len(long_sentences(Module("dms/a.py", source))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{LONG}\n", 1),
+        (f"# {LONG}\n", 0),
+        (f"```\n{LONG}\n```\n", 0),
+        (f"```\ncode\n```\n{LONG}\n\n```\ncode\n```\n", 1),
+        ("| " + "word " * 13 + "| " + "word " * 13 + "|", 0),
+        (f"| word | {LONG} |", 1),
+    ],
+)
+def test_a_long_sentence_of_a_document_is_found(text: str, found: int) -> None:
+    assert len(long_in_document(Module("a.md", text))) == found

@@ -82,7 +82,7 @@ def test_its_settings_are_those_of_any_protocol(command: Command, tmp_path: Path
 def test_its_commands_are_commands_of_brokers(
     tmp_path: Path, environ: dict[str, str], command: Command
 ) -> None:
-    with Server(tmp_path, "--shout", verb=("echo", "serve"), environ=environ) as server:
+    with Server(tmp_path, "--shout", command=("echo", "serve"), environ=environ) as server:
         assert {bound["protocol"] for bound in server.ready["addresses"]} == {"echo"}
         port = server.address("echo")[1]
         assert speak(server.address("echo"), b"hello") == b"HELLO"

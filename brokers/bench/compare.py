@@ -77,7 +77,7 @@ Pairs = Sequence[tuple[Measured | None, Measured | None]]
 
 
 def changes(adapter: Swept, measured: Sequence[tuple[Point, Pairs]]) -> Iterator[Row]:
-    """Of each figure: every point, then all together."""
+    """The changes of each figure: at every point, then all together."""
     for figure in FIGURES:
         known: list[tuple[Point, list[tuple[float, float]]]] = []
         for point, rounds in measured:

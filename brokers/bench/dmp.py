@@ -121,7 +121,7 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
 
 
 def _kind(keys: Sequence[bytes]) -> str:
-    """Of exchange: with one key everybody gets everything anyway."""
+    """The kind of exchange: with one key everybody gets everything anyway."""
     return "fanout" if len(keys) == 1 else "direct"
 
 

@@ -112,7 +112,7 @@ def _servers(mode: Mode, queues: int) -> dict[str, Peer]:
 
 
 def make_queues(address: Address, names: Sequence[str]) -> None:
-    """Those that are there already stay. Raises Failure where the server says no."""
+    """Create queues; those that are there already stay. Raises Failure where the server says no."""
     with connect(address) as sock:
         requests = [_hello()]
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]

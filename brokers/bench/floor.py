@@ -20,7 +20,7 @@ from shared.cli.progress import progress
 
 PAGE_BYTES = 4096
 BLOCKS = 4096
-"""Of the file that is written around: preallocated, so a sync writes no metadata."""
+"""Blocks of the file that is written in a circle: preallocated, so a sync writes no metadata."""
 REQUEST = b"x" * 100
 COPIED_BYTES = 64 << 20
 """Larger than the processor's caches."""

@@ -131,7 +131,7 @@ def lines(folder: Path, size: int) -> Path:
 
 
 def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> None:
-    """The same payloads into a topic and as lines: a key each, then what does not repeat soon."""
+    """Write the same payloads into a topic and as lines: a key each, then what does not repeat soon."""
     from brokers.pipeline.source.options import Reach
     from brokers.pipeline.source.writing import PackedRecords, Writer
 
@@ -148,7 +148,8 @@ def _write(server: "Server", file: Path, topic: str, size: int, count: int) -> N
 
 
 def _wait_visible(data: Path, topic: str, end: int) -> None:
-    """Until readers of the files see all of it: the newest index entry is written a moment later."""
+    """Wait until readers of the files see all of the topic: the newest index entry is written a moment
+    later."""
     from brokers.pipeline.source.options import parse
     from brokers.pipeline.source.planning import open_origin
 

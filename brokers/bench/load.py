@@ -41,7 +41,7 @@ COLD_SECONDS = 60.0
 LOST_SECONDS = 0.2
 """Nothing comes for so long, and datagrams are under way: they are lost."""
 PIECE_BYTES = 64 * 1024
-"""Of messages without a stamp: the fewer, the finer the latency."""
+"""Bytes of messages without a stamp: the fewer, the finer the latency."""
 STAMP_BYTES = 20
 """Digits, for text protocols too."""
 FILLER = b"xxxx"
@@ -155,7 +155,7 @@ def taken_in_turns(rounds: int, ways: Mapping[str, Callable[[], T]]) -> dict[str
 
 
 def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[str, Measured]:
-    """Of each way its middle round."""
+    """The middle round of each way."""
     return {name: middle(measured) for name, measured in taken_in_turns(rounds, ways).items()}
 
 
@@ -183,8 +183,8 @@ class MeasuredSpan:
         return cls(since, since + int(seconds * 1e9))
 
     def is_over(self, now: int, answers: int) -> bool:
-        """Its time is up, and there is a figure to show, which are whole answers a second; on a machine that
-        is so busy that there is none, nobody waits longer than PATIENCE_SECONDS for it."""
+        """Whether the round's time is up, and there is a figure to show: whole answers a second. On a machine
+        so busy that there is none, the round ends after PATIENCE_SECONDS more."""
         if now < self.ends:
             return False
         return answers * 1e9 >= now - self.since or now > self.ends + PATIENCE_SECONDS * 1e9
@@ -264,7 +264,7 @@ class Talk:
 
     @classmethod
     def repeating(cls, requests: Sequence[bytes], lines_each: int, window: int) -> "Talk":
-        """The same requests over and over, whose answers have so many lines each."""
+        """A part that repeats `requests`, whose answers have `lines_each` lines each."""
         return cls(repeated(requests), lines(lines_each), window)
 
 
@@ -445,7 +445,7 @@ class Producer:
         self._listens = 0 if fan.datagrams else select.EPOLLIN
 
     def take(self, count: int) -> None:
-        """So many more are to be written, to one queue after the other, stamped now."""
+        """Make `count` more messages, to one queue after the other, stamped now."""
         stamp = b"%020d" % perf_counter_ns()
         rounds, some = divmod(count, len(self._queues))
         left = b"".join([self._message(self._queues[number], stamp) for number in range(some)])
@@ -527,7 +527,7 @@ def pass_on(
     window: int,
     seconds: float,
 ) -> Measured:
-    """The same between connections that are ready."""
+    """Measure a fan-out between connections that are ready."""
     trips = histogram()
     groups = fan.groups
     consumers = [Consumer(sock, fan, number % groups) for number, sock in enumerate(inward)]
@@ -598,7 +598,8 @@ def pass_on(
 
 
 def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequence[socket.socket]) -> None:
-    """Until every consumer has had a message, and then silence. (What else a server says goes by here.)"""
+    """Wait until every consumer has had a message, and then silence. (What else a server says is read
+    here.)"""
     give_up = monotonic() + READY_SECONDS
     by_fd = {sock.fileno(): sock for sock in consumers}
     waiting = dict.fromkeys(by_fd, b"")

@@ -46,9 +46,9 @@ def typed(values: Iterable[object]) -> str:
 
 
 SEVERAL = Parameter(negative="", consume_multiple=True, show_default=typed)
-"""Of an option that takes several values."""
+"""The parameter of an option that takes several values."""
 MODES = Parameter.combine(SEVERAL, Parameter(help="What to measure; repeatable."))
-"""Of the option `--modes`: its type names the benchmark's own."""
+"""The parameter of the option `--modes`: its type names the benchmark's own modes."""
 
 
 def each(cases: Sequence[Case], measure: Callable[[Case], Iterable[Row]]) -> Iterator[Row]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#f0e442")
 _PEER = "#d55e00"
 _BARS_WIDTH = 0.8
-"""Of all bars of one number of clients, whose places are 1 apart."""
+"""The width of all bars of one number of clients. These numbers are 1 apart."""
 _FARTHEST = 32.0
 """What is farther from 1 leaves the panel, so that the rest can be seen; its number stays."""
 _WIDTH = 8.0
@@ -41,7 +41,7 @@ def draw(rows: Iterable[Row]) -> bytes:
 
 
 def figure_of(rows: Iterable[Row]) -> Figure:
-    """Of the rows that have a peer; where none has one, of all."""
+    """A figure of the rows that have a peer; where none has one, of all."""
     all_rows = list(rows)
     shown = [row for row in all_rows if row["ratio"]] or all_rows
     by_panel: dict[tuple[str, str, str], dict[int, list[Row]]] = {}

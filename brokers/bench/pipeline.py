@@ -101,7 +101,8 @@ def _asked(ground: Ground, mode: Mode, work: Work, columns: str) -> Iterator[Row
 
 
 def _compare(ground: Ground, mode: Mode, work: Work, ours: Way, others: Mapping[str, Way]) -> Iterator[Row]:
-    """The same work over what several ways read. A new frame each time: Spark keeps an old one's shuffles."""
+    """Compare the same work over what several ways read. Each time has a new frame: Spark keeps an old one's
+    shuffles."""
 
     def anew(way: Way, size: int) -> int:
         return work(way(size))

@@ -86,7 +86,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def cpu_by_process(root: int) -> dict[int, float]:
-    """The same for each of them. One that has ended is in its parent's, if that waited for it."""
+    """The seconds of each process. One that has ended counts for its parent, if that waited for it."""
     seconds = {}
     for pid in processes_of(root):
         try:

@@ -158,7 +158,7 @@ def _round(case: Case, address: tuple[str, int], data: Path, seconds: float) -> 
 
 
 def _wait_settled(case: Case, data: Path) -> None:
-    """Until no more messages come, and what is recorded is written."""
+    """Wait until no more messages come, and what is recorded is written."""
     give_up = monotonic() + SETTLE_SECONDS
     last: tuple[int, ...] = ()
     while monotonic() < give_up:

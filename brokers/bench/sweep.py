@@ -43,7 +43,8 @@ from brokers.render import Following
 from shared.cli.options import a_path, flag
 
 UNDER_WAY_BYTES = 4 << 20
-"""Of all clients together, whatever the window: below any server's limit for one slow consumer."""
+"""Bytes under way of all clients together, whatever the window: below any server's limit for one slow
+consumer."""
 
 
 def _counts(_: type, numbers: Sequence[int] | None) -> None:
@@ -100,11 +101,11 @@ class Point:
         return -(-self.names // self.clients)
 
     def name_list(self) -> list[bytes]:
-        """Of one length. Every producer has as many; those that are over are left out."""
+        """Names of one length. Every producer has as many; those that are over are left out."""
         return [b"bench-%03d" % number for number in range(self.names // self.producers * self.producers)]
 
     def names_of(self, client: int) -> list[bytes]:
-        """Those that one client writes to, where there are no consumers."""
+        """The names that one client writes to, where there are no consumers."""
         return [b"bench-%03d" % number for number in range(client % self.names, self.names, self.clients)]
 
 
@@ -158,7 +159,7 @@ class Swept:
         return {self.protocol: (brokers_server(self.protocol, self.environ), self.load), **self.peers}
 
     def points(self, sweep: Sweep, window: int) -> list[Point]:
-        """Those that the protocol can have."""
+        """The points of a sweep that the protocol can have."""
         return [
             Point(size, names, clients, max(min(window, self.under_way_bytes // (size * clients)), 1))
             for size in sweep.sizes

@@ -12,7 +12,7 @@ FORMAT = "bench-tuples"
 
 
 def source() -> type:
-    """Its class, for Spark."""
+    """The data source's class, for Spark."""
     from pyspark.sql.datasource import DataSourceReader, InputPartition
     from pyspark.sql.types import StructType
 

@@ -180,7 +180,7 @@ class Bridge:
         self._positions = positions
         self.woken = trio.Event()
         self.stopped = False
-        """Also while the disk has not answered its last entries."""
+        """True also while the disk has not answered the last entries."""
         self.inbox = Inbox(host.account, self._wake, self._lost)
         self._source_protocol, self._source_place = split(settings.source)
         self._target_protocol, _ = split(settings.target)

@@ -311,7 +311,7 @@ def _head(kind: ObjectKind, column: KindColumn, wanted: ListQuery, query: Mappin
 
 
 def _with(query: Mapping[str, str], **changes: Any) -> str:
-    """This view's URL with another query."""
+    """The URL of this view with another query."""
     rest = {name: value for name, value in {**query, **changes}.items() if value is not None}
     return "?" + urlencode(rest)
 

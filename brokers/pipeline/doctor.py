@@ -48,7 +48,7 @@ _UNKNOWN = "of unknown version"
 class Verdict(Enum):
     OK = "ok"
     WARNING = "warning"
-    """It works, or may work."""
+    """The thing works, or may work."""
     MISSING = "missing"
     """Nothing works without it."""
 

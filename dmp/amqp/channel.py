@@ -209,7 +209,7 @@ class Mux:
     # -- the stretch of input under way
 
     def worked(self, amount: int) -> None:
-        """So much work was done: after enough of it others have their turn."""
+        """Count `amount` of work. After enough of it other sessions have their turn."""
         self.work += amount
         if self.work > WORK_PER_STRETCH:
             self.session.let_others()
@@ -261,7 +261,7 @@ class Mux:
         return True
 
     def dispatch(self) -> None:
-        """More deliveries may be sent."""
+        """Have the channels dispatch: more deliveries may be sent."""
         self._waits_to_dispatch = False
         for channel in tuple(self.by_number.values()):
             channel.dispatch()
@@ -275,7 +275,7 @@ class Mux:
         if self._finishing and not self.session.lost:
             if self.replies.pending:
                 self.replies.when_empty(self.finish_if_answered)
-            elif not any(channel.owes_confirms for channel in self.by_number.values()):
+            elif not any(channel.awaits_confirms for channel in self.by_number.values()):
                 self.connection.finish()
 
     # -- what holds input back
@@ -306,8 +306,8 @@ class Mux:
         return True
 
     def holds_now(self) -> None:
-        """It has been given messages. Where it waits for memory it is read on: else they would be held, and
-        take memory, as long as it waits."""
+        """The client has been given messages. Where its connection waits for memory it is read on: else these
+        messages would be held, and take memory, as long as it waits."""
         if self.session.stopped & STOP_MEMORY:
             self.session.go_soon(STOP_MEMORY)
 
@@ -378,7 +378,8 @@ class Mux:
         return at
 
     def settle(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """They are acknowledged: the queues hear of it at the end of the stretch; of very many in slices."""
+        """The deliveries are acknowledged. Their queues hear of it at the end of the stretch; of very many in
+        slices."""
         if settled_in_slices(deliveries):
             self.add_work(slices(deliveries, Queue.settle))
         else:
@@ -388,7 +389,8 @@ class Mux:
         self._made_room(channel)
 
     def _made_room(self, channel: Channel) -> None:
-        """It has fewer unacknowledged messages; its queues hear of that when they are told (`settle_now`)."""
+        """The channel has fewer unacknowledged messages. Its queues hear of that when they are told
+        (`settle_now`)."""
         if channel.crowded or channel.prefetch_all:  # room for one is room for all its consumers
             channel.crowded = False
             self._roomy[channel] = None
@@ -413,7 +415,8 @@ class Mux:
         return work
 
     def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """To the consumers that had them, or back where these have gone; of very many in slices.
+        """Deliver again to the consumers that had the messages, or return them where a consumer has ended;
+        very many in slices.
 
         The oldest first; their queues give out nothing until all have their consumer, or are back.
         """
@@ -430,12 +433,13 @@ class Mux:
                 pass
 
     def add_work(self, steps: Iterator[None]) -> None:
-        """Of each half a millisecond. Input waits meanwhile: a confirm says that all before its publish was
-        taken."""
+        """Have `steps` taken, of half a millisecond each. Input waits meanwhile: a confirm says that all
+        before its publish was taken."""
         wait_for_work(self.session, self.broker.sliced_work, steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
-        """They go back to their queues, which give out nothing until all are there."""
+        """The deliveries return to their queues in slices. The queues give out nothing until all are
+        there."""
         # In their order, not a set's: 49,000 queues are touched here, and memory that is in order is faster.
         queues = dict.fromkeys(map(_QUEUE, deliveries))
         for queue in queues:
@@ -445,7 +449,7 @@ class Mux:
     # -- channels that end
 
     def close(self, channel: Channel) -> None:
-        """Its client closes it."""
+        """The client closes the channel."""
         channel.step(ChannelEvent.CLOSE)
         channel.fall_silent()
         self.release((channel,))
@@ -493,7 +497,7 @@ class Mux:
 
 
 def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
-    """Their messages, in the same order."""
+    """The messages of `deliveries` by queue, in the same order."""
     of: dict[Queue, list[Message]] = {}
     for _, queue, message in deliveries:
         of.setdefault(queue, []).append(message)
@@ -509,7 +513,7 @@ def settled_in_slices(deliveries: Collection[Delivery]) -> bool:
 
 
 def dispatched(queues: Iterable[Queue]) -> Iterator[None]:
-    """They dispatch: something has left them."""
+    """Have queues dispatch which something has left, some at each step."""
     for some in batched(queues, SETTLED_QUEUES_AT_ONCE):
         for queue in some:
             if not queue.deleted:
@@ -554,7 +558,7 @@ def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
 
 
 def _and_all_are_back(steps: Iterator[None], queues: Iterable[Queue]) -> Iterator[None]:
-    """Those steps; and behind them, also where one fails, the queues give out again."""
+    """Go through `steps`. Behind them, also where one fails, the queues give out messages again."""
     failed: Exception | None = None
     try:
         yield from steps
@@ -573,7 +577,8 @@ def _and_all_are_back(steps: Iterator[None], queues: Iterable[Queue]) -> Iterato
 
 
 def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
-    """They are freed in slices, too."""
+    """The deliveries, newest first. Each is removed from `unacked` as it is taken, so they are freed in
+    slices, too."""
     while unacked:
         yield unacked.popitem()[1]
 
@@ -644,7 +649,7 @@ class Channel:
         return Refusal(Code.UNEXPECTED_FRAME, text)
 
     @property
-    def owes_confirms(self) -> bool:
+    def awaits_confirms(self) -> bool:
         return not self.silent and self.confirms is not None and bool(self.confirms.runs)
 
     def fall_silent(self) -> None:
@@ -670,7 +675,8 @@ class Channel:
         self.reply_content(return_frame(self.number, code, head), head, body)
 
     def return_from_sink(self, code: Code, head: Head, body: bytes) -> None:
-        """The same for what came by a sink that was leased here: the sink never waits for this client."""
+        """Return a message that came by a sink which was leased here. The sink never waits for this client,
+        so where there is no room the return is lost, and counted."""
         mux = self.mux
         outbox = mux.connection.outbox
         if self.silent or mux.session.lost or mux.replies.full or outbox.size > outbox.bound:
@@ -689,7 +695,7 @@ class Channel:
             mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
-        """Of a large body."""
+        """The frames of a large body."""
         broker = self.mux.broker
         body = broker.bodies.refer(reference)
         return BodyFrames(
@@ -753,7 +759,7 @@ class Channel:
         return taken
 
     def pop_unacked(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """The same by tag; they still count for their consumers (`forget_unacked`).
+        """Take the same deliveries, by tag. They still count for their consumers (`forget_unacked`).
 
         The smaller part is moved: 8 ms at most for 90,000.
         """
@@ -786,7 +792,7 @@ class Channel:
             self.mux.reply(frame)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """Its client has cancelled it; what it has stays unacknowledged."""
+        """The client has cancelled the consumer; what it has stays unacknowledged."""
         del self.consumers[consumer.tag]
         consumer.end()
         queue = consumer.queue
@@ -827,7 +833,7 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
 
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:
-    """They do not count for their consumers any more."""
+    """The deliveries do not count for their consumers any more."""
     for consumer, _, _ in deliveries:
         if consumer is not None:
             consumer.unacked -= 1
@@ -875,7 +881,7 @@ class Consumer:
         self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
-        """It gives back what it took of memory."""
+        """The consumer ends, and gives back the memory that it was charged."""
         broker = self.channel.mux.broker
         broker.accounts.consumers.give(consumer_bytes(self.tag))
         broker.counts.consumers -= 1
@@ -992,7 +998,7 @@ class Confirms:
     _run_bytes: int = RUN_BYTES
 
     def add(self, count: int, ticket: Ticket | None = None, *, refused: bool = False) -> None:
-        """So many more publishes; they are answered at the end of the stretch, or once `ticket` is done."""
+        """Add `count` publishes. They are answered at the end of the stretch, or once `ticket` is done."""
         self._published += count
         if ticket is None:
             self._channel.mux.to_confirm[self] = None
@@ -1006,7 +1012,7 @@ class Confirms:
             ticket.when_done(self._channel.mux.connection.guarded(self._ticket_done))
 
     def end(self) -> None:
-        """Its channel ends: what is on its way does not count any more."""
+        """The channel ends: what is on its way does not count any more."""
         self._channel.mux.broker.memory.give(len(self.runs) * self._run_bytes)
         self._run_bytes = 0
 

@@ -19,7 +19,7 @@ from dmp.exchanges import REPLY_TO
 from dmp.message import Head
 from dmp.pacing import STOP_BODIES, stop_until
 from dmp.properties import note_untrusted, without_bcc
-from dmp.queue_records import places
+from dmp.queue_records import operations
 from dmp.refusals import Code, Refusal, said_of
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
@@ -103,7 +103,7 @@ class Content:
     def begin(
         self, incoming: Incoming, body_bytes: int, properties: bytes, reply_queue: bytes | None
     ) -> None:
-        """Its header is here. Raises Refusal."""
+        """The content header has come. Raises Refusal."""
         bytes_max = incoming.settings.body_bytes_max
         if body_bytes > bytes_max:
             text = f"message size {body_bytes} is larger than configured max size {bytes_max}"
@@ -120,7 +120,7 @@ class Content:
             self._count(incoming, BEGUN_BYTES + len(properties))
 
     def _head(self, body_bytes: int, reply_queue: bytes | None, reference_bytes: int) -> Head:
-        """As it is delivered: the reply queue's own name in place of `REPLY_TO`, and no `BCC`."""
+        """The head as it is delivered: the reply queue's own name in place of `REPLY_TO`, and no `BCC`."""
         properties = self.properties
         noted = note_untrusted(properties)
         if noted.reply_to is not None:
@@ -182,14 +182,14 @@ class Content:
         return self._arriving.finish()
 
     def drop(self, incoming: Incoming) -> None:
-        """Its channel ends before it is whole."""
+        """The channel ends before the content is whole."""
         if self.head is not None and not self.head.large:
             incoming.announced_bytes -= self.head.body_bytes
         self._give_up(incoming)
         self._count(incoming, -self._counted_bytes)
 
     def _count(self, incoming: Incoming, size: int) -> None:
-        """So many bytes more, or fewer, are here."""
+        """Count `size` more bytes of content, or fewer."""
         self._counted_bytes += size
         incoming.session.gathered_bytes += size
 
@@ -267,7 +267,7 @@ class BodyFrames(FileRange):
             self._next += len(data)
             sent = self.offset - self._at
             framed = [self._buffer[sent:]]
-            for op, start, end in places(data):
+            for op, start, end in operations(data):
                 self._frame(part_bytes(op, data, start, end), framed)
             self._buffer = b"".join(framed)
             self._at = self.offset

@@ -317,7 +317,8 @@ def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | 
 
 @handles(commands.Basic.Qos)
 def qos(channel: Channel, method: commands.Basic.Qos) -> None:
-    """As RabbitMQ has it: without `global` for each consumer to come, with it for the channel."""
+    """Set the prefetch as RabbitMQ does: without `global` for each consumer to come, with it for the
+    channel."""
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
     if method.global_:
@@ -367,7 +368,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
 
 
 def _reply_queue(channel: Channel, method: commands.Basic.Consume, name: bytes) -> Queue:
-    """For the channel's one consumer of `REPLY_TO`. Raises Refusal, as RabbitMQ has it."""
+    """Make the queue of the channel's one consumer of `REPLY_TO`. Raises Refusal, as RabbitMQ has it."""
     if not method.no_ack:
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.reply_consumer is not None:
@@ -386,7 +387,7 @@ def cancel(channel: Channel, method: commands.Basic.Cancel) -> None:
 
 @handles(commands.Basic.CancelOk)
 def cancel_ok(channel: Channel, method: commands.Basic.CancelOk) -> None:
-    """Some clients answer our cancel, although it asks for none."""
+    """Ignore the answer that some clients give to our cancel, although it asks for none."""
 
 
 @handles(commands.Basic.Publish)
@@ -458,7 +459,7 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
 
 
 def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
-    """Of very many in slices."""
+    """Requeue deliveries or reject them; very many in slices."""
     mux = channel.mux
     if settled_in_slices(deliveries):
         if requeue:

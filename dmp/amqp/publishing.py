@@ -86,7 +86,7 @@ class _Waiting:
 
 
 class Publishing:
-    """One connection's."""
+    """What one connection publishes: routes that are remembered, and a message that waits for its route."""
 
     __slots__ = ("_last", "_mux", "_posts", "_tracks", "waiting")
 
@@ -253,7 +253,7 @@ class Publishing:
         mux.add_work(waiting.search.rest())
 
     def publish_waiting(self) -> None:
-        """Its route is found: publish what waits, before more input is taken. Raises Refusal.
+        """The route is found: publish what waits for it, before more input is taken. Raises Refusal.
 
         Where memory is full by now it waits on. What was bound since does not count: else one who keeps
         binding could hold it up for ever.
@@ -270,14 +270,15 @@ class Publishing:
             self.forget_waiting()
 
     def forget_waiting(self) -> None:
-        """It is published, or its connection ends."""
+        """The waiting message is published, or its connection ends."""
         waiting, self.waiting = self.waiting, None
         if waiting is not None and waiting.post.head.large:
             for body in waiting.bodies:
                 self._mux.broker.bodies.let_go(body)
 
     def _publish_one_by_one(self, post: Post, bodies: Sequence[bytes], confirms: Confirms) -> None:
-        """Some queue is nearly full and rejects what it has no room for: each message has its own confirm."""
+        """Publish one by one, since some queue is nearly full and rejects what it has no room for: each
+        message has its own confirm."""
         head = post.head
         for body in bodies:
             rejected = any(not queue.room_for(head, 1) for queue in post.rejecting)
@@ -335,7 +336,8 @@ class Publishing:
         track.record(len(bodies), before + before.join(bodies))
 
     def refuse(self, channel: Channel, count: int, why: str) -> None:
-        """In confirm mode a nack; without, the specification has nothing softer than the connection's end."""
+        """Refuse a publish: in confirm mode by a nack. Without it, the specification has nothing softer than
+        the connection's end."""
         if channel.confirms is None:
             raise Refusal(Code.RESOURCE_ERROR, why)
         channel.confirms.add(count, refused=True)

@@ -137,7 +137,8 @@ class AmqpSession(SessionBase):
         self._end(Event.END)
 
     def on_wire_error(self, error: RemoteProtocolError) -> None:
-        """It is told nothing: by the specification (4.2.3) such a connection closes without another word."""
+        """The peer is told nothing: by the specification (4.2.3) such a connection closes without another
+        word."""
         self.broker.counts.refusals[Code.FRAME_ERROR.name] += 1
 
     def too_late(self) -> None:

@@ -259,7 +259,7 @@ class Transaction:
         return wide.done
 
     def _end(self) -> None:
-        """It was applied, or refused: go on behind it. Raises Refusal."""
+        """The transaction was applied, or refused: go on behind it. Raises Refusal."""
         refused, self._refused = self._refused, None
         self._applied = None
         if refused is not None:
@@ -371,7 +371,8 @@ class Transaction:
         channel.dispatch()
 
     def _not_applied(self, refusal: Refusal) -> None:
-        """The client hears of it when the queues have; where it has gone, what it had goes back."""
+        """The transaction is refused. The client hears of it when the queues have. Where the client is gone,
+        what it had returns."""
         self._applying = False
         self._refused = refusal
         if self._ended:
@@ -467,7 +468,8 @@ class QueueChange:
     letters: list[tuple[Queue, Message]] = attrs.Factory(list)
     """Rejected messages that become dead letters, in the order in which they were rejected."""
     addressed: list[tuple[Queue, Message, Head, Sequence[Queue]]] = attrs.Factory(list)
-    """These with their new heads, and where to; nowhere also where their exchange is not there."""
+    """Dead letters with their new heads and their targets; no targets also where the exchange is not
+    there."""
     laborious: bool = False  # their routes are too much work, and not all of them found
 
     def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
@@ -537,7 +539,8 @@ class QueueChange:
                 part.taken.append(taken)
 
     def open_to(self, series: Series, queues: Sequence[Queue]) -> Generator[tuple[Queue, Series], None, bool]:
-        """Those that will have some of it. Returns whether any queue is left."""
+        """The queues that take some of `series`, each with what it takes. Returns whether any queue is
+        left."""
         found = False
         for queue in queues:
             if queue.deleted:

@@ -111,7 +111,7 @@ class Place:
     """The protocol's limits as set on this machine. A server elsewhere may have others."""
 
     def at(self, host: str | None, port: int | None) -> Self:
-        """The same with another host and port, for commands that take these in a form of their own."""
+        """This place with another host and port, for commands that take these in a form of their own."""
         return attrs.evolve(self, host=host or self.host, port=port or self.port)
 
 

@@ -61,7 +61,7 @@ class Retry:
         return self.failed(now)
 
     def failed(self, now: float) -> float | None:
-        """The same after an attempt that reached no server."""
+        """An attempt reached no server. Returns the seconds to pause before the next one; None: give up."""
         self.begin(now)
         left = self._until - now
         if left <= 0:

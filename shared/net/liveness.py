@@ -22,11 +22,11 @@ SLICE = 100
 """Connections examined before other tasks run: about 100 µs."""
 TCP_INFO = getattr(socket, "TCP_INFO", 11)
 UNACKED = struct.Struct("=24xI28xI")
-"""Of Linux's struct tcp_info: tcpi_unacked (segments) at 24, tcpi_last_ack_recv (ms ago) at 56."""
+"""Fields of Linux's struct tcp_info: tcpi_unacked (segments) at 24, tcpi_last_ack_recv (ms ago) at 56."""
 
 
 PASSED = struct.Struct("=120xQQ")
-"""Of the same: tcpi_bytes_acked at 120, tcpi_bytes_received at 128."""
+"""More fields of tcp_info: tcpi_bytes_acked at 120, tcpi_bytes_received at 128."""
 
 
 class Pushed(Protocol):

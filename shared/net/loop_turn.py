@@ -300,7 +300,7 @@ class DrivenConnection(Connection):
             self.call(self._session.drain)
         self.end_input()
 
-    def deadline_came(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         if self.closed:  # a stranger's deadline may run long after it was due
             return
         if self._finishing:
@@ -538,9 +538,9 @@ class LoopTurn:
         for connection in self._deadlines.due(self.now, DEADLINES_SECONDS):
             self.counters.deadlines += 1
             if connection.stranger:
-                self.soon(partial(connection.deadline_came, self.now))
+                self.soon(partial(connection.on_deadline, self.now))
             else:
-                connection.deadline_came(self.now)
+                connection.on_deadline(self.now)
 
     def _close_silent(self) -> None:
         """Close connections whose first request is late, `SILENT_AT_ONCE` a turn."""

@@ -229,7 +229,7 @@ class Group:
             yield self.tls.sample(self.name, time.time())
 
     def objects(self) -> Objects:
-        """Its connections, to be listed and closed."""
+        """The protocol's connections, to be listed and closed."""
         kick = Action(
             "kick", "Close it; what it holds is released.", self._kick, dry_runs=True, answers=("closed",)
         )

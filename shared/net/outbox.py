@@ -248,7 +248,7 @@ class Outbox:
 
 
 def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes in pieces of up to `PACK_BYTES`; chunks are never cut."""
+    """The bytes of `chunks` in pieces of up to `PACK_BYTES`; chunks are never cut."""
     piece: list[bytes | memoryview] = []
     size = 0
     for chunk in chunks:

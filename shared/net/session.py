@@ -493,7 +493,7 @@ class SessionBase:
         return None
 
     def _go_on(self) -> None:
-        """Nothing holds input back any more: apply what was kept, then read on."""
+        """Apply the input that was kept, now that nothing holds it back; then read on."""
         if self.kept:
             data, self.kept = bytes(self.kept), b""
             self._run(data, self._at)

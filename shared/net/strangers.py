@@ -21,10 +21,10 @@ import trio
 SLICE_SECONDS = 100e-6
 """Work after which a slice ends; what has begun is finished."""
 FLOOD_SLICE_SECONDS = 50e-6
-"""The same in a flood. There is one every millisecond or so then, and requests wait for it. With 0.1 ms the
+"""A slice in a flood. There is one every millisecond or so then, and requests wait for it. With 0.1 ms the
 p99 of others grew by more than a tenth (`make trial-logins`)."""
 ALONE_SLICE_SECONDS = 1e-3
-"""The same while no one else is served."""
+"""A slice while no one else is served."""
 ALONE_SECONDS = 1.0
 """If no one has been served for so long, strangers are alone."""
 TURN_SECONDS = 20e-6
@@ -34,11 +34,11 @@ SHARE, FLOOD_SHARE = 0.5, 0.06
 CREDIT_SECONDS = 2e-3
 """The most credit. A login takes about 0.3 ms in all, so it waits for nothing where few come."""
 FLOOD_FAILURES, FLOOD_SECONDS = 50, 5.0
-"""So many failures within that time are a flood."""
+"""How many failures within what time are a flood."""
 
 FAILURES_MAX = 5
 FAILURES_SECONDS = 60.0
-"""So many failures of an address within that time: the address fails often."""
+"""How many failures of an address within what time: the address fails often."""
 ADDRESSES_MAX = 10_000
 """Addresses whose failures are remembered; the one that failed longest ago is forgotten first."""
 FAILING_MAX = 8
@@ -120,7 +120,7 @@ class Strangers:
         self._here[address_of(host)] += 1
 
     def remove(self, host: str) -> None:
-        """It has logged in, or closed."""
+        """The stranger has logged in, or closed."""
         address = address_of(host)
         self._here[address] -= 1
         if not self._here[address]:

@@ -14,7 +14,7 @@ class QueueBase:
 
     deleted: bool = attrs.field(default=False, init=False)
     paused: bool = attrs.field(default=False, init=False)
-    """It takes messages and delivers none, until it is resumed. What waits expires."""
+    """The queue takes messages and delivers none, until it is resumed. What waits expires."""
     stops: int = attrs.field(default=0, init=False)
     """Reasons to deliver nothing: a pause; and messages that are on their way back, since some of them stand
     before all there are."""

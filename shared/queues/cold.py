@@ -29,7 +29,7 @@ class ColdReader:
         """Take what was read at `offset`, and move that. Returns whether to read on."""
         raise NotImplementedError
 
-    def _came(self) -> None:
+    def _on_read(self) -> None:
         """The reading has ended, later than the call that began it."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class ColdReader:
             else:
                 self._ends(fetching)
             if self._fetching is None:
-                self._came()
+                self._on_read()
 
         while more:  # all that was read may have left already
             more = None

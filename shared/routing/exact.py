@@ -26,7 +26,7 @@ class Exact(Generic[S]):
         return [] if subscribers is None else [subscribers]
 
     def steps(self, name: bytes) -> Steps[S]:
-        """The same as `walk`, which is one step here."""
+        """Find what `walk` finds, which is one step here."""
         yield from ()
         return self.walk(name)
 

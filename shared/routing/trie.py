@@ -145,7 +145,7 @@ class Trie(Generic[S]):
                 return found
 
     def steps(self, name: bytes) -> Steps[S]:
-        """The same as `walk`, but it yields after every `STEP_NODES` nodes that it has visited."""
+        """Find what `walk` finds, but yield after every `STEP_NODES` nodes that are visited."""
         found: list[CompactSet[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run

@@ -162,7 +162,7 @@ class Commit:
     synced: bool = False
     direct_synced: set[Log] = attrs.Factory(set)
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
-    """Their files have unsynced bytes that the journal refers to."""
+    """Logs whose files have unsynced bytes that the journal refers to."""
 
     def run(self) -> None:
         """Write, sync, then update the logs' files. Never raises: the outcome is in the fields."""

@@ -50,9 +50,9 @@ _INLINE_LOGS_MAX = 64
 """A batch with more logs whose files are touched is committed in a thread. Each takes some microseconds
 besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
-"""The same for logs with light appends alone: 1.6 us each."""
+"""A batch with more logs that have light appends alone is committed in a thread, too: 1.6 us each."""
 LIGHT_AT_ONCE = 1024
-"""So many logs' light appends become visible in one slice of a commit that was made in a thread: a
+"""How many logs' light appends become visible in one slice of a commit that was made in a thread: a
 millisecond."""
 _INLINE_UNAWAITED_BYTES = 16 << 10
 """A larger commit with records that nobody waits for is made in a thread."""
@@ -62,7 +62,8 @@ _RECENT_BYTES_MAX = 1 << 20
 """Up to this size, what has just gone to a log's file is kept in memory for the log's watchers."""
 _SYNCS_RECENT = 1000
 _SYNCS_IN_THREAD = 8
-"""Of so many syncs in threads the shortest counts: one of them nearly always found the interpreter free."""
+"""How many syncs in threads are looked at. The shortest counts: one of them nearly always found the
+interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
 
 
@@ -706,7 +707,7 @@ class Committer:
             commit.fail(error)
 
     def _call_watchers(self, moved: Iterable[Log]) -> None:
-        """These have new visible records."""
+        """Call the watchers of logs that have new visible records."""
         for log in moved:
             if log.advanced is not None:
                 call(log.advanced, log)
@@ -889,7 +890,7 @@ class HeldBatch:
     _batch: CommitBatch
     _mode: Mode
     _left: int
-    """Of the room that was asked for."""
+    """What is left of the room that was asked for."""
     released: bool = False
 
     @property

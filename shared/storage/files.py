@@ -152,7 +152,7 @@ class OpenFiles:
         return max(ROOM_LEAST, self._files_max - len(self._open))
 
     def reserve_descriptors(self, connections: int) -> None:
-        """So many connections are open: keep as many handles as the process's limit leaves."""
+        """`connections` are open: keep as many handles as the process's limit leaves."""
         if not self._is_fixed:
             self._files_max = log_files_beside(connections)
             kept = math.inf

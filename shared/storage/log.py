@@ -302,8 +302,8 @@ class CommitBatch:
         self.each.clear()
 
     def count_logs(self, more: int = 0, coming: int = 0) -> None:
-        """So many more logs have appends, and so many will have. If they are very many the garbage collector
-        pauses: their appends, and what those are kept in, are gone after the commit.
+        """`more` logs have appends, and `coming` will have. If they are very many the garbage collector
+        pauses: their appends, and what those are kept in, are freed after the commit.
         """
         self.log_count += more
         if (self.log_count >= MANY or coming >= MANY) and not self.pauses:
@@ -311,7 +311,7 @@ class CommitBatch:
             PAUSES.begin()
 
     def release(self) -> None:
-        """It is over. Batches and their appends refer to each other: break the cycle, for the garbage
+        """The batch is over. Batches and their appends refer to each other: break the cycle, for the garbage
         collector would come late for few large objects.
         """
         self.appends.clear()
@@ -321,7 +321,7 @@ class CommitBatch:
             PAUSES.end()
 
     def fail(self, error: StoreError | None) -> None:
-        """Nothing of it is durable: tell those who wait."""
+        """Nothing of the batch is durable: tell those who wait."""
         for _, ticket in sorted(self.tickets.items()):
             if not ticket.done:
                 ticket.resolve(error)
@@ -370,7 +370,7 @@ class Log:
     namespace: str
     name: str
     path: str
-    """Of its files, without `.log` and `.idx`."""
+    """The path of the log's files, without `.log` and `.idx`."""
     mode: Durability
     created_ms: int
     first: int = 0
@@ -411,8 +411,8 @@ class Log:
     """The end of the tail, joined to it when it is read: a buffer that grows is copied again and again. A log
     with 1 KiB a commit had each byte copied nine times on the way to 64 KiB."""
     not_indexed: list[tuple[int, int, int]] = attrs.field(init=False, factory=list)
-    """Of the newest commits in the tail, whose index entries are not made yet: time in ms, bytes, records.
-    `ENTRY_ENDS` stands where one ends."""
+    """The newest commits in the tail, whose index entries are not made yet: time in ms, bytes, records.
+    `ENTRY_ENDS` stands where an entry ends."""
     tail_lent: bool = False  # `tail` was given away to be written, and must not change in place
     users: list[int] | None = None  # offsets at which the file is being read
     _tail: bytearray = attrs.field(init=False, factory=bytearray)

@@ -26,7 +26,7 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _STEP_MS = 3_600_000
 """If the wall clock deviates from the monotonic one by more, it was set: retention by age pauses."""
 _BLOCK_BYTES = 4096
-"""Of the file system: the unit of holes."""
+"""The file system's block: the unit of holes."""
 _TICKS_PER_YIELD = 256
 
 

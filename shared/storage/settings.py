@@ -54,11 +54,11 @@ class Durability:
 
         Raises ValueError.
         """
-        text, space, aside = text.partition(" ")
+        text, space, unjournaled = text.partition(" ")
         if space:
             found = cls.parse(text)
-            if aside != "unjournaled" or found.mode != "interval":
-                raise ValueError(f"a durability is no {text!r} that is {aside!r}")
+            if unjournaled != "unjournaled" or found.mode != "interval":
+                raise ValueError(f"a durability is no {text!r} that is {unjournaled!r}")
             return attrs.evolve(found, unjournaled=True)
         if text == "always":
             return cls("always")
@@ -111,8 +111,8 @@ class StorageSettings:
     """Records that are synced in the journal and wait in memory for their logs' files. From three quarters on
     the oldest are written. Above it commits wait."""
     tail_log_bytes: int = attrs.field(default=256 * KIB, validator=validators.ge(0))
-    """So many of one log are written to its file at once; fewer after 1 s. A commit with a
-    sixteenth of this for one log writes that itself; 0: every commit does."""
+    """How many bytes of one log are written to its file at once; fewer after 1 s. A commit with a sixteenth
+    of this for one log writes that itself; 0: every commit does."""
     reference_bytes: int = attrs.field(default=256 * KIB, validator=validators.ge(0))
     """A commit with so many bytes for one log writes these to its file alone, and the journal refers to them;
     0: never. Below that the second sync costs more than writing the bytes twice. Seen: 0.43 ms against 0.33

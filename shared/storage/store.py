@@ -247,7 +247,7 @@ class Store:
         self._committer.tails.account = account
 
     def reserve_descriptors(self, connections: int) -> None:
-        """So many connections are open in this process: adjust the number of files that stay open."""
+        """`connections` are open in this process: adjust the number of files that stay open."""
         self._files.reserve_descriptors(connections)
 
     async def wait(self, ticket: Ticket) -> None:
@@ -289,7 +289,7 @@ class Store:
 
     @property
     def congested(self) -> bool:
-        """So much waits for the disk that sessions should stop reading; see `when_uncongested`."""
+        """Whether so much waits for the disk that sessions should stop reading; see `when_uncongested`."""
         return self._committer.congested
 
     def when_uncongested(self, callback: Callable[[], None]) -> None:

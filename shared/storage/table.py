@@ -42,7 +42,7 @@ _DISCARDED = 1024
 """Keys per commit of `discard`: some milliseconds."""
 
 _COPIES = 8
-"""Of the oldest records so many are copied with each change, while less than half is live."""
+"""How many of the oldest records are copied with each change, while less than half is live."""
 
 
 class Table:

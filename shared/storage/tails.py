@@ -69,7 +69,7 @@ class Tails:
             self._long[log] = None
 
     def add_light(self, appends: Iterable[LightAppend], now_ms: int, now: float) -> None:
-        """The same for light appends that are durable now: makes them visible. `now`: monotonic seconds.
+        """Add light appends that are durable now, and make them visible. `now`: monotonic seconds.
 
         One loop, without a call for each of a thousand logs. Index entries are made later
         (`Log.make_entries`). Tails are charged in steps: each such commit has few bytes.

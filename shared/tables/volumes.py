@@ -73,7 +73,7 @@ def per_minute(rows: "DataFrame") -> "DataFrame":
 
 
 def by_minute(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The same rows without Spark."""
+    """Sum decoded rows to a row a minute and name, without Spark."""
     rows = pa.Table.from_batches(batches, schema=volumes_schema())
     minutes = pc.floor_temporal(rows["time"], unit="minute")
     return _added(rows.set_column(rows.schema.get_field_index("time"), "time", minutes))

@@ -430,8 +430,8 @@ def test_a_reader_that_has_left_ends_help_as_any_verb(asked: str) -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_verb_needs_no_standard_descriptors(tmp_path: Path, closed: str) -> None:
-    verb = [sys.executable, "-m", "brokers", "logmq", "produce", "orders", "hello", "--port", "1"]
-    command = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', *verb]
+    words = [sys.executable, "-m", "brokers", "logmq", "produce", "orders", "hello", "--port", "1"]
+    command = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode == ExitCode.UNAVAILABLE

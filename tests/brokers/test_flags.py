@@ -1,4 +1,4 @@
-"""What `serve` verbs are given beside their own flags."""
+"""What `serve` commands are given beside their own flags."""
 
 from pathlib import Path
 

@@ -66,9 +66,9 @@ async def hashes(
 async def test_a_process_tells_the_right_password_from_wrong_ones(
     hashes: Hashing, threads: Threads, started: list[trio.Process]
 ) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     for wrong in (b"", b"right", PASSWORD + b" ", b"x" * 1024):
-        assert not await hashes.fits(SECRET, wrong, aside=True)
+        assert not await hashes.fits(SECRET, wrong, in_process=True)
     assert len(started) == 1
     assert not threads.used
 
@@ -92,7 +92,7 @@ async def test_none_is_started_before_there_is_a_password(
 async def test_the_process_runs_behind_all_others_and_shows_no_password(
     hashes: Hashing, started: list[trio.Process]
 ) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     pid = started[0].pid
     assert os.sched_getscheduler(pid) == os.SCHED_IDLE
     # Linux weighs sessions before processes: in one of its own it would have as much as all of the server's.
@@ -103,29 +103,29 @@ async def test_the_process_runs_behind_all_others_and_shows_no_password(
 
 
 async def test_signals_for_a_whole_unit_do_not_end_it(hashes: Hashing, started: list[trio.Process]) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         started[0].send_signal(number)
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     assert len(started) == 1
 
 
 async def test_a_process_that_is_killed_in_a_check_is_one_warning_and_the_check_is_done(
     hashes: Hashing, threads: Threads, started: list[trio.Process], nursery: trio.Nursery
 ) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     started[0].send_signal(signal.SIGSTOP)
     found: list[bool] = []
 
     async def check(password: bytes) -> None:
-        found.append(await hashes.fits(SECRET, password, aside=True))
+        found.append(await hashes.fits(SECRET, password, in_process=True))
 
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as checks:
             checks.start_soon(check, PASSWORD)
             await trio.testing.wait_all_tasks_blocked()
             started[0].kill()
-        assert not await hashes.fits(SECRET, b"wrong", aside=True)
+        assert not await hashes.fits(SECRET, b"wrong", in_process=True)
     assert found == [True]
     assert threads.used == 2
     assert [(each["log_level"], each["reason"]) for each in logs] == [
@@ -136,11 +136,11 @@ async def test_a_process_that_is_killed_in_a_check_is_one_warning_and_the_check_
 async def test_a_process_that_is_killed_while_idle_is_started_again(
     hashes: Hashing, threads: Threads, started: list[trio.Process]
 ) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     started[0].kill()
     await started[0].wait()
     await trio.testing.wait_all_tasks_blocked()
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     assert len(started) == 2
     assert not threads.used
 
@@ -148,10 +148,10 @@ async def test_a_process_that_is_killed_while_idle_is_started_again(
 async def test_one_that_gets_no_processor_is_ended_and_the_check_is_done(
     hashes: Hashing, threads: Threads, started: list[trio.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     monkeypatch.setattr(hashing, "PATIENCE_SECONDS", 0.01)
     started[0].send_signal(signal.SIGSTOP)
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     assert threads.used == 1
     assert await started[0].wait() == -signal.SIGKILL
 
@@ -163,12 +163,12 @@ async def test_where_none_can_be_started_threads_do_it_and_it_is_tried_again_aft
     found = Hashing(command, threads)
     await nursery.start(found.run)
     with structlog.testing.capture_logs() as logs:
-        assert await found.fits(SECRET, PASSWORD, aside=True)
-        assert not await found.fits(SECRET, b"wrong", aside=True)
+        assert await found.fits(SECRET, PASSWORD, in_process=True)
+        assert not await found.fits(SECRET, b"wrong", in_process=True)
         assert len(logs) == 1
         now = trio.current_time() + IN_THREADS_SECONDS
         monkeypatch.setattr(trio, "current_time", lambda: now)
-        assert await found.fits(SECRET, PASSWORD, aside=True)
+        assert await found.fits(SECRET, PASSWORD, in_process=True)
     assert len(logs) == 2
     assert threads.used == 3
     nursery.cancel_scope.cancel()
@@ -178,10 +178,10 @@ async def test_after_idle_minutes_the_process_is_ended(
     hashes: Hashing, threads: Threads, started: list[trio.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hashing, "IDLE_SECONDS", 0.0)
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     with trio.fail_after(10):
         await started[0].wait()
-    assert await hashes.fits(SECRET, PASSWORD, aside=True)
+    assert await hashes.fits(SECRET, PASSWORD, in_process=True)
     assert len(started) == 2
     assert not threads.used
 
@@ -190,7 +190,7 @@ async def test_no_process_outlives_the_server(started: list[trio.Process]) -> No
     async with trio.open_nursery() as nursery:
         found = Hashing()
         await nursery.start(found.run)
-        await found.fits(SECRET, PASSWORD, aside=True)
+        await found.fits(SECRET, PASSWORD, in_process=True)
         nursery.cancel_scope.cancel()
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 

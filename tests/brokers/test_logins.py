@@ -28,22 +28,22 @@ class Hashing:
     """A password fits where it is the key itself. A check takes no time, or waits for `go`."""
 
     checked: list[bytes] = attrs.field(factory=list)
-    aside: list[bytes] = attrs.field(factory=list)
+    in_process: list[bytes] = attrs.field(factory=list)
     go: trio.Event | None = None
     seconds: float = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 
-    async def fits(self, secret: Secret, password: bytes, *, aside: bool = False) -> bool:
+    async def fits(self, secret: Secret, password: bytes, *, in_process: bool = False) -> bool:
         if self.seconds:
             await trio.sleep(self.seconds)
         if self.go is not None:
             await self.go.wait()
         await trio.lowlevel.checkpoint()
         self.checked.append(password)
-        if aside:
-            self.aside.append(password)
+        if in_process:
+            self.in_process.append(password)
         return secret.has_key(password)
 
 
@@ -204,10 +204,10 @@ async def test_passwords_of_addresses_that_fail_often_are_hashed_aside(
 ) -> None:
     for n in range(FAILURES_MAX):
         await bench.answer("ann", b"guess %d" % n)
-    assert bench.hashing.aside == []
+    assert bench.hashing.in_process == []
     assert not await bench.answer("ann", b"another")
     assert await bench.answer("ann", b"right", "192.0.2.2")
-    assert bench.hashing.aside == [b"another"]
+    assert bench.hashing.in_process == [b"another"]
 
 
 @pytest.mark.parametrize(("served_at", "least", "most"), [(math.inf, 8, 13), (-math.inf, 60, 100)])

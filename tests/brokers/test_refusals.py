@@ -267,13 +267,13 @@ def test_what_the_server_of_the_folder_has_itself_is_not_taken(
         "'ann:hunter2",
     ],
 )
-@pytest.mark.parametrize("verb", [("serve",), ("config", "check"), ("config", "show")])
+@pytest.mark.parametrize("words", [("serve",), ("config", "check"), ("config", "show")])
 def test_no_error_about_a_secret_repeats_it(
-    command: Run, tmp_path: Path, verb: tuple[str, ...], given: str
+    command: Run, tmp_path: Path, words: tuple[str, ...], given: str
 ) -> None:
     file = tmp_path / "b.toml"
     file.write_text(f"[dmp]\nusers = {given}\n")
-    code, shown, said = command(*verb, "--config", str(file))
+    code, shown, said = command(*words, "--config", str(file))
     assert (code, shown) == (ExitCode.CONFIGURATION, "")
     assert "dmp.users: " in said or "is not TOML" in said
     assert "hunter2" not in said

@@ -23,7 +23,7 @@ from tests.support.installed import quiet_log
 WORKING, _ = plugins.load_working()
 
 
-class Part:
+class Reloadable:
     """Takes up the number of LogMQ's topics; `refuses`: with which error it does not."""
 
     def __init__(self, config: Config, files: Iterable[Path] = ()) -> None:
@@ -69,13 +69,15 @@ def read(file: Path) -> Callable[[], Config]:
     return lambda: load(WORKING, file=file, environ={})
 
 
-def _reloader(read: Callable[[], Config], *files: Path, log: Any = None) -> tuple[Reloader, Part, Part]:
+def _reloader(
+    read: Callable[[], Config], *files: Path, log: Any = None
+) -> tuple[Reloader, Reloadable, Reloadable]:
     config = read()
     reloader = Reloader(config, {"logmq": True, "kqmsgq": False}, log or quiet_log(), read)
-    parts = Part(config, files), Part(config)
-    for part in parts:
-        reloader.register(part.prepare, part.watched)
-    return reloader, *parts
+    services = Reloadable(config, files), Reloadable(config)
+    for service in services:
+        reloader.register(service.prepare, service.watched)
+    return reloader, *services
 
 
 def _replace(path: Path, text: str) -> None:

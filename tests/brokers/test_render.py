@@ -1,4 +1,4 @@
-"""What verbs return, shown on a terminal, in a pipe, and as JSON."""
+"""What commands return, shown on a terminal, in a pipe, and as JSON."""
 
 import io
 import json
@@ -69,7 +69,7 @@ def test_a_table_fits_its_terminal_and_says_what_it_leaves_out(monkeypatch: pyte
     assert left_out == [f"column_{number}" for number in (0, *range(5, 9))], (
         "what says nothing, then the last"
     )
-    assert "--wide or --columns" not in text, "this was no verb that has them"
+    assert "--wide or --columns" not in text, "this was no command that has them"
     whole = io.StringIO()
     Output(whole).show([row])
     wide = Terminal()

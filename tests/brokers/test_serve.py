@@ -394,8 +394,8 @@ def test_a_server_says_where_its_page_is_and_its_token_opens_it(server: Server) 
 def test_a_protocols_own_server_has_an_admin_port_only_where_it_is_asked_for(
     new_server: NewServer,
 ) -> None:
-    assert "page" not in new_server(verb=("logmq", "serve")).start().ready
-    assert "page" in new_server("--admin-port", "0", verb=("logmq", "serve")).start().ready
+    assert "page" not in new_server(command=("logmq", "serve")).start().ready
+    assert "page" in new_server("--admin-port", "0", command=("logmq", "serve")).start().ready
     assert "page" not in new_server(environ={"BROKERS_ADMIN_ENABLED": "false"}).start().ready
 
 

@@ -42,7 +42,7 @@ class Troubled(Idle):
         raise ZeroDivisionError("a bug")
 
 
-def part(plugin_: Plugin, **environ: str) -> SupervisedService:
+def service_of(plugin_: Plugin, **environ: str) -> SupervisedService:
     config: Config = load([plugin_], file=None, environ=environ)
     context = Context(cast(Store, NoStore()), quiet_log())
     return SupervisedService(plugin_, config, context, Network(NetSettings()), Access())
@@ -60,9 +60,9 @@ def troubled(lives: list[float], started: list[float], opens: list[BaseException
 async def served(
     lives: list[float], seconds: float, opens: list[BaseException | None] | None = None
 ) -> tuple[SupervisedService, list[float]]:
-    """Serve for so long; the part, and when its service was started."""
+    """Serve for so long; the supervised service, and when its service was started."""
     started: list[float] = []
-    it = part(troubled(lives, started, opens or []))
+    it = service_of(troubled(lives, started, opens or []))
     began = trio.current_time()
     await it.open()
     with trio.move_on_after(seconds):
@@ -96,7 +96,7 @@ async def test_one_that_cannot_even_be_opened_again_is_tried_on(autojump_clock: 
 async def test_between_a_crash_and_the_next_start_it_is_said_to_be_restarting(
     autojump_clock: MockClock,
 ) -> None:
-    it = part(troubled([5], [], []))
+    it = service_of(troubled([5], [], []))
     await it.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
@@ -109,7 +109,7 @@ async def test_between_a_crash_and_the_next_start_it_is_said_to_be_restarting(
 
 
 async def test_a_protocol_without_background_work_is_served_on(autojump_clock: MockClock) -> None:
-    it = part(plugin("idle"))
+    it = service_of(plugin("idle"))
     await it.open()
     with trio.move_on_after(1000):
         await it.run()
@@ -121,7 +121,7 @@ async def test_a_crash_before_or_during_the_drain_starts_nothing_anew(
     seconds: float, state: str, autojump_clock: MockClock
 ) -> None:
     started: list[float] = []
-    it = part(troubled([5], started, []))
+    it = service_of(troubled([5], started, []))
     await it.open()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
@@ -160,7 +160,7 @@ UDP = UdpEndpoint("packets", 0, Deaf())
 
 async def bound(*endpoints: TcpEndpoint | UdpEndpoint, **environ: str) -> list[str]:
     """The addresses, without ports, that the endpoints are bound to."""
-    it = part(listening(*endpoints), **environ)
+    it = service_of(listening(*endpoints), **environ)
     try:
         await it.open()
         return [f"{each.transport} {each.host}" for each in it.bound]
@@ -189,7 +189,7 @@ async def test_others_are_let_in_who_show_certificates_but_datagrams_have_none(t
         await bound(TCP, **environ)
     environ["BROKERS_TLS_CLIENT_CA"] = str(tmp_path / "ca.pem")
     assert await bound(TCP, **environ) == ["tcp 0.0.0.0"]
-    both = part(listening(TCP, UDP), **environ)
+    both = service_of(listening(TCP, UDP), **environ)
     with pytest.raises(ConfigError, match="--insecure"):
         await both.open()
     with pytest.raises(ConnectionRefusedError):  # what was bound before is not left open
@@ -197,7 +197,7 @@ async def test_others_are_let_in_who_show_certificates_but_datagrams_have_none(t
 
 
 async def test_a_port_that_the_system_picked_stays_and_is_that_of_what_goes_with_it() -> None:
-    it = part(listening(TCP, attrs.evolve(UDP, port_of="stream")))
+    it = service_of(listening(TCP, attrs.evolve(UDP, port_of="stream")))
     try:
         await it.open()
         ports = [each.port for each in it.bound]

@@ -16,7 +16,7 @@ from tests.support.server import Begun, Command, Server, run, run_here, speak, u
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("dmp"), "0", verb=("dmp", "serve")) as server:
+    with Server(tmp_path_factory.mktemp("dmp"), "0", command=("dmp", "serve")) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from dmp.declarations import QueueArguments, QueueKind
 from dmp.listener import open_broker
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES
-from dmp.queue_records import places
+from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.access import Guard
@@ -118,7 +118,7 @@ class World:
 
         def came(data: bytes | StoreError) -> None:
             assert isinstance(data, bytes)
-            parts.extend(part_bytes(op, data, start, end) for op, start, end in places(data))
+            parts.extend(part_bytes(op, data, start, end) for op, start, end in operations(data))
 
         log.read(log.first, 1 << 30, came)
         return b"".join(parts)

@@ -27,7 +27,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_client_in_c_that_knows_only_the_specification(
     program: Path, tmp_path: Path, persist: tuple[str, ...]
 ) -> None:
-    with Server(tmp_path, "-p", "0", "-t", "60", *persist, verb=("dms", "serve")) as server:
+    with Server(tmp_path, "-p", "0", "-t", "60", *persist, command=("dms", "serve")) as server:
         port = str(server.address("dms")[1])
         done = subprocess.run(
             [str(program), port, "orders", str(MESSAGES)], capture_output=True, text=True, timeout=120

@@ -14,7 +14,7 @@ from tests.support.dms_spec import Refused, SpecClient
 from tests.support.leaving import run_and_leave
 from tests.support.server import Command, Server, begun, run, until
 
-VERBS = (
+COMMANDS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
     *("queues", "peek", "purge", "redrive", "export", "import", "pause", "resume"),
 )
@@ -199,10 +199,10 @@ def test_stress_accounts_for_every_message(dms: Command) -> None:
 
 
 def test_every_command_has_help_with_an_example(dms: Command) -> None:
-    for verb in VERBS:
-        code, out, _ = dms(verb, "--help")
+    for command in COMMANDS:
+        code, out, _ = dms(command, "--help")
         assert code == 0
-        assert f"brokers dms {verb}" in out.partition("Examples:")[2]
+        assert f"brokers dms {command}" in out.partition("Examples:")[2]
     assert "75 try again" in dms("--help")[1]
 
 
@@ -291,7 +291,7 @@ def test_without_p_nothing_is_kept_and_with_it_everything(tmp_path: Path) -> Non
     for flags, kept in (((), {}), (("-P",), {"jobs": 1})):
         folder = tmp_path / f"{len(kept)}"
         folder.mkdir()
-        server = Server(folder, "-p", "0", *flags, verb=("dms", "serve"))
+        server = Server(folder, "-p", "0", *flags, command=("dms", "serve"))
         server.defaults = {}  # how large its journal is, it says itself
         with server:
             with SpecClient(server.address("dms")) as client:

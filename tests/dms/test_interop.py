@@ -19,7 +19,7 @@ _names = count()
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     flags = ("-p", "0", "-d", "5", "-t", "0.5")
-    with Server(tmp_path_factory.mktemp("dms"), *flags, verb=("dms", "serve")) as server:
+    with Server(tmp_path_factory.mktemp("dms"), *flags, command=("dms", "serve")) as server:
         yield server.address("dms")
         assert "Traceback" not in server.said
 

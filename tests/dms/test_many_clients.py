@@ -14,7 +14,7 @@ Address = tuple[str, int]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("dms"), "-p", "0", verb=("dms", "serve")) as server:
+    with Server(tmp_path_factory.mktemp("dms"), "-p", "0", command=("dms", "serve")) as server:
         yield server
 
 
@@ -30,7 +30,7 @@ def address(server: Server) -> Iterator[Address]:
 
 
 def test_256_clients_at_once_and_the_257th_is_told(new_server: Callable[..., Server]) -> None:
-    address = new_server("-p", "0", verb=("dms", "serve")).start().address("dms")
+    address = new_server("-p", "0", command=("dms", "serve")).start().address("dms")
     clients: list[SpecClient] = []
     try:
         clients += (SpecClient(address) for _ in range(256))

@@ -18,7 +18,7 @@ from tests.support.server import Begun, Command, Server, run, run_here, speak, u
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("kqmsgq"), "0", verb=("kqmsgq", "serve")) as server:
+    with Server(tmp_path_factory.mktemp("kqmsgq"), "0", command=("kqmsgq", "serve")) as server:
         yield server
 
 
@@ -119,7 +119,7 @@ def test_a_server_that_is_not_there_or_goes_is_said_in_a_line(tmp_path: Path) ->
         done = run("kqmsgq", *arguments, "--port", port)
         assert done.returncode == ExitCode.UNAVAILABLE
         assert "no KqueueMsgQ server answers" in done.stderr
-    with Server(tmp_path, "0", verb=("kqmsgq", "serve")) as server:
+    with Server(tmp_path, "0", command=("kqmsgq", "serve")) as server:
         consumer = Consuming(server, "--all")
         assert server.stop() == 0
         _, err = consumer.process.communicate(timeout=60)

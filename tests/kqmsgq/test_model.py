@@ -18,11 +18,11 @@ SIZES = [0, 1, 7, 100, 255, 256, 300, 65535, 65536, 70000]
 
 @attrs.define
 class Model:
-    """Who is subscribed, and what each consumer is owed, in the order of the messages."""
+    """Who is subscribed, and what each consumer is to get, in the order of the messages."""
 
     by_name: dict[bytes, set[int]] = attrs.field(factory=dict)
     every: set[int] = attrs.field(factory=set)
-    owed: dict[int, list[bytes]] = attrs.field(factory=dict)
+    expected: dict[int, list[bytes]] = attrs.field(factory=dict)
 
     def subscribe(self, consumer: int, name: bytes) -> None:
         (self.by_name.setdefault(name, set()) if name else self.every).add(consumer)
@@ -37,7 +37,7 @@ class Model:
 
     def publish(self, name: bytes, event: bytes) -> None:
         for consumer in self.by_name.get(name, set()) | self.every:
-            self.owed.setdefault(consumer, []).append(event)
+            self.expected.setdefault(consumer, []).append(event)
 
 
 consumer_steps = st.tuples(
@@ -92,12 +92,12 @@ def test_every_consumer_gets_what_the_model_says_in_each_producers_order(
             consumers[who].send((subscribe if what == "subscribe" else unsubscribe)(argument))
             getattr(model, what)(who, argument)
     for number, consumer in enumerate(consumers):
-        owed = model.owed.get(number, [])
-        assert consumer.taken() == b"".join(owed)
-        assert consumer.session.traffic == {"messages_in": 0, "messages_out": len(owed)}
+        expected = model.expected.get(number, [])
+        assert consumer.taken() == b"".join(expected)
+        assert consumer.session.traffic == {"messages_in": 0, "messages_out": len(expected)}
     counts = world.counts
     assert counts.messages_in == serial == sum(each.session.traffic["messages_in"] for each in producers)
-    assert counts.messages_delivered == sum(map(len, model.owed.values()))
+    assert counts.messages_delivered == sum(map(len, model.expected.values()))
     assert counts.faults == {}
 
 

@@ -153,14 +153,14 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(server: Server, tmp_path
 
 
 def test_every_command_has_help_with_an_example(logmq: Command) -> None:
-    for verb in ("serve", "produce", "consume", "tail", "topics", "offsets", "seek", "groups", "delete"):
-        code, out, _ = logmq(verb, "--help")
+    for command in ("serve", "produce", "consume", "tail", "topics", "offsets", "seek", "groups", "delete"):
+        code, out, _ = logmq(command, "--help")
         assert code == 0
-        assert f"brokers logmq {verb}" in out.partition("Examples:")[2]
+        assert f"brokers logmq {command}" in out.partition("Examples:")[2]
 
 
 def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path) -> None:
-    with Server(tmp_path, "--port", "0", verb=("logmq", "serve"), environ=SHORT_LINGER) as alone:
+    with Server(tmp_path, "--port", "0", command=("logmq", "serve"), environ=SHORT_LINGER) as alone:
         assert {bound["protocol"] for bound in alone.ready["addresses"]} == {"logmq"}
         with socket.create_connection(alone.address("logmq")) as waiting:
             waiting.sendall(b"PRODUCE t one\nFETCH t 7 100 60000\nPING\n")

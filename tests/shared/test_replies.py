@@ -46,7 +46,7 @@ def pair() -> tuple[Replies, MemoryConnection]:
     return Replies(Owner(connection)), connection
 
 
-def owe(replies: Replies, ticket: HandTicket, reply: bytes, count: int = 1) -> None:
+def reply_after(replies: Replies, ticket: HandTicket, reply: bytes, count: int = 1) -> None:
     replies.reply_after(cast(Any, ticket), reply, count)
 
 
@@ -72,7 +72,7 @@ def test_what_is_ready_leaves_at_once() -> None:
 def test_what_is_ready_waits_behind_what_is_not() -> None:
     replies, connection = pair()
     ticket = HandTicket()
-    owe(replies, ticket, b"1")
+    reply_after(replies, ticket, b"1")
     replies.reply(b"2")
     held = replies.slot()
     replies.reply(b"4")
@@ -89,7 +89,7 @@ def test_what_is_ready_waits_behind_what_is_not() -> None:
 def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
     replies, connection = pair()
     ticket = HandTicket()
-    owe(replies, ticket, b"1")
+    reply_after(replies, ticket, b"1")
     held = replies.slot()
     ticket.resolve()
     assert connection.taken() == b"1"
@@ -101,7 +101,7 @@ def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
     replies, connection = pair()
     ticket = HandTicket()
     for _ in range(1000):
-        owe(replies, ticket, b"x")
+        reply_after(replies, ticket, b"x")
     assert len(ticket.callbacks) == 2  # of all connections that wait for it, and of this one
     ticket.resolve()
     chunks = connection.outbox.chunks
@@ -112,9 +112,9 @@ def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
 def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
     replies, connection = pair()
     slow, quick = HandTicket(), HandTicket()
-    owe(replies, slow, b"1")
-    owe(replies, quick, b"2")
-    owe(replies, slow, b"3")
+    reply_after(replies, slow, b"1")
+    reply_after(replies, quick, b"2")
+    reply_after(replies, slow, b"3")
     quick.resolve()
     assert connection.taken() == b""
     slow.resolve()
@@ -124,9 +124,9 @@ def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
 def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
     replies, connection = pair()
     ticket = HandTicket()
-    owe(replies, ticket, b"OK\nOK\n", 2)
+    reply_after(replies, ticket, b"OK\nOK\n", 2)
     replies.reply(b"PONG\n")
-    owe(replies, ticket, b"OK\n")
+    reply_after(replies, ticket, b"OK\n")
     ticket.resolve(StoreReadOnly("bad"))
     assert connection.taken() == b"<bad><bad>PONG\n<bad>"
 
@@ -136,8 +136,8 @@ def test_a_ticket_that_is_done_already_is_answered_at_once() -> None:
     good, bad = HandTicket(), HandTicket()
     good.resolve()
     bad.resolve(StoreReadOnly("bad"))
-    owe(replies, good, b"fine")
-    owe(replies, bad, b"OK OK", 2)
+    reply_after(replies, good, b"fine")
+    reply_after(replies, bad, b"OK OK", 2)
     assert connection.taken() == b"fine<bad><bad>"
 
 
@@ -151,7 +151,7 @@ def test_a_turn_comes_once_everything_before_has_left() -> None:
         held.write(b"2a")
         turns.append(held)
 
-    owe(replies, ticket, b"1")
+    reply_after(replies, ticket, b"1")
     held = replies.slot(on_turn)
     replies.reply(b"3")
     assert turns == []
@@ -187,7 +187,7 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
     ticket = HandTicket()
     early = replies.slot()
     late = replies.slot()
-    owe(replies, ticket, b"x")
+    reply_after(replies, ticket, b"x")
     replies.reply(file_range(b"said", released))
     late.resolve(file_range(b"resolved", released))
     replies.drop()
@@ -202,10 +202,10 @@ def test_reading_pauses_while_too_many_bytes_are_owed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1260)
     replies, connection = pair()
     ticket, other = HandTicket(), HandTicket()
-    owe(replies, ticket, b"x" * 600)
-    owe(replies, other, b"y" * 400)
+    reply_after(replies, ticket, b"x" * 600)
+    reply_after(replies, other, b"y" * 400)
     assert connection.reading
-    owe(replies, other, b"y" * 100)
+    reply_after(replies, other, b"y" * 100)
     assert replies.full
     assert not connection.reading
     ticket.resolve()  # half is left, with what objects take
@@ -218,7 +218,7 @@ def test_reading_goes_on_once_half_of_the_bytes_have_left(monkeypatch: pytest.Mo
     replies, connection = pair()
     tickets = [HandTicket() for _ in range(3)]
     for ticket, size in zip(tickets, (300, 400, 400), strict=True):
-        owe(replies, ticket, bytes(size))
+        reply_after(replies, ticket, bytes(size))
     assert not connection.reading
     tickets[0].resolve()
     assert (replies.pending_bytes, connection.reading) == (2 * (400 + PART_BYTES), False)
@@ -273,7 +273,7 @@ STEPS = st.lists(
         st.integers(0, LINES - 1),
         st.one_of(
             st.tuples(st.just("say"), st.integers(0, 99)),
-            st.tuples(st.just("owe"), st.integers(0, 3)),
+            st.tuples(st.just("reply_after"), st.integers(0, 3)),
             st.tuples(st.just("hold"), st.booleans()),
             st.tuples(st.just("ticket"), st.integers(0, 3)),
             st.tuples(st.just("refuse"), st.integers(0, 3)),
@@ -318,11 +318,11 @@ def test_in_any_course_of_events_answers_leave_in_request_order(
         elif what == "say":
             replies.reply(answer)
             answers[at].append((answer, None))
-        elif what == "owe":
+        elif what == "reply_after":
             if tickets[which].done:
                 tickets[which] = HandTicket()
             answers[at].append((answer, tickets[which]))
-            owe(replies, tickets[which], answer, 2)
+            reply_after(replies, tickets[which], answer, 2)
         elif what == "hold":
             answers[at].append((answer, None))
             held[at].append((replies.slot((lambda _: None) if which else None), answer))
@@ -352,9 +352,9 @@ def test_a_bug_in_one_session_leaves_the_others_their_answers() -> None:
     broken = Guarded()
     ticket = HandTicket()
     first, last = pair(), pair()
-    owe(first[0], ticket, b"1")
-    owe(Replies(Owner(broken, breaks)), ticket, b"2")
-    owe(last[0], ticket, b"3")
+    reply_after(first[0], ticket, b"1")
+    reply_after(Replies(Owner(broken, breaks)), ticket, b"2")
+    reply_after(last[0], ticket, b"3")
     ticket.resolve(StoreReadOnly("bad"))
     assert [type(error) for error in broken.errors] == [ZeroDivisionError]
     assert (first[1].taken(), broken.taken(), last[1].taken()) == (b"<bad>", b"", b"<bad>")
@@ -382,8 +382,8 @@ def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
     bad, good = Guarded(), Guarded()
     ticket = HandTicket()
     one, other = Replies(Owner(bad, bug)), Replies(Owner(good))
-    owe(one, ticket, b"1")
-    owe(other, ticket, b"2")
+    reply_after(one, ticket, b"1")
+    reply_after(other, ticket, b"2")
     ticket.resolve(StoreError("no"))
     assert [type(error) for error in bad.errors] == [ZeroDivisionError]
     assert bad.aborted == "crash"
@@ -400,7 +400,7 @@ def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
         owner.replies_full = lambda full: None if full else cast(None, bug())  # type: ignore[method-assign]
         monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1 if later == "room" else 99)
         replies = Replies(owner)
-        owe(replies, ticket, b"answer")
+        reply_after(replies, ticket, b"answer")
         if later == "on_turn":
             replies.slot(cast(Any, bug))
         elif later == "when_empty":
@@ -430,13 +430,13 @@ def test_what_waits_is_told_in_steps_and_once_more_when_nothing_does() -> None:
     slot.resolve(b"")
     assert owner.held_bytes[-1] == replies.pending_bytes == 0
     ticket = HandTicket()
-    owe(replies, ticket, b"x" * 20_000)
+    reply_after(replies, ticket, b"x" * 20_000)
     assert owner.held_bytes[-1] > 20_000
     ticket.resolve()
     assert owner.held_bytes[-1] == 0
     told = len(owner.held_bytes)
     for _ in range(1000):
         ticket = HandTicket()
-        owe(replies, ticket, b"x" * 100)
+        reply_after(replies, ticket, b"x" * 100)
         ticket.resolve()
     assert len(owner.held_bytes) == told, "who waits with little costs nothing"

@@ -48,8 +48,8 @@ class TooManyStatesError(Exception):
 def sampled_states(crash: Crash, seed: int, runs: int) -> Iterator[FakeDisk]:
     """`runs` disks drawn by `seed` (some may be alike).
 
-    Draws differ in temper: nearly everything there, nearly nothing, in between, and 'in order': what comes
-    after the first loss is lost too, as on a file system with an ordered journal.
+    Draws differ in how much is there: nearly everything, nearly nothing, in between, and 'in order': what
+    comes after the first loss is lost too, as on a file system with an ordered journal.
     """
     source = random.Random(seed)
     for _ in range(runs):

@@ -54,7 +54,7 @@ class NotReadyError(Exception):
 class Server:
     """A server on a data folder. `arguments` are those of `brokers serve`.
 
-    `verb` replaces `serve` (`("logmq", "serve")`), `prefix` goes before the command (`("strace", "-f")`).
+    `command` replaces `serve` (`("logmq", "serve")`), `prefix` goes before the command (`("strace", "-f")`).
     `quick`: it takes the passwords of `forked.quick_passwords`. `bug`: it has that one, of
     tests/trials/planted.py.
     """
@@ -66,7 +66,7 @@ class Server:
         self,
         folder: Path,
         *arguments: str,
-        verb: Sequence[str] = ("serve",),
+        command: Sequence[str] = ("serve",),
         environ: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         data: Path | None = None,
@@ -80,7 +80,14 @@ class Server:
         self.process: Process | None = None
         self.ready: dict[str, Any] = {}
         self._command = [*prefix, sys.executable, "-m", "brokers"] if prefix else []
-        self._words = [*verb, "--data-dir", str(self.data), "--ready-file", str(self.ready_file), *arguments]
+        self._words = [
+            *command,
+            "--data-dir",
+            str(self.data),
+            "--ready-file",
+            str(self.ready_file),
+            *arguments,
+        ]
         self._quick, self._bug = quick, bug
         self._environ = environ or {}
         self._stdin = stdin

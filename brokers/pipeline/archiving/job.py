@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LARGE_BYTES = 512 << 20
-"""So much of a log makes a Parquet file of 100 MB or more, and some seconds of work."""
+"""How much of a log makes a Parquet file of 100 MB or more, and some seconds of work."""
 
 
 @attrs.frozen

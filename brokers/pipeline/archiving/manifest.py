@@ -60,7 +60,7 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Its final place."""
+        """The file's final place."""
         return f"{names.folder(self.topic, self.date)}/{names.FileName(self.start, self.end, self.key)}"
 
 

@@ -53,7 +53,8 @@ LEVEL = 10
 _NARROW = 4.0
 """If the newest points spread so many times less than all before, their band counts."""
 NUMBERS_AT_ONCE = 1 << 20
-"""Of all points together, each with its history: there may be a week of seconds, and an hour before each."""
+"""Numbers of all points together, each with its history: there may be a week of seconds, and an hour before
+each."""
 _DEVIATION = 1.4826
 _VALUE_SPREAD_LEAST = 0.01
 _NAMES = ("protocol", "name")

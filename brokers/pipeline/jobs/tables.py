@@ -78,7 +78,7 @@ def offered(name: str | None = None, protocol: str | None = None) -> Sequence[Of
 
 
 def offered_if_any(name: str | None = None, protocol: str | None = None) -> Sequence[Offered]:
-    """The same as `offered`, but empty instead of an error where there is none."""
+    """What `offered` finds, but empty instead of an error where there is none."""
     every = (Offered(plugin.name, table) for plugin in plugins.load_all()[0] for table in tables_of(plugin))
     return [each for each in every if name in (None, each.table.name) and protocol in (None, each.protocol)]
 

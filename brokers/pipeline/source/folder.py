@@ -185,7 +185,7 @@ class Folder(Origin):
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
 
     def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
-        """The same as `first_kept`, but the journal is read once for all logs, and again once it changes."""
+        """Answer as `first_kept` does, but read the journal once for all logs, and again once it changes."""
         log = self._journal.get(log_id)
         if log is None or (log.first < end and self._is_hole(file, log.first)):
             self._journal = look(self.disk, live=True).logs

@@ -98,7 +98,7 @@ class Origin(Protocol):
         """
 
     def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        """The same as `chunks`, but without bytes for chunks that lie wholly in the span.
+        """Yield what `chunks` does, but without bytes for chunks that lie wholly in the span.
 
         Damage is told only where the index tells it.
         """

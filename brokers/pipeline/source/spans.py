@@ -37,7 +37,7 @@ class Span:
 
     @property
     def spot(self) -> "LogSpot":
-        """Its log, as if there were no more of it."""
+        """The span's log, as if there were no more of it."""
         return LogSpot(self.source, self.topic, self.log_id, self.start, self.stop)
 
 

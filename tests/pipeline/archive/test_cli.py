@@ -1,4 +1,4 @@
-"""The verb `brokers pipeline archive`, as far as it goes without Spark: what it refuses, and what it says."""
+"""`brokers pipeline archive`, as far as it goes without Spark: what it refuses, and what it says."""
 
 import fcntl
 import os

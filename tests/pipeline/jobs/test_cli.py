@@ -1,4 +1,4 @@
-"""The verbs' ends: rows, exit codes, what is said of a failure, the progress bar."""
+"""The commands' ends: rows, exit codes, what is said of a failure, the progress bar."""
 
 import logging
 import os

@@ -330,14 +330,14 @@ async def test_what_is_written_outside_a_round_leaves_at_once(serve: Serve) -> N
 
 @everywhere
 async def test_after_turn_runs_after_the_sessions_and_its_writes_leave_too(serve: Serve) -> None:
-    owed: list[Connection] = []
+    unanswered: list[Connection] = []
 
     def after_turn() -> None:
-        while owed:
-            owed.pop().write(b"committed")
+        while unanswered:
+            unanswered.pop().write(b"committed")
 
     def prepare(session: Recorder) -> None:
-        session.on_receive = lambda data: owed.append(session.connection)
+        session.on_receive = lambda data: unanswered.append(session.connection)
 
     async with serve(Sessions(prepare), after_turn=after_turn) as served, await served.connect() as client:
         await client.send_all(b"append")
@@ -678,21 +678,21 @@ async def test_a_drain_ends_every_connection_once_it_has_said_what_it_owes(serve
     sessions = Sessions(echo)
     async with serve(sessions) as served:
         idle, idle_session = await sessions.join(served)
-        owed, owed_session = await sessions.join(served)
-        owe_an_answer(owed_session)
+        waiting, waiting_session = await sessions.join(served)
+        owe_an_answer(waiting_session)
         served.group.stop_accepting()
         served.group.drain()
         assert await read_all(idle) == b""
         await idle.aclose()
         await idle_session.lost.wait()
         assert served.group.connections == 1
-        await owed.send_all(b"too late")
-        owed_session.connection.write(b"owed")
-        owed_session.connection.finish()
-        assert await read_all(owed) == b"owed"
-        await owed.aclose()
+        await waiting.send_all(b"too late")
+        waiting_session.connection.write(b"owed")
+        waiting_session.connection.finish()
+        assert await read_all(waiting) == b"owed"
+        await waiting.aclose()
         await served.group.wait_no_connections()
-        assert owed_session.data == b""
+        assert waiting_session.data == b""
 
 
 @unencrypted

@@ -26,7 +26,7 @@ class Gone:
     def release_session(self) -> None:
         self.told.append(self)
 
-    def deadline_came(self, now: float) -> None:
+    def on_deadline(self, now: float) -> None:
         self.told.append(self)
 
     def drain(self) -> None:

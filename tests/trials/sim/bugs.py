@@ -360,7 +360,7 @@ def interval_never_ends() -> list[Change]:
 
 @bug("weak modes")
 def unmarked_direct_writes() -> list[Change]:
-    """Mode none writes records without their marks."""
+    """Mode none writes records without their index entries."""
     return [(Commit, "_write_direct_entries", lambda self: None)]
 
 
