@@ -33,8 +33,6 @@ from tests.support.server import Server
 Given = Callable[..., SourceOptions]
 """Options of a stream over a place."""
 
-OLD = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 19) + 8)]
-
 
 @pytest.fixture(scope="module")
 def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,7 +45,8 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await store.retain()  # from now on it is not served
         await store.retain()  # and its space is given back
 
-    fill(data, {ORDERS: OLD + RECORDS})
+    old = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 19) + 8)]
+    fill(data, {ORDERS: old + RECORDS})
     in_store(data, drop, clean=True)
     assert spot(data).first > LOOK_BYTES_MAX
     return data
