@@ -90,9 +90,13 @@ class Topics:
             return log
         log = self.find_untrusted(topic)
         if log is None:
-            log = self.create(topic.decode())
+            log, _ = self.create(topic.decode())
             self.known[topic] = log
         return log
+
+    @property
+    def topics_max(self) -> int:
+        return self._settings.topics_max
 
     def delete(self, log: Log, grave: tuple[Log, bytes, int]) -> Ticket:
         """Delete a topic: readers get NO_TOPIC, the name is free. `grave`: of `Groups`. Raises StoreError."""
@@ -108,13 +112,16 @@ class Topics:
         """Charge the budget for topics."""
         self._memory.charge(TOPIC_BYTES * len(self) - self._memory.used_bytes)
 
-    def create(self, name: str, durability: Durability | None = None) -> Log:
-        """Create a topic; the settings decide what is not given. Raises Refusal."""
+    def create(self, name: str, durability: Durability | None = None) -> tuple[Log, Ticket]:
+        """Create a topic; the settings decide what is not given. The ticket is done when it is durable.
+        Raises Refusal."""
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
         check_memory(self._memory, TOPIC_BYTES)
         try:
-            log, _ = self._namespace.create(name, durability or self._settings.for_topic(name).durability)
+            log, ticket = self._namespace.create(
+                name, durability or self._settings.for_topic(name).durability
+            )
         except StoreError as error:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
@@ -125,4 +132,4 @@ class Topics:
         self.feeds.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
-        return log
+        return log, ticket
