@@ -283,9 +283,17 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
 
 async def load(document: Document, path: Path) -> Taken:
     """Import a file at a start. Raises ConfigError; nothing is changed then."""
+    rows = await rows_of(path)
     try:
-        text = (await Threads()(read_file, path, BYTES_MAX)).decode()
-        return await document.take(await parsed(text), dry_run=False)
+        return await document.take(rows, dry_run=False)
+    except BrokerError as error:
+        raise ConfigError("serve.definitions", f"{path}: {error}") from None
+
+
+async def rows_of(path: Path) -> dict[str, list[Row]]:
+    """The rows of a start's file, by section. Raises ConfigError."""
+    try:
+        return await parsed((await Threads()(read_file, path, BYTES_MAX)).decode())
     except OSError as error:
         raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
