@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from brokers import control, users
+import trio
+
+from brokers import control, definitions, users
 from brokers.config import FILE_VARIABLE, Config, load
 from brokers.errors import Failure, InvalidSettings, Problem
 from brokers.plugins import load_working
@@ -35,7 +37,10 @@ def checked(file: Path | None) -> Config:
         told = {problem.key for problem in found}
         start = start_problems(config, protocols)
         of_users = [Problem(error.key, error.text) for error in _raised_by(users.load, config)]
-        more = (*start, *of_users, *taken_ports(config, protocols))
+        document = config.serve.definitions
+        of_document = [] if document is None else _raised_by(trio.run, definitions.rows_of, document)
+        unread = [Problem(error.key, error.text) for error in of_document]
+        more = (*start, *of_users, *unread, *taken_ports(config, protocols))
         found += [problem for problem in more if problem.key not in told]
     if found:
         raise InvalidSettings(tuple(found))

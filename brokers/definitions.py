@@ -4,13 +4,14 @@
 
 A running server exports it, and the same or another imports it. Existing objects are left as they are, so a
 second import changes nothing. All rows are checked before any is created: a single conflict, which names its
-object, ends the import without a change. Rows that cannot be created here, such as a group's offset in a
+object, ends the import without a change. What only the disk or full memory refuses ends it where it is. What
+was created is durable before the answer. Rows that cannot be created here, such as a group's offset in a
 missing topic, are reported. Documents are handled some rows at a time, so a large one does not hold the loop.
 """
 
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from json import JSONDecoder
 from pathlib import Path
@@ -27,8 +28,7 @@ from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, Left
 from shared.errors import BrokerError, ConfigError
 from shared.local_path import WRITTEN_BYTES_MAX, read_file
 from shared.objects import BadArgument, a_text
-from shared.storage.log import Ticket
-from shared.storage.store import Store
+from shared.storage.store import Store, Ticket
 from shared.storage.threads import Threads
 
 BYTES_MAX = WRITTEN_BYTES_MAX
@@ -114,6 +114,7 @@ class Document:
 
     async def text(self) -> AsyncGenerator[bytes, None]:
         """Yield the document in pieces, a row a line."""
+        names: set[tuple[str, str, str]] = set()
         yield b"{"
         for number, section in enumerate(SECTIONS):
             yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
@@ -121,7 +122,8 @@ class Document:
             for protocol, each in self._services:
                 if each.section != section:
                     continue
-                for part in each.rows():
+                for part in each.rows(partial(_is_written, names, protocol)):
+                    names |= {(section, protocol, each.name(row)) for row in part}
                     rows = [{"protocol": protocol, **row} if protocol else row for row in part]
                     lines = ",\n".join([json.dumps(row, ensure_ascii=False) for row in rows])
                     if lines:
@@ -161,8 +163,8 @@ class Document:
         made = same = 0
         left_out: list[str] = []
         conflicts: list[str] = []
-        count = 0
-        unwritten: list[Ticket] = []
+        new: dict[tuple[str, str], set[str]] = {}
+        unsynced: list[Ticket] = []
         for section in SECTIONS:
             for number, row in enumerate(rows.get(section, ()), 1):
                 protocol = str(row.get("protocol", ""))
@@ -179,30 +181,44 @@ class Document:
                     left_out.append(f"{what}: {error}")
                 except BrokerError as error:
                     if not dry_run:
-                        await self._write(unwritten)
+                        await self._on_disk(unsynced)
                         raise Conflict(f"{what}: {error}; {made} before it were made") from error
                     conflicts.append(f"{what}: {error}")
                 if done is not None:
                     made, same = made + done.new, same + (not done.new)
-                if done is not None and done.ticket is not None:
-                    unwritten.append(done.ticket)
-                count += 1
-                if count % PART == 0:
-                    await self._write(unwritten)
+                    if done.new:
+                        new.setdefault((section, protocol), set()).add(self._name(own, section, row))
+                    if done.ticket is not None:
+                        unsynced.append(done.ticket)
+                if len(unsynced) == PART:
+                    await self._on_disk(unsynced)
                 if number % (PART // 4) == 0:
                     await trio.sleep(0)
+        if dry_run:
+            conflicts += _without_room(own, new)
         if conflicts:
             more = f"; and {len(conflicts) - TOLD_MAX} more" if len(conflicts) > TOLD_MAX else ""
             raise Conflict("; ".join(conflicts[:TOLD_MAX]) + more)
-        if not dry_run:
-            await self._write(unwritten)
-            await self._store.flush()
+        await self._on_disk(unsynced)
         return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
 
-    async def _write(self, unwritten: list[Ticket]) -> None:
-        """Have what was made be durable. Raises StoreError."""
-        while unwritten:
-            await self._store.wait(unwritten.pop())
+    async def _on_disk(self, unsynced: list[Ticket]) -> None:
+        """Wait for these tickets of what was made, and take them away. Raises StoreError."""
+        for ticket in unsynced:
+            await self._store.wait(ticket)
+        unsynced.clear()
+
+
+def _without_room(
+    own: Mapping[tuple[str, str], DefinitionSection], new: Mapping[tuple[str, str], Collection[str]]
+) -> Iterator[str]:
+    """Yield what would be more than a limit allows. `new`: the names of what would be made."""
+    for (section, protocol), names in new.items():
+        room = own[section, protocol].room
+        if room is not None:
+            setting, there, most = room()
+            if there + len(names) > most:
+                yield f"{section} {protocol}: {len(names)} more than the {there} there: {setting} = {most}"
 
 
 def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:
@@ -216,8 +232,12 @@ def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:
 
 def _is_promised(
     promised: Mapping[tuple[str, str, str], Row], protocol: str, section: str, name: str
-) -> bool:
-    return (section, protocol, name) in promised
+) -> Row | None:
+    return promised.get((section, protocol, name))
+
+
+def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
+    return (section, protocol, name) in names
 
 
 def of_users(access: Access, path: Path) -> DefinitionSection:
@@ -225,7 +245,7 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
 
     in_thread = Threads()
 
-    def rows() -> Any:
+    def rows(_: Any) -> Any:
         found = list((access.users or {}).values())
         yield [
             {"name": user.name, "allow": [str(rule) for rule in user.allow], "certificate": user.certificate}
@@ -263,9 +283,17 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
 
 async def load(document: Document, path: Path) -> Taken:
     """Import a file at a start. Raises ConfigError; nothing is changed then."""
+    rows = await rows_of(path)
     try:
-        text = (await Threads()(read_file, path, BYTES_MAX)).decode()
-        return await document.take(await parsed(text), dry_run=False)
+        return await document.take(rows, dry_run=False)
+    except BrokerError as error:
+        raise ConfigError("serve.definitions", f"{path}: {error}") from None
+
+
+async def rows_of(path: Path) -> dict[str, list[Row]]:
+    """The rows of a start's file, by section. Raises ConfigError."""
+    try:
+        return await parsed((await Threads()(read_file, path, BYTES_MAX)).decode())
     except OSError as error:
         raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -12,18 +12,18 @@ from pamqp import encode
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
-from dmp.declarations import ARGUMENTS_BYTES_MAX, Binding, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, RESERVED
+from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import DEFAULT, PREDECLARED, RESERVED, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
-from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of, parts
 from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Exchanges, queues and bindings of one broker: those that outlive it, and are nobody's own."""
 
-    def exchanges() -> Iterator[Sequence[Row]]:
+    def exchanges(_: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.exchanges.values())):
             yield [
                 {
@@ -54,9 +54,12 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             if there.kind != kind:
                 raise Conflict("it is another here")
             return Made(new=False)
-        return Made(new=True, ticket=None if dry_run else broker.topology.declare_exchange(name, kind))
+        if dry_run:
+            broker.topology.check_exchange(name, kind)
+            return Made(new=True)
+        return Made(new=True, ticket=broker.topology.declare_exchange(name, kind))
 
-    def queues() -> Iterator[Sequence[Row]]:
+    def queues(_: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.queues.values())):
             yield [
                 {
@@ -79,14 +82,16 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                 raise Conflict("it is another here")
             return Made(new=False)
         if dry_run:
+            broker.topology.check_new_queue(name, kind)
             return Made(new=True)
         made = broker.topology.declare_queue(name, kind, broker.new_owner(""))
         return Made(new=True, ticket=made[1])
 
-    def bindings() -> Iterator[Sequence[Row]]:
+    def bindings(written: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.exchanges.values())):
             for exchange in part:
-                for some in parts(list(exchange.bindings)) if exchange.kind.durable else ():
+                there = is_there(written, exchange.name, True)
+                for some in parts(list(exchange.bindings)) if there else ():
                     yield [
                         {
                             "exchange": binding.source.decode(),
@@ -95,12 +100,14 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                             **_shown(binding.arguments),
                         }
                         for binding in some
-                        if _is_kept(binding)
+                        if _is_text(binding.key)
+                        and is_there(written, binding.destination, binding.to_exchange)
                     ]
 
-    def _is_kept(binding: Binding) -> bool:
-        there = broker.topology.destinations_of(binding.to_exchange).get(binding.destination)
-        return there is not None and there.durable and _is_text(binding.key)
+    def is_there(written: Written, name: bytes, is_exchange: bool) -> bool:
+        if is_exchange and name in PREDECLARED:
+            return True
+        return _is_text(name) and written("exchanges" if is_exchange else "queues", name.decode())
 
     async def make_binding(row: Row, dry_run: bool, promised: Promised) -> Made:
         to_exchange = "to_exchange" in row
@@ -115,11 +122,14 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             (exchange, "exchanges", source),
             (there, "exchanges" if to_exchange else "queues", destination),
         ):
-            if found is None and not (dry_run and promised(section, name.decode())):
+            if found is None and (not dry_run or promised(section, name.decode()) is None):
                 raise ObjectMissing(f"there is no {section[:-1]} {shown(name)}")
         if exchange is None or there is None:
+            type_ = (promised("exchanges", source.decode()) or {}).get("type")
+            if (type_ if exchange is None else exchange.kind.type) == "headers":
+                HeaderMatch(read_table(table))
             return Made(new=True)
-        if Binding(source, destination, to_exchange, key, table) in exchange.bindings:
+        if broker.topology.check_binding(source, there, key, table) is None:
             return Made(new=False)
         if dry_run:
             return Made(new=True)
@@ -138,14 +148,23 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             exchanges,
             name_of,
             make_exchange,
+            lambda: ("exchanges_max", len(broker.exchanges), broker.settings.exchanges_max),
         ),
-        DefinitionSection("queues", ("name", "auto_delete", *_TABLE), queues, name_of, make_queue),
+        DefinitionSection(
+            "queues",
+            ("name", "auto_delete", *_TABLE),
+            queues,
+            name_of,
+            make_queue,
+            lambda: ("queues_max", len(broker.queues), broker.settings.queues_max),
+        ),
         DefinitionSection(
             "bindings",
             ("exchange", "queue", "to_exchange", "key", *_TABLE),
             bindings,
             binding_named,
             make_binding,
+            lambda: ("bindings_max", broker.bindings, broker.settings.bindings_max),
         ),
     )
 

@@ -221,11 +221,8 @@ class Topology:
             self._same_queue(found, kind)
             found.used_now()
             return found, ticket
-        if name.startswith(RESERVED):
-            raise _reserved("queue", name)
-        self._need_room("queues_max", len(broker.queues))
+        self.check_new_queue(name, kind)
         name = name or GENERATED + broker.new_name()
-        check(self._memory.queues, _queue_bytes(name, kind))
         queue = Queue(name, kind, broker, owner if kind.exclusive else None)
         ticket = None
         if kind.durable and not kind.exclusive:
@@ -240,6 +237,13 @@ class Topology:
         queue.used_now()
         self._find_waiting(queue)
         return queue, ticket
+
+    def check_new_queue(self, name: bytes, kind: QueueKind) -> None:
+        """Raises Refusal where one that is not there would be refused."""
+        if name.startswith(RESERVED):
+            raise _reserved("queue", name)
+        self._need_room("queues_max", len(self._broker.queues))
+        check(self._memory.queues, _queue_bytes(name, kind))
 
     def make_reply_queue(self) -> Queue:
         """For a consumer of `REPLY_TO`; it is deleted with that. Its name cannot be guessed: whoever was told

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from dms.engine import Engine
 from dms.options import Options, check_options
 from dms.wire import name_untrusted
-from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of, parts
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Room, Row, Written, name_of, parts
 from shared.objects import BadArgument, a_text
 
 
 def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
     """The queues of one engine. Options from the settings are left out."""
 
-    def rows() -> Iterator[Sequence[Row]]:
+    def rows(_: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(engine.queues.values()) if engine.persistent else []):
             there = (queue for queue in part if not queue.deleted)
             yield [{"name": queue.text, "options": dict(engine.asked_of(queue))} for queue in there]
@@ -29,8 +29,12 @@ def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
                 raise Conflict("it has other options here")
             return Made(new=False)
         if dry_run:
+            engine.check_new(name, asked)
             return Made(new=True)
         made = engine.create(name, asked)
         return Made(new=True, ticket=made[1])
 
-    return (DefinitionSection("queues", ("name", "options"), rows, name_of, make),)
+    def room() -> Room:
+        return "queues_max", len(engine.queues), engine.settings.queues_max
+
+    return (DefinitionSection("queues", ("name", "options"), rows, name_of, make, room),)

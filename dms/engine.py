@@ -943,6 +943,30 @@ class Engine:
 
     def create(self, name: str, asked: Mapping[str, Any]) -> tuple[Queue, Ticket | None]:
         """Make a queue. Raises Refusal."""
+        self.check_new(name, asked)
+        queue = self.adopt(name, asked)
+        self.tell_budget()  # where it is full now, dead letters that come go to the disk
+        ticket = None
+
+        def options_row(log: Log) -> tuple[Log, bytes, int]:
+            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
+
+        if self.past_saving:
+            self.unkept()
+        elif self._namespace is not None:
+            try:
+                mode = self.settings.for_queue(name).durability
+                has_row = bool(asked) or queue.name in self.table
+                log, ticket = self._namespace.create(name, mode, beside=options_row if has_row else None)
+                queue.open_log(log)
+            except StoreError as error:
+                self.discard(queue)
+                raise refusal_for(error) from None
+            ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
+        return queue, ticket
+
+    def check_new(self, name: str, asked: Mapping[str, Any]) -> None:
+        """Raises Refusal where this queue would be refused."""
         settings = self.settings
         if name.encode() in self.queues:
             raise Refusal(Status.QUEUE_EXISTS, f"{name} exists already")
@@ -957,26 +981,6 @@ class Engine:
                 self.queue_memory.check(QUEUE_BYTES)
             except OverBudget as error:
                 raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
-        queue = self.adopt(name, asked)
-        self.tell_budget()  # where it is full now, dead letters that come go to the disk
-        ticket = None
-
-        def options_row(log: Log) -> tuple[Log, bytes, int]:
-            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
-
-        if self.past_saving:
-            self.unkept()
-        elif self._namespace is not None:
-            try:
-                mode = settings.for_queue(name).durability
-                has_row = bool(asked) or queue.name in self.table
-                log, ticket = self._namespace.create(name, mode, beside=options_row if has_row else None)
-                queue.open_log(log)
-            except StoreError as error:
-                self.discard(queue)
-                raise refusal_for(error) from None
-            ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
-        return queue, ticket
 
     def _makes_room(self, name: bytes) -> bool:
         """Whether dead letters that wait for a queue of this name hold more memory than it will take.

@@ -4,7 +4,17 @@ from collections.abc import Iterator, Sequence
 
 from logmq.broker import Broker
 from logmq.wire import NUMBER_MAX, name_untrusted, topic_untrusted
-from shared.definitions import Conflict, DefinitionSection, LeftOut, Made, Promised, Row, name_of, parts
+from shared.definitions import (
+    Conflict,
+    DefinitionSection,
+    LeftOut,
+    Made,
+    Promised,
+    Row,
+    Written,
+    name_of,
+    parts,
+)
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import read_records
@@ -14,7 +24,7 @@ from shared.storage.settings import Durability
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Topics and groups of one broker. Retention is in the settings."""
 
-    def topics() -> Iterator[Sequence[Row]]:
+    def topics(_: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.topics.by_id().values())):
             yield [{"name": log.name, "durability": str(log.mode)} for log in part if not log.deleted]
 
@@ -24,26 +34,26 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             durability = Durability.parse(a_text(row, "durability", "always"))
         except ValueError as error:
             raise BadArgument(str(error)) from None
-        log = broker.topics.find(name)
-        if log is not None:
-            if "durability" in row and log.mode != durability:
-                raise Conflict(f"its durability is {log.mode} here")
+        there = broker.topics.find(name)
+        if there is not None:
+            if "durability" in row and there.mode != durability:
+                raise Conflict(f"its durability is {there.mode} here")
             return Made(new=False)
         if dry_run:
             return Made(new=True)
-        log, ticket = broker.topics.create(name, durability if "durability" in row else None)
+        _log, ticket = broker.topics.create(name, durability if "durability" in row else None)
         return Made(new=True, ticket=ticket)
 
-    def groups() -> Iterator[Sequence[Row]]:
+    def groups(_: Written) -> Iterator[Sequence[Row]]:
         for part in broker.groups.in_parts(broker.topics.by_id().get):
             yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
 
-    async def make_group(row: Row, dry_run: bool, is_promised: Promised) -> Made:
+    async def make_group(row: Row, dry_run: bool, promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")
         offset = a_count(row, "offset", 0, 0, NUMBER_MAX)
         name_untrusted(group.encode(), "group")
         log = broker.topics.find(topic)
-        if log is None and not offset and is_promised("topics", topic):
+        if log is None and not offset and promised("topics", topic):
             return Made(new=True)
         if log is None or (offset and not log.visible):
             raise LeftOut("its topic has no records here, so it begins where it is told to")
@@ -61,12 +71,20 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=None if dry_run else broker.groups.commit(group, log, offset))
 
     return (
-        DefinitionSection("topics", ("name", "durability"), topics, name_of, make_topic),
+        DefinitionSection(
+            "topics",
+            ("name", "durability"),
+            topics,
+            name_of,
+            make_topic,
+            lambda: ("topics_max", len(broker.topics), broker.topics.topics_max),
+        ),
         DefinitionSection(
             "groups",
             ("group", "topic", "offset"),
             groups,
             lambda row: f"{row.get('group', '')}/{row.get('topic', '')}",
             make_group,
+            lambda: ("commits_max", len(broker.groups), broker.groups.commits_max),
         ),
     )

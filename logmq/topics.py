@@ -94,6 +94,10 @@ class Topics:
             self.known[topic] = log
         return log
 
+    @property
+    def topics_max(self) -> int:
+        return self._settings.topics_max
+
     def delete(self, log: Log, grave: tuple[Log, bytes, int]) -> Ticket:
         """Delete a topic: readers get NO_TOPIC, the name is free. `grave`: of `Groups`. Raises StoreError."""
         self.known.pop(log.name.encode(), None)
@@ -109,15 +113,15 @@ class Topics:
         self._memory.charge(TOPIC_BYTES * len(self) - self._memory.used_bytes)
 
     def create(self, name: str, durability: Durability | None = None) -> tuple[Log, Ticket]:
-        """Create a topic; the settings decide what is not given. The ticket: done when it is durable.
-
-        Raises Refusal.
-        """
+        """Create a topic; the settings decide what is not given. The ticket is done when it is durable.
+        Raises Refusal."""
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
         check_memory(self._memory, TOPIC_BYTES)
         try:
-            log, made = self._namespace.create(name, durability or self._settings.for_topic(name).durability)
+            log, ticket = self._namespace.create(
+                name, durability or self._settings.for_topic(name).durability
+            )
         except StoreError as error:
             raise refusal_for(error) from None
         log.retention = self._settings.retention(name)
@@ -128,4 +132,4 @@ class Topics:
         self.feeds.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
-        return log, made
+        return log, ticket

@@ -21,8 +21,12 @@ PART = 200
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
-Promised = Callable[[str, str], bool]
-"""Whether the document creates this name in a section of this protocol."""
+Promised = Callable[[str, str], Row | None]
+"""The row by which the document creates this name in a section of this protocol."""
+Written = Callable[[str, str], bool]
+"""Whether a document that is being exported has this name in a section of this protocol."""
+Room = tuple[str, int, int]
+"""The setting that bounds the number of objects, how many are there, and how many it allows."""
 
 
 class Conflict(BrokerError):
@@ -45,16 +49,19 @@ class Made:
 class DefinitionSection:
     """One protocol's rows of a section.
 
-    `rows`: yields all rows, in JSON's values, some at a time. `name`: the name of a row's object.
+    `rows(written)`: yields all rows, in JSON's values, some at a time. Objects come and go meanwhile: a row
+    that needs another object is left out unless that is `written`. `name`: the name of a row's object.
     `make(row, dry_run, promised)`: create the object unless it exists. Raises Conflict, LeftOut, and
-    BrokerError for an invalid row. `keys`: all that a row may have, besides its protocol.
+    BrokerError for an invalid row, all that it can in the dry run. `keys`: all that a row may have, besides
+    its protocol. `room`: for how many objects there is any.
     """
 
     section: str
     keys: Sequence[str]
-    rows: Callable[[], Iterator[Sequence[Row]]]
+    rows: Callable[[Written], Iterator[Sequence[Row]]]
     name: Callable[[Row], str]
     make: Callable[[Row, bool, Promised], Awaitable[Made]]
+    room: Callable[[], Room] | None = None
 
 
 def name_of(row: Row) -> str:

@@ -15,6 +15,7 @@ from brokers.definitions import Document
 from dms.client import QueueOptions, connect
 from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
 from shared.objects import BadArgument
+from shared.storage.store import Ticket
 from tests.brokers.asking import Api
 from tests.brokers.turns import counted_turns
 from tests.support.server import NotReadyError, Server, speak
@@ -43,7 +44,7 @@ class Shelf:
         self.section = section
 
     def definitions(self) -> DefinitionSection:
-        def rows() -> Iterator[list[Row]]:
+        def rows(_: object) -> Iterator[list[Row]]:
             yield [{"name": name, "colour": colour} for name, colour in self.there.items()]
 
         async def make(row: Row, dry_run: bool, promised: Promised) -> Made:
@@ -56,21 +57,26 @@ class Shelf:
                 raise Conflict(f"it is {self.there[name]} here")
             if dry_run:
                 del self.there[name]
-            return Made(new=True)
+                return Made(new=True)
+            return Made(new=True, ticket=Ticket())
 
         return DefinitionSection(
-            self.section, ("name", "colour"), rows, lambda row: str(row.get("name")), make
+            self.section,
+            ("name", "colour"),
+            rows,
+            lambda row: str(row.get("name")),
+            make,
+            lambda: ("names_max", len(self.there), 5000),
         )
 
 
 class Disk:
     """In place of a store."""
 
-    flushed = 0
+    waited = 0
 
-    async def flush(self) -> bool:
-        self.flushed += 1
-        return True
+    async def wait(self, _: Ticket) -> None:
+        self.waited += 1
 
 
 async def test_one_conflict_is_named_and_nothing_is_made() -> None:
@@ -86,7 +92,7 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
     }
     with pytest.raises(Conflict, match=r"^queues a/b: it is blue here$"):
         await document.take(rows, dry_run=False)
-    assert (shelf.there, disk.flushed) == ({"b": "blue"}, 0)
+    assert (shelf.there, disk.waited) == ({"b": "blue"}, 0)
     rows["queues"][1] = {"protocol": "a", "name": "c", "colour": "away"}
     dry = await document.take(rows, dry_run=True)
     assert (dry.made, dry.same, dry.left_out, shelf.there) == (1, 0, 2, {"b": "blue"})
@@ -97,7 +103,18 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
         "left_out": 2,
         "told": ["queues a/c: it is away", "queues x/other: no protocol that is served here has these"],
     }
-    assert (shelf.there["one"], disk.flushed) == ("red", 1)
+    assert (shelf.there["one"], disk.waited) == ("red", 1)
+
+
+async def test_each_of_a_large_document_is_on_disk_before_the_answer_and_as_many_as_there_is_room() -> None:
+    shelf, disk = Shelf("queues"), Disk()
+    document = Document([("a", shelf.definitions())], None, disk)  # type: ignore[arg-type]
+    rows = [{"protocol": "a", "name": f"q{number}", "colour": "red"} for number in range(5001)]
+    for dry_run in (True, False):
+        with pytest.raises(Conflict, match=r"^queues a: 5001 more than the 0 there: names_max = 5000$"):
+            await document.take({"queues": rows}, dry_run=dry_run)
+    assert (len(shelf.there), disk.waited) == (0, 0)
+    assert (await document.take({"queues": rows[1:]}, dry_run=False)).made == disk.waited == 5000
 
 
 async def test_a_key_that_nobody_reads_is_refused_by_name_and_nothing_is_made() -> None:
@@ -243,27 +260,52 @@ def test_a_conflict_is_refused_with_its_object(source: Api) -> None:
     assert source.ask("definitions", [])[0] == 400
 
 
-@pytest.mark.parametrize(
-    ("section", "row"),
-    [
-        ("topics", {"protocol": "logmq", "name": "orders", "durability": "always"}),
-        ("exchanges", {"protocol": "dmp", "name": "shop", "type": "topic"}),
-        ("queues", {"protocol": "dmp", "name": "mails"}),
-        ("queues", {"protocol": "dms", "name": "jobs"}),
-        ("bindings", {"protocol": "dmp", "exchange": "amq.topic", "to_exchange": "amq.fanout", "key": "a"}),
-    ],
-)
-def test_what_was_made_is_there_after_kill_9(tmp_path: Path, section: str, row: dict[str, Any]) -> None:
+def test_what_was_taken_in_is_there_after_a_kill(
+    found: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
     with Server(tmp_path) as server:
-        assert Api(server).ask("definitions", {section: [row]})[1]["made"] == 1
-        server.kill()
-        server.start()
-        assert Api(server).ask("definitions", {section: [row]})[1] == {
-            "made": 0,
-            "same": 1,
-            "left_out": 0,
-            "told": [],
-        }
+        for section in SECTIONS:
+            assert Api(server).ask("definitions", {section: found[section]})[0] == 200
+            before = Api(server).ask("definitions")[1]
+            server.kill()
+            server.start()
+            assert Api(server).ask("definitions")[1] == before
+        assert {**before, "groups": found["groups"]} == found
+
+
+def test_what_a_server_would_refuse_of_a_document_leaves_all_as_it_is(tmp_path: Path) -> None:
+    limits = {"DMS_QUEUES": 1, "DMS_DEPTH": 5, "DMP_QUEUES": 1, "DMP_EXCHANGES": 16, "DMP_BINDINGS": 1}
+    environ = {f"BROKERS_{name}_MAX": str(most) for name, most in {**limits, "LOGMQ_TOPICS": 1}.items()}
+    headers = {"protocol": "dmp", "exchange": "amq.headers", "queue": "q", "arguments": {"x-match": "some"}}
+    bindings = [{"protocol": "dmp", "exchange": "amq.direct", "queue": "q", "key": key} for key in "ab"]
+    queue = {"protocol": "dmp", "name": "q"}
+    faulty: list[dict[str, Any]] = [
+        {"topics": [{"protocol": "logmq", "name": name} for name in "ab"]},
+        {"queues": [queue, {"protocol": "dmp", "name": "p"}]},
+        {"queues": [{"protocol": "dms", "name": name} for name in "ab"]},
+        {"queues": [queue, {"protocol": "dms", "name": "q", "options": {"depth": 6}}]},
+        {"queues": [queue, {"protocol": "dmp", "name": "amq.mine"}]},
+        {"exchanges": [{"protocol": "dmp", "name": name} for name in "abcdefghijklmnop"]},
+        {"queues": [queue], "exchanges": [{"protocol": "dmp", "name": "x", "type": "shout"}]},
+        {"queues": [queue], "exchanges": [{"protocol": "dmp", "name": "amq.mine"}]},
+        {"queues": [queue], "bindings": bindings},
+        {"queues": [queue], "bindings": [headers]},
+        {
+            "queues": [queue],
+            "exchanges": [{"protocol": "dmp", "name": "h", "type": "headers"}],
+            "bindings": [{**headers, "exchange": "h"}],
+        },
+    ]
+    with Server(tmp_path, environ=environ) as server:
+        before = Api(server).ask("definitions")
+        for document in faulty:
+            for dry_run in (1, 0):
+                status, problem = Api(server).ask(f"definitions?dry_run={dry_run}", document)
+                assert (status, "were made" in problem["detail"]) == (409, False), (document, problem)
+                assert Api(server).ask("definitions") == before
+        made = {"topics": [{"protocol": "logmq", "name": "a"}], "queues": [queue], "bindings": bindings[:1]}
+        assert Api(server).ask("definitions", made)[1]["made"] == 3
+        assert Api(server).ask("definitions", {"queues": [queue], "bindings": [headers]})[0] == 409
 
 
 def test_a_start_takes_in_a_document_without_what_cannot_be_there_and_drains_when_told(

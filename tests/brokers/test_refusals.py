@@ -132,6 +132,8 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
         ('[serve]\nhost = "\\u0000"', "serve.host: name an address"),
         ("[serve]\nhost = '0.0.0.0'\ninsecure = true", "pubsub.allow: 0.0.0.0 can be reached"),
         ("[pubsub]\nallow = ['300.0.0.0/8']", "pubsub.allow: '300.0.0.0/8' does not appear to be"),
+        ("[serve]\ndefinitions = 'nowhere.json'", "nowhere.json: No such file or directory"),
+        ("[serve]\ndefinitions = '{file}'", "serve.definitions: {file}: a document of definitions is an"),
         ("[serve]\nenable = ['nosuch']", "serve.enable: no protocol 'nosuch' is installed"),
     ],
 )

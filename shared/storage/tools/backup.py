@@ -163,7 +163,10 @@ def restore(source: Path, target: Path) -> BackupReport:
     with OsDisk(source, create=False, read_only=True) as disk, _made(source, target) as copy:
         for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
             for line in lines:
-                copied = _copy_file(disk, copy, line.path, line.start, line.end)
+                try:
+                    copied = _copy_file(disk, copy, line.path, line.start, line.end)
+                except FileNotFoundError:
+                    raise StoreError(f"{source / line.path} is gone since the backup was made") from None
                 if copied.crc32c != line.crc32c:
                     raise StoreError(f"{source / line.path} is not as it was when the backup was made")
             _sync_folders(copy, lines)
@@ -172,8 +175,8 @@ def restore(source: Path, target: Path) -> BackupReport:
 
 def check_target(source: Path, target: Path) -> None:
     """Raise StoreFormat if the target is not empty, or is inside `source` and not among the backups there."""
-    inside, backups = target.absolute(), source.absolute() / BACKUPS
-    if inside.is_relative_to(source.absolute()) and backups not in inside.parents:
+    inside, folder = target.resolve(), source.resolve()  # a link may lead there, too
+    if inside.is_relative_to(folder) and folder / BACKUPS not in inside.parents:
         raise StoreFormat(f"{target} is inside of {source}")
     if target.exists() and os.listdir(target):
         raise StoreFormat(f"{target} is not empty")

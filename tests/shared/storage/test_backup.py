@@ -87,6 +87,12 @@ def test_what_cannot_be_backed_up_leaves_no_target(tmp_path: Path, folder: Path)
 def test_a_backup_inside_of_the_folder_is_refused(folder: Path) -> None:
     with pytest.raises(StoreError, match="inside"):
         backup(folder, folder / "backup", now_ms=5)
+    (folder.parent / "link").symlink_to(folder)
+    before = tree(folder)
+    for source, target in ((folder, "link/backup"), (folder.parent / "link", f"{folder.name}/backup")):
+        with pytest.raises(StoreError, match="inside"):
+            backup(source, folder.parent / target, now_ms=5)
+    assert tree(folder) == before
 
 
 def test_what_is_not_a_whole_backup_is_not_restored(tmp_path: Path, folder: Path) -> None:
@@ -107,6 +113,14 @@ def test_a_backup_that_changed_since_is_not_restored(tmp_path: Path, folder: Pat
         restore(tmp_path / "backup", tmp_path / "restored")
     if name != "FORMAT":
         assert not (tmp_path / "restored" / "FORMAT").exists(), "no broker takes it"
+
+
+def test_a_backup_that_lacks_a_file_says_which(tmp_path: Path, folder: Path) -> None:
+    made = tmp_path / "backup"
+    backup(folder, made, now_ms=5)
+    (made / "logmq" / "orders.log").unlink()
+    with pytest.raises(StoreError, match=f"^{made}/logmq/orders.log is gone since the backup was made$"):
+        restore(made, tmp_path / "restored")
 
 
 def test_a_manifest_cannot_lead_out_of_the_backup(tmp_path: Path, folder: Path) -> None:
