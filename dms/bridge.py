@@ -47,7 +47,7 @@ class DmsSource:
         self._context = context
         self._origin = MessageOrigin("dms", queue.name)
         self.durable = queue.log is not None
-        self._consumer = engine.consumer(self)
+        self._consumer = engine.consumer(self, stocks=True)
         self._asked = 0
         """Waiting credits."""
         self._held = 0

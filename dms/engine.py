@@ -144,7 +144,10 @@ class Credit:
 
 
 class Consumer:
-    """A consumer, known by `number`: its credits, oldest first, and its unacknowledged deliveries."""
+    """A consumer, known by `number`: its credits, oldest first, and its unacknowledged deliveries.
+
+    `stocks`: it holds messages before it tries them, so what it gives back does not count as delivered.
+    """
 
     __slots__ = (
         "credits",
@@ -154,11 +157,14 @@ class Consumer:
         "gone",
         "number",
         "receiver",
+        "stocks",
         "unacked",
         "waiting",
     )
 
-    def __init__(self, engine: Engine, number: int, receiver: DeliveryReceiver) -> None:
+    def __init__(
+        self, engine: Engine, number: int, receiver: DeliveryReceiver, *, stocks: bool = False
+    ) -> None:
         self.engine = engine
         self.number = number
         self.receiver = receiver
@@ -170,6 +176,7 @@ class Consumer:
         self.unacked: Unacked[Queue] = Unacked()
         self.delivered = 0
         self.gone = False
+        self.stocks = stocks
 
     def may_wait(self, count: int) -> bool:
         """Whether the budget has room for `count` more waiting CONSUMEs."""
@@ -1174,9 +1181,9 @@ class Engine:
 
     # -- consumers
 
-    def consumer(self, receiver: DeliveryReceiver) -> Consumer:
-        """A consumer for a session; it is not admitted yet."""
-        return Consumer(self, next(self._numbers), receiver)
+    def consumer(self, receiver: DeliveryReceiver, *, stocks: bool = False) -> Consumer:
+        """A consumer for a session, or a bridge; it is not admitted yet."""
+        return Consumer(self, next(self._numbers), receiver, stocks=stocks)
 
     def admit(self, consumer: Consumer) -> bool:
         """Admit a consumer: it may hold messages. False: there are `clients_max` already."""
@@ -1236,7 +1243,7 @@ class Engine:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         held, consumer.unacked = consumer.unacked, Unacked()
         if held:
-            self.returning[consumer.number] = Returning(held)
+            self.returning[consumer.number] = Returning(held, untried=consumer.stocks)
             self.sliced_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
@@ -1257,6 +1264,8 @@ class Engine:
             for queue, deliveries in by_queue.items():
                 if not self.draining:  # whoever got them now would soon lose them, too
                     queue.stops -= len(deliveries)
+                if returning.untried:
+                    deliveries = [(queue, seq, body, times - 1) for _, seq, body, times in deliveries]
                 try:
                     queue.requeue(deliveries, nacked=False)
                 except Exception as error:
