@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     files = [file for place in places for file in sorted(place.resolve().rglob("test_*.py"))]
     first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for file in files[first:] + files[:first]:
-        name = ".".join(file.relative_to(session.config.rootpath).with_suffix("").parts)
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting tells it
+        # What fails, for a warning too, fails again as it is collected, which tells it.
+        with contextlib.suppress(Exception, pytest.skip.Exception), warnings.catch_warnings(action="error"):
+            name = ".".join(file.relative_to(session.config.rootpath).with_suffix("").parts)
             importlib.import_module(name)
 
 
