@@ -37,7 +37,7 @@ def action(name: str, help_: str, **more: Any) -> Callable[[Method], Declared[Ac
 
 
 changing = partial(action, dry_runs=True)
-"""The same for an action that can say what it would change."""
+"""Declares an action that can say what it would change."""
 
 
 def putting(properties: str) -> Callable[[Method], Declared[Action]]:
