@@ -3,7 +3,7 @@
 | | |
 |---|---|
 | connections | `CONNECTIONS_MAX`; the next one replaces the oldest without a login, or waits |
-| connections that send nothing | accepted and closed at the pace of strangers (`brokers.accept_filter`) |
+| connections that send nothing | accepted and closed at the pace of strangers (`shared.net.accept_filter`) |
 | those that do | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
 | reads without a login, except a connection's first | `PACE_SECONDS` apart, of all together |
 | silence | 5 s until the first byte, then until a request's head is whole, and between requests |
@@ -29,8 +29,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.accept_filter import AcceptFilter
 from brokers.admin_gate import HEAD_BYTES_MAX, Caller, Gate, TurnPace
+from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
 from shared.net.settings import CertificateUser

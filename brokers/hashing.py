@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 import structlog
 import trio
-import trio.lowlevel
 
 from brokers import hasher
 from shared import access

@@ -152,8 +152,14 @@ def is_sans_io(module: Module) -> Iterator[str]:
 
 
 def keeps_the_loop_to_the_drivers(module: Module) -> Iterator[str]:
-    """trio.lowlevel is for the drivers in shared/net, and for what watches the loop, alone."""
-    if not module.path.startswith(("shared/net/", "brokers/fairness.py")) and _uses(module, "trio.lowlevel"):
+    """trio.lowlevel is for the drivers in shared/net, and for what watches the loop, alone.
+
+    A process that is only started is no part of the loop.
+    """
+    if module.path.startswith(("shared/net/", "brokers/fairness.py")):
+        return
+    used = {*module.imports(), *module.names()} - {"trio.lowlevel.open_process"}
+    if "trio.lowlevel" in module.imports() or any(name.startswith("trio.lowlevel.") for name in used):
         yield "trio.lowlevel outside shared/net"
 
 

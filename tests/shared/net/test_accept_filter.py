@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from brokers import accept_filter
-from brokers.accept_filter import READY_MAX, AcceptFilter
+from shared.net import accept_filter
+from shared.net.accept_filter import READY_MAX, AcceptFilter
 from shared.net.listeners import bind_tcp
 from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
