@@ -514,6 +514,8 @@ class DmsModel:
         dead: dict[str, list[Message]] = {name: [] for name in rows}
         for row in after:
             message = self.find(DEAD, row["body"].encode())
+            if "dead_letter" not in row:
+                raise BrokenPromiseError(f"{message} is among the dead, and does not say why")
             self.found_dead(message, row["dead_letter"])
             dead[message.queue].append(message)
         were, are = ({row["body"] for row in each} for each in (before, after))
