@@ -200,7 +200,8 @@ class Host:
 
     async def _open_service(self, service: SupervisedService) -> None:
         try:
-            await service.open()
+            with folder_errors(self._config.serve.data_dir):
+                await service.open()
         except StoreFull as error:
             text = f"{service.name} cannot be opened: {error}: {SPACE_ADVICE}"
             raise Failure(text, ExitCode.DATA_FOLDER) from error

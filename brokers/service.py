@@ -77,6 +77,7 @@ class SupervisedService:
         self._opened_again = trio.Event()
         self._service: Service | None = None
         self._group: Group | None = None
+        self._told_samples: Service | None = None
 
     @property
     def service(self) -> Service | None:
@@ -204,7 +205,14 @@ class SupervisedService:
     async def drain(self) -> None:
         """Return once all pending output is sent and every connection is closed."""
         if self._group and self._service:
-            self._service.drain()
+            try:
+                self._service.drain()
+            except Exception as error:
+                self._log.error(
+                    "a bug in a protocol's drain: who waits there is not told of the end, all else goes on; "
+                    "report this",
+                    exc_info=error,
+                )
             self._group.drain()
             await self._group.wait_no_connections()
 
@@ -237,7 +245,19 @@ class SupervisedService:
         if self._group:
             yield from self._group.samples()
         if self._service:
-            yield from self._service.samples()
+            yield from self._samples_of(self._service)
+
+    def _samples_of(self, service: Service) -> Iterator[Sample]:
+        """Its own. They are read every few seconds, for the host, too, which a bug in them must not end."""
+        try:
+            yield from service.samples()
+        except Exception as error:
+            if self._told_samples is not service:
+                self._told_samples = service
+                self._log.error(
+                    "a bug in a protocol's metrics: some are missing, all else works; report this",
+                    exc_info=error,
+                )
 
     async def trace(self, tap: Tap) -> None:
         """Copy what passes to `tap`, over all restarts, until cancelled."""

@@ -71,6 +71,13 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
     assert f"data folder {tmp_path}/data/LOCK: " in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
+def test_a_file_in_the_place_of_a_protocols_folder_is_named_whole(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "logmq").write_text("a file")
+    line = refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    assert f"data folder {tmp_path}/data/logmq: Not a directory" in line
+
+
 @pytest.mark.parametrize(
     ("code", "text"),
     [

@@ -2,7 +2,7 @@
 
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ from brokers.config import Config, load
 from brokers.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
 from shared.access import Access
 from shared.errors import ConfigError
+from shared.metrics import Sample
 from shared.net.connection import Session
 from shared.net.datagram_sink import Address
 from shared.net.network import Network
@@ -42,9 +43,11 @@ class Troubled(Idle):
         raise ZeroDivisionError("a bug")
 
 
-def service_of(plugin_: Plugin, **environ: str) -> SupervisedService:
+def service_of(
+    plugin_: Plugin, told: list[Mapping[str, Any]] | None = None, **environ: str
+) -> SupervisedService:
     config: Config = load([plugin_], file=None, environ=environ)
-    context = Context(cast(Store, NoStore()), quiet_log())
+    context = Context(cast(Store, NoStore()), quiet_log(told))
     return SupervisedService(plugin_, config, context, Network(NetSettings()), Access())
 
 
@@ -166,6 +169,44 @@ async def bound(*endpoints: TcpEndpoint | UdpEndpoint, **environ: str) -> list[s
         return [f"{each.transport} {each.host}" for each in it.bound]
     finally:
         it.close()
+
+
+@attrs.define(eq=False)
+class Faulty(Idle):
+    """Its drain and its metrics have bugs."""
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    def drain(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def samples(self) -> Iterator[Sample]:
+        yield Sample("whole_total", 1, "Read before the bug.")
+        raise ZeroDivisionError("a bug")
+
+
+async def test_bugs_in_a_drain_and_in_metrics_are_told_and_hurt_nobody_else(
+    autojump_clock: MockClock,
+) -> None:
+    async def open_it(_: Context, __: Any) -> Service:
+        return Faulty()
+
+    told: list[Mapping[str, Any]] = []
+    it = service_of(plugin("faulty", open=open_it), told)
+    await it.open()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        for _ in range(3):
+            names = {sample.name for sample in it.samples()}
+            assert {"protocol_up", "whole_total"} < names
+        it.stop_accepting()
+        await it.drain()
+        nursery.cancel_scope.cancel()
+    assert [line["event"].partition(":")[0] for line in told] == [
+        "a bug in a protocol's metrics",
+        "a bug in a protocol's drain",
+    ]
 
 
 async def test_endpoints_are_bound_to_loopback_unless_told_otherwise() -> None:
