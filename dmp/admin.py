@@ -232,8 +232,19 @@ class Admin:
                         await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             return {"moved": moved, "left": queue.depth - moved}
         moved = 0
+        moving: Ticket | None = None
         stay: list[Message] = []
         taken: deque[Message] = deque()
+
+        def refused(done: Ticket) -> None:
+            nonlocal moved
+            moved -= done.error is not None
+
+        def on_moving(ticket: Ticket) -> None:
+            nonlocal moving
+            moving = ticket
+            ticket.when_done(refused)
+
         looked, most = 0, queue.depth
         queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
         try:
@@ -243,7 +254,7 @@ class Admin:
                     break
                 looked += len(taken)
                 while taken:
-                    if letters.send_back(queue, taken[0]):
+                    if letters.send_back(queue, taken[0], on_moving):
                         moved += 1
                     else:
                         stay.append(taken[0])
@@ -256,6 +267,7 @@ class Admin:
             else:
                 queue.return_front([*stay, *taken])
             queue.all_returned()
+        await self._settled(moving)
         return {"moved": moved, "left": queue.depth}
 
     async def _warmed(self, queue: Queue) -> bool:

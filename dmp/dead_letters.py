@@ -7,13 +7,14 @@ Dead-lettering a message costs about thirty times what a publish costs, and very
 all that expires behind a message that lived longer, or all that a consumer rejects in one word. So a few are
 delivered at once and the rest in slices. Queues take turns, one letter each, so that many of one queue do not
 delay the few of another. A letter that waits for its slice is in no queue and counts as memory. Its record
-stands, so a restart has it in its old queue again.
+stands, so a restart has it in its old queue again. So does one that the disk refuses to move, which waits a
+second longer.
 """
 
 import datetime
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,13 @@ from shared.errors import StoreError
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
+    from shared.storage.store import Ticket
 
 LETTERS_PER_TURN = 32  # a few milliseconds
 LETTER_BYTES = 64
 """Bytes of properties that cost as much as a letter: tables are decoded, and packed again."""
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
+RETRY_SECONDS = 1.0  # from a refusal of the disk on
 LETTER_ROUTING = 32
 """Routing work that costs as much as a letter, in messages that could have been put into a queue
 meanwhile."""
@@ -51,6 +54,8 @@ class DeadLetters:
     deadline: float = math.inf
     scheduled: float = math.inf
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
+    _refused: list[tuple[Queue, Message, str]] = attrs.Factory(list)
+    _retry_at: float = math.inf  # then these wait for their turn again
     _turns: deque[Queue] = attrs.Factory(deque)
     _work: int = 0  # of this turn, in plain letters
     _busy: bool = False
@@ -61,26 +66,39 @@ class DeadLetters:
         if not messages:
             return
         waited = bool(self._turns)
-        letters = self._waiting.get(queue)
-        if letters is None:
-            letters = self._waiting[queue] = deque()
-            self._turns.append(queue)
-        letters.append((deque(messages), reason))
+        self._wait(queue, messages, reason)
         if not (
             waited or self._busy or self._wide
         ):  # busy: it was pushed out by a letter that is being delivered
             self._deliver_some()
 
-    def send_back(self, queue: Queue, message: Message) -> bool:
+    def _wait(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
+        letters = self._waiting.get(queue)
+        if letters is None:
+            letters = self._waiting[queue] = deque()
+            self._turns.append(queue)
+        letters.append((deque(messages), reason))
+
+    def send_back(self, queue: Queue, message: Message, on_moving: "Callable[[Ticket], None]") -> bool:
         """Have a message that was taken off the front of `queue` be in the one where it has died last.
+        `on_moving` gets the ticket where that must be written. Where the disk refuses it the message is back.
 
         False, and it is still yours: it has not died, or that queue is gone, or full. Raises StoreError.
         """
         target = self.origin(queue, message)
         if target is None or (target.capped and not target.room_for(message.head, 1)):
             return False
-        head = message.head
-        self._move(queue, message, head.sent_to(b"", target.name, head.properties), [target])
+        head = message.head.sent_to(b"", target.name, message.head.properties)
+
+        def moved(done: "Ticket") -> None:
+            if self._was_refused(done):
+                queue.return_front([message])
+                queue.dispatch()
+
+        moving = self._move(queue, message, head, [target])
+        if moving is not None:
+            moving.when_done(moved)
+            on_moving(moving)
         return True
 
     def origin(self, queue: Queue, message: Message) -> Queue | None:
@@ -92,6 +110,11 @@ class DeadLetters:
 
     def expire(self, now: float) -> None:
         """The timers': it is our turn again."""
+        if now >= self._retry_at:
+            refused, self._refused = self._refused, []
+            self._retry_at = math.inf
+            for queue, message, reason in refused:
+                self._wait(queue, (message,), reason)
         self._deliver_some()
 
     def _deliver_some(self) -> None:
@@ -119,9 +142,11 @@ class DeadLetters:
 
     def _go_on(self) -> None:
         """Go on in the next turn."""
+        timers = self._broker.timers
         if self._turns and not self._wide:
-            timers = self._broker.timers
             timers.set(self, timers.now())
+        elif self._refused:
+            timers.set(self, self._retry_at)
 
     def _and_go_on(self, steps: Iterator[None]) -> Iterator[None]:
         """Go through `steps`; then the other letters have their turn."""
@@ -149,53 +174,92 @@ class DeadLetters:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
             return
+
+        def moved(done: "Ticket") -> None:
+            if not self._was_refused(done):
+                return
+            self._refused.append((queue, message, reason))
+            if self._retry_at == math.inf:
+                self._retry_at = broker.timers.now() + RETRY_SECONDS
+            self._go_on()
+
         try:
             if len(targets) > QUEUES_AT_ONCE:
                 yield
-                yield from self._move_in_slices(queue, message, head, targets)
+                moving = yield from self._move_in_slices(queue, message, head, targets)
             else:
-                self._move(queue, message, head, targets)
+                moving = self._move(queue, message, head, targets)
             broker.counts.dead_lettered += 1
+            if moving is not None:
+                moving.when_done(moved)
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
             broker.counts.dead_letters_lost += 1
 
-    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> None:
-        """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError."""
+    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
+        """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError.
+
+        The ticket tells whether the disk has that batch; where it has not, the message is still yours. None:
+        nothing waits for the disk.
+        """
         broker = self._broker
         logged = [(target, target.log) for target in targets if target.log is not None]
         if message.offset < 0 or not logged or queue.log is None or queue.deleted:
             broker.publish_to(head, targets, (message.body,))
             queue.leave([message])
-            return
+            return None
         taken = queue.log.log, queue.log.leaving([message]), 1
-        broker.publish_logged(head, logged, (message.body,), taken)
-        queue.log.left([message])
+        ticket = broker.publish_logged(head, logged, (message.body,), taken)
+        queue.log.part([message])
+
+        def moved(done: "Ticket") -> None:
+            self._parted(queue, message, done)
+            if not self._was_refused(done):
+                for target in targets:
+                    if target.log is None:
+                        target.publish(head, (message.body,))
+
+        ticket.when_done(moved)
+        return ticket
+
+    def _parted(self, queue: Queue, message: Message, done: "Ticket") -> None:
+        """The disk has it that a message has left its queue, or refuses that."""
+        log = queue.log
+        assert log is not None
+        if self._was_refused(done):
+            log.stay([message])
+            return
+        log.left([message])
         queue.forget([message])
-        broker.log_changed(queue.log)
-        for target in targets:
-            if target.log is None:
-                target.publish(head, (message.body,))
+        if not queue.deleted:
+            self._broker.log_changed(log)
+
+    def _was_refused(self, done: "Ticket") -> bool:
+        """And taken back. Where the store is read-only since, a restart tells what the disk has."""
+        return done.error is not None and self._broker.store.read_only is None
 
     def _move_in_slices(
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
-    ) -> Iterator[None]:
+    ) -> Generator[None, None, "Ticket | None"]:
         """Move a message as `_move` does, to very many targets. Raises StoreError."""
         broker, log = self._broker, queue.log
         leaving = None
         if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
-            leaving = Leaving(queue, log, log.leaving([message]), 1, lambda: log.left([message]))
+            leaving = Leaving(queue, log, log.leaving([message]), 1, lambda: log.part([message]))
         refused: list[StoreError] = []
-        yield from broker.publish_in_slices(
+        publication = broker.publish_in_slices(
             head, targets, (message.body,), refused.append, leaving=leaving
-        ).steps()
+        )
+        yield from publication.steps()
         if refused:
+            if log is not None:
+                log.stay([message])
             raise refused[0]
         if leaving is None or log is None:
             queue.leave([message])
-        else:
-            queue.forget([message])
-            broker.log_changed(log)
+            return None
+        publication.whole.when_done(lambda done: self._parted(queue, message, done))
+        return publication.whole
 
 
 def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:

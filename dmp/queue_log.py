@@ -66,6 +66,8 @@ class QueueLog:
     """Messages in memory whose records were written again, likewise by number."""
     _copying: bool = attrs.field(default=False, init=False)
     _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
+    _parting: set[int] = attrs.field(factory=set, init=False)
+    """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     _live_bytes: int = attrs.field(default=0, init=False)
     _cold_bytes: int = attrs.field(default=0, init=False)  # of these, on the disk alone, or lost there
     _taken: list[int] = attrs.field(factory=list, init=False)
@@ -183,11 +185,22 @@ class QueueLog:
     def all_left(self) -> None:
         self._leaving -= 1
 
+    def part(self, messages: Sequence[Message]) -> None:
+        """That record is appended. Until `left` or `stay` tells what became of it, theirs get no copies:
+        these would bring the messages back."""
+        self._parting.update([message.number for message in messages])
+
     def left(self, messages: Sequence[Message]) -> None:
         """The record of `leaving` is written: the messages have left."""
+        self.stay(messages)
         before = len(self._taken)
         self.take(messages)
         del self._taken[before:]
+
+    def stay(self, messages: Sequence[Message]) -> None:
+        """The disk has refused it."""
+        if self._parting:
+            self._parting.difference_update([message.number for message in messages])
 
     def flush(self) -> Ticket | None:
         """Write what was taken, and tidy. Raises StoreError; the next flush tries again."""
@@ -246,6 +259,8 @@ class QueueLog:
             for message in held.values():
                 if message.offset >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
                     break
+                if message.number in self._parting:
+                    continue
                 record = records.put(message.head, (message,))
                 offset, ticket = log.append(record, 1, reserved=True)
                 copies.append((message, offset))

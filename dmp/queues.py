@@ -757,6 +757,13 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self.leave(messages)
 
+    def not_settled(self, messages: list[Message]) -> None:
+        """They were acknowledged or rejected, and the disk has refused that. They come back to their old
+        places. You `dispatch`."""
+        if self.log is not None:
+            self.log.stay(messages)
+        self.requeue(messages)
+
     def settle_written(self, messages: Sequence[Message]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
         if self.log is not None:

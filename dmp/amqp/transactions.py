@@ -221,7 +221,10 @@ class Transaction:
         channel.reply(commands.Tx.CommitOk(), ticket)  # before the deliveries that the commit makes possible
         for deliveries in settled:
             forget_unacked(deliveries.values())
-        _go_through(change.let_go())
+        if ticket is None:
+            _go_through(change.let_go())
+        else:
+            ticket.when_done(lambda done: self._let_go(change, done))
         for queue, messages in change.requeued.items():
             queue.requeue(messages)
         _go_through(dispatched(change.queues))
@@ -229,6 +232,11 @@ class Transaction:
         channel.dispatch()
         if broker.memory.full:
             mux.wait_for_memory()
+
+    def _let_go(self, change: QueueChange, done: Ticket) -> None:
+        steps = change.let_go(done)
+        if next(steps, steps) is not steps:
+            self._channel.mux.broker.sliced_work.add(steps)
 
     # -- in slices
 
@@ -352,20 +360,27 @@ class Transaction:
         counts.dead_letters_lost += letters[False]
         counts.acknowledged += len(deliveries.get(Outcome.ACKNOWLEDGED, ()))
         counts.rejected += len(deliveries.get(Outcome.REJECTED, ()))
-        requeued = list(deliveries.get(Outcome.REQUEUED, {}).values())
-        if requeued:
-            mux.return_in_slices(requeued)
-        for by_tag in deliveries.values():
-            for settled in batched(by_tag.values(), RETURNED_AT_ONCE):
-                forget_unacked(settled)
-                yield
+        done.when_done(lambda done: mux.broker.sliced_work.add(self._settle(change, deliveries, done)))
         for some in batched(posts, RETURNED_AT_ONCE):
             for post, _, bodies in some:
                 counts.published += len(bodies)
                 counts.published_bytes += len(bodies) * post.head.body_bytes
                 mux.publishing.record(post, bodies)
             yield
-        yield from change.let_go()
+
+    def _settle(
+        self, change: QueueChange, deliveries: Mapping[Outcome, Mapping[int, Delivery]], done: Ticket
+    ) -> Iterator[None]:
+        """The disk has it, or refuses it: so have the queues hear of what was settled."""
+        channel = self._channel
+        requeued = list(deliveries.get(Outcome.REQUEUED, {}).values())
+        if requeued:
+            channel.mux.return_in_slices(requeued)
+        for by_tag in deliveries.values():
+            for settled in batched(by_tag.values(), RETURNED_AT_ONCE):
+                forget_unacked(settled)
+                yield
+        yield from change.let_go(done)
         yield from dispatched(change.queues)
         channel.crowded = False
         channel.dispatch()
@@ -455,7 +470,8 @@ class QueueChange:
 
     What is durable of it is one entry of the journal, however many queues there are. Go through
     `gather` and `address`, then call `put` and `apply`, without a wait in between. Or have a `WideAppend`
-    take what comes (`open_to`) and what leaves (`leaving`). At last go through `let_go`.
+    take what comes (`open_to`) and what leaves (`leaving`). When the disk has it, or refuses it, go through
+    `let_go`.
     """
 
     _broker: Broker
@@ -471,6 +487,7 @@ class QueueChange:
     """Dead letters with their new heads and their targets; no targets also where the exchange is not
     there."""
     laborious: bool = False  # their routes are too much work, and not all of them found
+    _in_slices: bool = False  # `leaving` was asked for
 
     def gather(self, settled: Mapping[Outcome, Mapping[int, Delivery]]) -> Iterator[None]:
         """Take what a transaction has settled, a slice at each step."""
@@ -557,6 +574,7 @@ class QueueChange:
 
     def leaving(self) -> Iterator[list[Leaving]]:
         """What leaves queues, in slices."""
+        self._in_slices = True
         for some in batched(self._parts.items(), QUEUES_PER_STEP):
             yield [
                 Leaving(queue, queue.log, b"".join(part.taken), len(part.taken), queue.log.leave_in_slices)
@@ -599,12 +617,15 @@ class QueueChange:
                 self._broker.publish_numbered(queue, messages)
         for queue, part in self._parts.items():
             if part.taken and queue.log is not None:
-                queue.log.leave_in_slices()
+                for leaving in part.leaving:
+                    queue.log.part(leaving)
         return ticket
 
-    def let_go(self) -> Iterator[None]:
-        """Have the queues forget what leaves, a slice at each step."""
+    def let_go(self, written: Ticket | None = None) -> Iterator[None]:
+        """Have the queues forget what leaves, or have it back where the disk has refused that, in slices.
+        Where the store is read-only since, a restart tells what the disk has."""
         done = 0
+        refused = written is not None and written.error is not None and self._broker.store.read_only is None
         for queue, part in self._parts.items():
             if not part.leaving:
                 continue
@@ -612,11 +633,16 @@ class QueueChange:
                 part.leaving.reverse()
                 while part.leaving:
                     messages = part.leaving.pop()
-                    queue.settle_written(messages)
+                    if refused:
+                        queue.not_settled(list(messages))
+                    else:
+                        queue.settle_written(messages)
                     done += 1 + len(messages)
                     if done >= RETURNED_AT_ONCE:
                         done = 0
                         yield
             finally:
-                if part.taken and queue.log is not None:
+                if self._in_slices and part.taken and queue.log is not None:
                     queue.log.all_left()
+        if refused:
+            yield from dispatched(self.queues)

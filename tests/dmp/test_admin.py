@@ -216,6 +216,23 @@ async def test_cold_dead_letters_go_back_too() -> None:
     assert taker.bodies == bodies
 
 
+async def test_a_redrive_that_the_disk_refuses_is_not_answered_and_leaves_all_where_it_was(
+    world: World,
+) -> None:
+    dead = world.queue(b"dead", durable=True)
+    queue = world.queue(durable=True, ttl_ms=1000, **DEAD)
+    world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
+    world.settle()
+    world.advance(2)
+    world.settle()
+    world.refuse_a_write()
+    with pytest.raises(StoreError):
+        await Admin(world.broker).objects[0].actions[3].call(dead, {}, False)
+    assert (ready(dead), queue.depth) == ([b"1", b"2"], 0)
+    assert await call(world, dead, "redrive") == {"moved": 2, "left": 0}
+    assert ready((await world.again()).broker.queues[b"q"]) == [b"1", b"2"]
+
+
 async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
     queue = world.queue(durable=True, ttl_ms=1000, **DEAD)

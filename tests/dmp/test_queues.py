@@ -1,7 +1,5 @@
 """A queue without a wire: order, turns, acknowledgements, time, limits, and what a restart brings back."""
 
-import errno
-
 import pytest
 from pamqp import commands, encode
 
@@ -9,7 +7,6 @@ from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
-from tests.support.fake_disk import Operation
 
 
 async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world: World) -> None:
@@ -236,12 +233,7 @@ async def test_what_the_disk_refused_to_note_of_a_queue_is_written_with_the_next
     world.publish(b"", b"q", b"x", properties=PERSISTENT)
     world.settle()
 
-    def refuse(operation: Operation) -> None:
-        if operation.kind == "write":
-            world.disk.before = None
-            raise OSError(errno.EFBIG, "File too large")
-
-    world.disk.before = refuse
+    world.refuse_a_write()
     if purged:
         assert queue.purge() == 1
     else:
@@ -439,3 +431,38 @@ async def test_a_durable_queue_stays_paused_over_crashes_and_purges_until_it_is_
     world.settle()
     world = await world.again()
     assert not world.broker.queues[b"q"].paused
+
+
+async def test_a_dead_letter_that_the_disk_refuses_to_move_is_moved_a_second_later(world: World) -> None:
+    dead = world.queue(b"dead", durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
+    world.refuse_a_write()
+    queue.reject(taker.messages)
+    world.settle()
+    assert (world.disk.before, ready(dead), queue.depth) == (None, [], 0)
+    world.advance(1)
+    world.settle()
+    assert (ready(dead), queue.depth) == ([b"x"], 0)
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == []
+    assert ready(after.broker.queues[b"dead"]) == [b"x"]
+
+
+async def test_a_dead_letter_that_waits_for_the_disk_stands_in_its_log_whatever_else_leaves(
+    world: World,
+) -> None:
+    world.queue(b"dead", durable=True)
+    queue = world.queue(b"q", durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    taker = world.holder(queue, b"x", properties=PERSISTENT)
+    world.refuse_a_write()
+    queue.reject(taker.messages)
+    world.settle()
+    for _ in range(20):
+        taker.messages, taker.count = [], 1 << 30
+        world.publish(b"", b"q", *[bytes(1000)] * 100, properties=PERSISTENT)
+        world.settle()
+        queue.settle(taker.messages)
+        world.settle()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == [b"x"]

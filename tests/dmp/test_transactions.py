@@ -252,6 +252,32 @@ async def test_a_commit_that_the_disk_does_not_take_changes_nothing_and_is_not_a
     assert held(await world.again()) == {"a": [b"1"], "b": []}
 
 
+@pytest.mark.parametrize("many", [False, True])
+async def test_what_a_commit_settles_that_the_disk_refuses_is_in_its_queue_again(
+    monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(transactions, "SETTLED_AT_ONCE", 1)
+    world, peer = await in_transaction("a", "b")
+    fill(world, "a", b"1", b"2", b"3")
+    peer.say(C.Basic.Consume(0, "a"))
+    peer.publish("", "b", b"x", properties=PERSISTENT)
+    for settle in (C.Basic.Ack(1), C.Basic.Reject(3, False)):
+        peer.method(settle)
+    peer.method(C.Tx.Commit())
+    world.refuse_a_write()
+    for _ in range(5):
+        world.settle()
+        world.advance(0)
+        peer.pump()
+    assert closed(peer) == ("Connection.Close", 541)
+    assert held(world) == {"a": [b"1", b"2", b"3"], "b": []}
+    other = Peer(world).login()
+    other.ask(C.Queue.Purge(0, "a"))
+    assert (world.broker.queues[b"a"].unacked, world.broker.memory.held_bytes) == (0, 0)
+    assert held(await world.again()) == {"a": [], "b": []}
+
+
 async def test_a_commit_whose_sync_fails_is_not_answered() -> None:
     world, peer = await in_transaction("a")
     peer.publish("", "a", b"x", properties=PERSISTENT)

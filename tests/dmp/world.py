@@ -1,5 +1,6 @@
 """A broker on a store in memory, and takers that a test looks into."""
 
+import errno
 from collections.abc import Sequence
 from itertools import combinations, islice
 from typing import Any
@@ -135,6 +136,16 @@ class World:
             raise OSError(5, "disk")
 
         self.disk.before = fail
+
+    def refuse_a_write(self) -> None:
+        """The disk refuses the next write, as under `ulimit -f`, and takes all others."""
+
+        def refuse(operation: Operation) -> None:
+            if operation.kind == "write":
+                self.disk.before = None
+                raise OSError(errno.EFBIG, "File too large")
+
+        self.disk.before = refuse
 
     def settle(self) -> None:
         self.broker.flush()
