@@ -150,6 +150,8 @@ class RetentionKeeper:
                 await self._reader.look(lambda: self._reader.table.count(log), self._limiter),
                 first,
             )
+            if log.open_entry is not None:  # what comes next may be checked with what is dropped
+                limit = min(limit, log.open_entry.offset)
         start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
         stop = limit // _BLOCK_BYTES * _BLOCK_BYTES
         if stop > start and not log.deleted:

@@ -191,6 +191,22 @@ async def test_an_index_entry_that_is_kept_in_part_stays_whole_on_the_disk() -> 
     assert len(await read_all(log)) == 13
 
 
+async def test_an_index_entry_that_still_grows_stays_whole_though_nothing_is_kept_of_it() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    await append(store, log, bytes(30_000))
+    assert log.tail_start == log.visible, "so large a commit is written to its file at once"
+    holes = punches(disk)
+    await store.wait(log.drop_below(log.visible))
+    await store.retain()
+    await append(store, log, b"behind")
+    assert await store.flush()
+    store, _ = await reopen(store, disk)
+    assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == [b"behind"]
+    assert holes == []
+
+
 @pytest.mark.parametrize("kept", [0, 5, 10], ids="{} newest entries are on the disk".format)
 async def test_a_power_cut_amid_retention_is_no_damage(kept: int) -> None:
     """The hole in the index is on the disk; the zeros before it and most of what came later are not."""
