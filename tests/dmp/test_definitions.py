@@ -23,7 +23,8 @@ async def test_a_binding_that_was_made_amid_an_export_is_left_out_with_what_it_b
     topology.bind(b"shop", topology.exchange(b"amq.fanout"), b"out")
     text = b""
     async for piece in _document(world).text():
-        if b'"q0"' in piece and b"late" not in topology.destinations_of(False):  # the first queues are written
+        # The first queues are written.
+        if b'"q0"' in piece and b"late" not in topology.destinations_of(False):
             late = world.queue(b"late", durable=True)
             topology.declare_exchange(b"also late", ExchangeKind("fanout", durable=True))
             for source in (b"shop", b"amq.fanout", b"also late"):
