@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dmp.exchanges import Exchange
     from dmp.listener import DmpService
     from dmp.queues import Queue
+    from shared.storage.store import Ticket
 
 UNACKED_MAX = 2048
 """Messages that a source holds."""
@@ -137,12 +138,43 @@ class DmpSource(_Taking):
 
     def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
         self.durable = queue.log is not None
+        self._confirmed: list[Message] = []
+        """Of the entry that is being made."""
         super().__init__(broker, queue, context)
 
     def confirm(self, run: MessageRun) -> None:
         for message in run.handles:
             del self._held[message]
-        self._queue.settle(run.handles)
+        self._confirmed += run.handles
+
+    def seal(self) -> None:
+        """All that was confirmed leaves the queue by one record of the entry, or is back where the disk
+        refuses that. Written apart, as for other consumers, it would leave without what the target got.
+        """
+        messages, self._confirmed = self._confirmed, []
+        queue, log = self._queue, self._queue.log
+        record = b"" if log is None or queue.deleted else log.leaving(messages)
+        if log is None or not record:
+            queue.settle(messages)
+        else:
+            try:
+                _, ticket = log.log.append(record, 1, reserved=True)
+            except StoreError:
+                queue.requeue(messages)
+                raise
+            log.part(messages)
+            ticket.when_done(lambda done: self._written(messages, done))
+        super().seal()
+
+    def _written(self, messages: list[Message], done: "Ticket") -> None:
+        queue, broker = self._queue, self._broker
+        if done.error is not None and broker.store.read_only is None:
+            queue.not_settled(messages)
+            if not queue.deleted:
+                queue.dispatch()
+            return
+        broker.counts.acknowledged += len(messages)
+        queue.settle_written(messages)
 
     def close(self) -> None:
         if self._closed:

@@ -196,10 +196,11 @@ async def test_a_source_that_cannot_wait_loses_what_has_no_room_and_it_is_counte
 
 
 async def test_what_the_disk_refuses_is_carried_once_it_takes_it() -> None:
-    for source in ("logmq", "dms", "kqmsgq"):
+    for source in ("logmq", "dms", "dmp", "kqmsgq"):
         disk = FakeDisk()
         world = await World.open(await open_store(disk, SMALL))
-        world.make("dms", "in")
+        for protocol in ("dms", "dmp"):
+            world.make(protocol, "in")
         world.send("logmq", "in", b"0")
         await world.bridges.change([bridge(f"{source}:in", "logmq:out")])
         world.carry()
