@@ -205,7 +205,7 @@ class Committer:
             mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost alone
             self._journal_queued(log)
         batch = self._batch_with_room(size)
-        part = batch.append_to(log, batch.tickets[mode], mode is not Mode.DIRECT)
+        part = batch.append_to(log, batch.ticket_of(log, mode), mode is not Mode.DIRECT)
         if not self.full:  # when full, each append must ask whether it may use the reserve
             log.pending = part
         return part
@@ -272,7 +272,8 @@ class Committer:
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
         batch.count_logs(coming=len(parts))
         many = len(parts) > _INLINE_LOGS_MAX
-        return self._append_parts(batch, mode, parts, size, many=many), batch.tickets[mode]
+        ticket = batch.ticket_of(parts[0][0], mode)  # around the journal there is one log
+        return self._append_parts(batch, mode, ticket, parts, size, many=many), ticket
 
     def hold(
         self,
@@ -311,13 +312,14 @@ class Committer:
         self,
         batch: CommitBatch,
         mode: Mode,
+        ticket: Ticket,
         parts: Sequence[tuple[Log, bytes, int]],
         size: int,
         *,
         many: bool,
     ) -> list[int]:
         """Append to a batch that has room for it; `size` bytes of records. Returns their offsets."""
-        ticket, through_journal = batch.tickets[mode], mode is not Mode.DIRECT
+        through_journal = mode is not Mode.DIRECT
         offsets = []
         each, appends = batch.each, batch.appends
         many = many and through_journal
@@ -371,7 +373,7 @@ class Committer:
         if self._together:
             raise RuntimeError("what is together already is one batch: it is not nested")
         batch = self._batch_with_room(size)
-        if Mode.DIRECT in batch.tickets:  # some log's records may be going around the journal
+        if batch.direct_tickets:  # some log's records may be going around the journal
             batch.seal()
             batch = self._batch_with_room(size)
         self._together = True
@@ -738,8 +740,7 @@ class Committer:
                     batch.seal()
                 self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
             for batch in good:
-                for mode, ticket in sorted(batch.tickets.items()):  # the strictest mode first
-                    ticket.resolve(direct_error if mode is Mode.DIRECT else None)
+                batch.resolve(direct_error)
             if commit.poison is not None:
                 self._set_read_only(commit.poison)
             if self.read_only is not None or error is not None:
@@ -903,7 +904,7 @@ class HeldBatch:
         need = size + len(parts) * ENTRY_HEADER_BYTES
         self._left -= need
         self._batch.room += need
-        return self._committer._append_parts(self._batch, self._mode, parts, size, many=True)
+        return self._committer._append_parts(self._batch, self._mode, self.ticket, parts, size, many=True)
 
     def release(self, error: Exception | None = None) -> None:
         """All is appended. `error`: it could not be, so nothing of the batch may be written."""

@@ -45,7 +45,8 @@ def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
 
 
 class Ticket:
-    """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
+    """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket;
+    in `Mode.DIRECT` those of one log.
 
     `error`: None if it is durable, else why not. `callbacks` may be added to directly while it is not `done`.
     `together`: the one of them that stands for many (`shared.replies`).
@@ -166,6 +167,9 @@ class CommitBatch:
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
+    # What goes around the journal may be refused alone. Whether a log's appends do is known once it is taken.
+    # So each log has its own.
+    direct_tickets: "defaultdict[Log, Ticket]" = attrs.Factory(partial(defaultdict, Ticket))
     log_count: int = 0
     pauses: bool = False  # the garbage collector, until it is committed
     with_files: int = 0  # logs whose own files the commit must touch
@@ -198,8 +202,14 @@ class CommitBatch:
 
     @property
     def strictest(self) -> Ticket | None:
-        """Done when the batch is as durable as its strictest part asks; None if it is empty."""
+        """Done when the batch is as durable as its strictest part asks, without what may go around the
+        journal; None if there is nothing else.
+        """
         return self.tickets[min(self.tickets)] if self.tickets else None
+
+    def ticket_of(self, log: "Log", mode: Mode) -> Ticket:
+        """The ticket for an append to the log in this mode."""
+        return self.direct_tickets[log] if mode is Mode.DIRECT else self.tickets[mode]
 
     def append_to(self, log: "Log", ticket: Ticket, journaled: bool) -> LogAppend:
         """The append for `log`, made if there is none. `ticket`: of this batch. The stricter of its modes
@@ -320,9 +330,20 @@ class CommitBatch:
             self.pauses = False
             PAUSES.end()
 
+    def resolve(self, direct_error: StoreError | None) -> None:
+        """All is as durable as was asked, but for what went around the journal where there is an error: tell
+        those who wait, of the strictest mode first.
+        """
+        for _, ticket in sorted(self.tickets.items()):
+            ticket.resolve(None)
+        for log, ticket in self.direct_tickets.items():
+            part = self.appends.get(log)  # None: it was light, and so in the journal
+            ticket.resolve(direct_error if part is not None and not part.journaled else None)
+
     def fail(self, error: StoreError | None) -> None:
         """Nothing of the batch is durable: tell those who wait."""
-        for _, ticket in sorted(self.tickets.items()):
+        tickets = [ticket for _, ticket in sorted(self.tickets.items())]
+        for ticket in [*tickets, *self.direct_tickets.values()]:
             if not ticket.done:
                 ticket.resolve(error)
 

@@ -282,6 +282,58 @@ async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused
     after.abandon()
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        {"its tail waits"},
+        {"it is queued with another log"},
+        {"its tail waits", "it is queued with another log"},  # so that it is light
+        {"its head is dropped"},
+    ],
+    ids=" and ".join,
+)
+async def test_what_is_journaled_is_acknowledged_though_what_goes_around_the_journal_is_refused(
+    why: set[str],
+) -> None:
+    disk, store = await fresh_store()
+    namespace = store.namespace("logmq", ALWAYS, plain_names=True)
+    journaled, around = (namespace.create(name, NONE)[0] for name in ("journaled", "around"))
+    other = namespace.create("other", ALWAYS)[0]
+    await append(store, journaled, b"good")
+    await append(store, around, b"good")
+    full = True
+
+    def before(operation: Operation) -> None:
+        no_room = operation.path in (journaled.file.path, around.file.path) and operation.kind == "write"
+        if full and no_room:
+            raise OSError(errno.EFBIG, "injected")
+
+    disk.before = before
+    beside = [(journaled, records(b"beside"), 1), (other, records(b"beside"), 1)]
+    kept = [b"good"]
+    if "its tail waits" in why:
+        await store.wait(store.append_all(beside)[1])
+        kept += [b"beside"]
+    _, taken = journaled.append(records(b"taken"), 1)
+    _, refused = around.append(records(b"refused"), 1)
+    kept += [b"taken"]
+    if "it is queued with another log" in why:
+        store.append_all(beside)
+        kept += [b"beside"]
+    if "its head is dropped" in why:
+        journaled.drop_below(journaled.visible)
+        kept = [b"taken"]
+    store.commit_pending()
+    assert outcome(taken) == [None]
+    assert isinstance(outcome(refused)[0], StoreError)
+    full = False
+    assert [await read_all(log) for log in (journaled, around)] == [kept, [b"good"]]
+    store, disk = await reopen(store, disk)
+    logs = store.namespace("logmq", ALWAYS, plain_names=True).logs
+    assert [await read_all(logs[name]) for name in ("journaled", "around")] == [kept, [b"good"]]
+    store.abandon()
+
+
 async def test_whoever_is_told_of_a_refusal_finds_the_log_as_it_was() -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, UNJOURNALED)
