@@ -379,7 +379,7 @@ class Commit:
                 self.direct_error = error
             else:
                 self._write_direct_entries()
-            if self.direct_error is not None:
+            if self.direct_error is not None and self.poison is None:  # else entries may cover those bytes
                 self._take_back_direct(direct)
 
     def _remove(self, log: Log) -> None:

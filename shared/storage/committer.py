@@ -739,10 +739,11 @@ class Committer:
                 for batch in self._batches:
                     batch.seal()
                 self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
-            for batch in good:
-                batch.resolve(direct_error)
             if commit.poison is not None:
                 self._set_read_only(commit.poison)
+                direct_error = self.read_only  # a start may find what could not be taken back
+            for batch in good:
+                batch.resolve(direct_error)
             if self.read_only is not None or error is not None:
                 self._fail(commit.batches[commit.good :], self.read_only or error)
             for batch in commit.batches:

@@ -11,7 +11,7 @@ import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from shared.errors import StoreError
+from shared.errors import StoreError, StoreReadOnly
 from shared.storage.disk import size_of
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -331,6 +331,34 @@ async def test_what_is_journaled_is_acknowledged_though_what_goes_around_the_jou
     store, disk = await reopen(store, disk)
     logs = store.namespace("logmq", ALWAYS, plain_names=True).logs
     assert [await read_all(logs[name]) for name in ("journaled", "around")] == [kept, [b"good"]]
+    store.abandon()
+
+
+async def test_where_index_entries_of_refused_records_stay_so_do_the_bytes_that_they_vouch_for() -> None:
+    disk, store = await fresh_store()
+    logs = await logs_of(store, NONE, NONE)
+    for log in logs:
+        await append(store, log, b"good")
+    calls = 0
+
+    def before(operation: Operation) -> None:
+        nonlocal calls
+        if operation.kind == "write" and operation.path.endswith(".idx"):
+            calls += 1
+            if calls > 1:
+                raise OSError(errno.EIO, "injected")
+
+    disk.before = before
+    tickets = [log.append(records(b"refused"), 1)[1] for log in logs]
+    store.commit_pending()
+    for ticket in tickets:
+        with pytest.raises(StoreReadOnly, match="read-only"):
+            await store.wait(ticket)
+    disk.before = None
+    store, disk = await reopen(store, disk)
+    namespace = store.namespace("logmq", INTERVAL)
+    for log in logs:
+        assert await read_all(namespace.logs[log.name]) in ([b"good"], [b"good", b"refused"])
     store.abandon()
 
 
