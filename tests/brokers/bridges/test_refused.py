@@ -69,6 +69,24 @@ async def test_what_was_refused_is_there_once_and_in_order_also_after_a_kill(
     assert await world.found(target, "out") == sent
 
 
+async def test_what_a_closed_bridge_had_acknowledged_has_not_been_tried() -> None:
+    disk = FakeDisk()
+    world = await _world(disk)
+    world.services["dms"].engine.create("in", {"max_deliveries": 1})
+    await world.bridges.change([bridge("dms:in", "logmq:out")])
+    world.carry()
+    world.send("dms", "in", b"a", b"b")
+    _step_uncommitted(world, disk)
+    world.only.set_paused(True)
+    world.only.step()
+    world.store.commit_pending()
+    disk.before = None
+    assert await world.found("logmq", "out") == []
+    world.only.set_paused(False)
+    _go_on(world)
+    assert await world.found("logmq", "out") == [b"a", b"b"], "they were dropped as delivered too often"
+
+
 # -- where a first run begins
 
 
