@@ -45,7 +45,7 @@ from dms.queue_log import Acked, Arrival, QueueLog
 from dms.records import KeptMessage, Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
-from dms.unacked import DeliveredRun, Delivery, Returning, Unacked
+from dms.unacked import DeliveredRun, Delivery, Returning, Unacked, untried
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
@@ -774,7 +774,7 @@ class Queue(QueueBase):
             self.hold(count, sum(len(body) + BODY_OVERHEAD_BYTES for _, _, body, _ in deliveries))
             self.engine.counts.acked -= count
             if consumer.gone:
-                self.requeue(deliveries, nacked=False)
+                self.requeue(untried(deliveries) if consumer.stocks else deliveries, nacked=False)
             else:
                 consumer.unacked.add_all(ids, deliveries)
 
@@ -1265,7 +1265,7 @@ class Engine:
                 if not self.draining:  # whoever got them now would soon lose them, too
                     queue.stops -= len(deliveries)
                 if returning.untried:
-                    deliveries = [(queue, seq, body, times - 1) for _, seq, body, times in deliveries]
+                    deliveries = untried(deliveries)
                 try:
                     queue.requeue(deliveries, nacked=False)
                 except Exception as error:

@@ -17,6 +17,11 @@ Delivery = tuple[Q, int, bytes, int]
 """Queue, sequence, body, number of deliveries. A tuple, because `zip` makes a run of them."""
 
 
+def untried(deliveries: Iterable[Delivery[Q]]) -> list[Delivery[Q]]:
+    """The same, where this delivery does not count."""
+    return [(queue, seq, body, times - 1) for queue, seq, body, times in deliveries]
+
+
 class DeliveredRun(Sequence[Delivery[Q]]):
     """Consecutive messages of one queue, from sequence `seq` on, never delivered before."""
 

@@ -165,7 +165,7 @@ class LogmqSource:
             start = "first"
         offset = _offset_of(log, start)
         with suppress(StoreError):  # it is stored with the first carried messages
-            self._context.positions.put(name, _PLACE.pack(log.id, offset))
+            self._context.positions.begin(name, _PLACE.pack(log.id, offset))
         return offset
 
     def _moved(self, log: "Log") -> None:

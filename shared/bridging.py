@@ -152,6 +152,11 @@ class Positions(Protocol):
 
     def get(self, name: bytes) -> bytes | None: ...
 
+    def begin(self, name: bytes, value: bytes) -> None:
+        """Store where the source begins in `name`. It holds also while the disk refuses it. Raises
+        StoreError.
+        """
+
     def put(self, name: bytes, value: bytes) -> None:
         """Raises StoreError."""
 

@@ -13,7 +13,7 @@ wait loses messages, and they are counted.
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,6 +69,9 @@ class KeptPositions:
 
     `source`: the address that the positions belong to; None: not stored yet. `start`: where a reset lets it
     begin; None: where the settings say. `removed_ms`: when it left the settings.
+
+    A position that an entry confirms is taken back with its entry. All else is made again by `store_again`.
+    `on_refused` is called where the disk refuses it.
     """
 
     _table: Table
@@ -78,6 +81,11 @@ class KeptPositions:
     paused: bool = False
     start: str | None = None
     removed_ms: float | None = None
+    on_refused: Callable[[StoreError], None] = lambda _: None
+    _begun: dict[bytes, bytes] = attrs.field(factory=dict, init=False)
+    """Where the source begins, by name, until the disk has that: another `end` would leave messages out."""
+    _refused: dict[bytes | None, Callable[[], Ticket]] = attrs.field(factory=dict, init=False)
+    """Changes that the disk has refused, by name; None: all rows were deleted."""
 
     @classmethod
     def read(cls, table: Table, bridge: str) -> "KeptPositions":
@@ -94,12 +102,19 @@ class KeptPositions:
         return found
 
     def get(self, name: bytes) -> bytes | None:
-        return self._table.get(self._key(name))
+        found = self._table.get(self._key(name))
+        return self._begun.get(name) if found is None else found
+
+    def begin(self, name: bytes, value: bytes) -> None:
+        self._begun[name] = value
+        self._make(name, partial(self._table.put, self._key(name), value))
 
     def put(self, name: bytes, value: bytes) -> None:
         self._table.put(self._key(name), value)
 
     def delete(self, name: bytes) -> None:
+        self._begun.pop(name, None)
+        self._refused.pop(name, None)
         self._table.delete(self._key(name))
 
     def take_from(self, source: str) -> None:
@@ -124,15 +139,44 @@ class KeptPositions:
 
     def forget(self) -> None:
         """Delete everything stored about the bridge. Raises StoreError."""
-        prefix = self._key()
-        self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
+        self._begun.clear()
+        self._refused.clear()
+        self._make(None, self._delete_rows)
 
     def keep(self) -> None:
         """Write down all but the positions."""
+        self._make(b"", self._put_row)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk has refused something that `store_again` makes again."""
+        return bool(self._refused)
+
+    def store_again(self) -> None:
+        """Raises StoreError."""
+        for name, change in tuple(self._refused.items()):
+            self._make(name, change)
+            del self._refused[name]
+
+    def _make(self, name: bytes | None, change: Callable[[], Ticket]) -> None:
+        change().when_done(lambda ticket: self._made(name, change, ticket))
+
+    def _made(self, name: bytes | None, change: Callable[[], Ticket], ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._refused[name] = change
+            self.on_refused(ticket.error)
+        elif name is not None:
+            self._begun.pop(name, None)
+
+    def _delete_rows(self) -> Ticket:
+        prefix = self._key()
+        return self._table.delete_all([key for key, _ in self._table.items() if key.startswith(prefix)])
+
+    def _put_row(self) -> Ticket:
         row = {"started": not self.first_run, "paused": self.paused}
         more = {"source": self.source, "start": self.start, "removed_ms": self.removed_ms}
         row |= {name: value for name, value in more.items() if value is not None}  # type: ignore[misc]
-        self._table.put(self._key(), json.dumps(row).encode())
+        return self._table.put(self._key(), json.dumps(row).encode())
 
     def _key(self, name: bytes = b"") -> bytes:
         return self._bridge.encode() + b"\0" + name
@@ -158,12 +202,19 @@ class BridgeCounts:
 
 @attrs.define(eq=False)
 class _Entry:
-    """What one journal entry confirms. `carried`: the messages written, without filtered and dead ones."""
+    """What one journal entry confirms. `carried`: the messages written, without filtered and dead ones.
+
+    It is counted when the disk has it: what the disk refuses comes again.
+    """
 
     runs: list[MessageRun] = attrs.Factory(list)
     size: int = 0
     carried: int = 0
     carried_bytes: int = 0
+    filtered: int = 0
+    circled: int = 0
+    dead: Counter[str] = attrs.Factory(Counter)
+    dropped: Counter[str] = attrs.Factory(Counter)
 
 
 class Bridge:
@@ -178,6 +229,7 @@ class Bridge:
         self.last_error_ms: float | None = None
         self._host = host
         self._positions = positions
+        positions.on_refused = self._position_refused
         self.woken = trio.Event()
         self.stopped = False
         """True also while the disk has not answered the last entries."""
@@ -337,7 +389,7 @@ class Bridge:
         if self._positions.paused:
             self.close()
             self.state = "paused"
-            return None
+            return self._store_positions(now)
         rules = self._host.rules(self.name)
         if self._reopen or rules != self._rules:  # the source's permission is checked when it is opened
             self._reopen, self._rules = False, rules
@@ -347,6 +399,9 @@ class Bridge:
             self._failed.clear()
         if now < self._retry_at:
             return self._retry_at - now
+        delay = self._store_positions(now)
+        if delay is not None:
+            return delay
         if not self._is_open():
             return self._retry_at - now
         assert self._source is not None
@@ -372,6 +427,18 @@ class Bridge:
         if self._tokens < 1 and self.settings.rate:
             return (1 - self._tokens) / self.settings.rate
         return 0.0 if worked or not flushed else None
+
+    def _store_positions(self, now: float) -> float | None:
+        """Store again what the disk has refused. Returns seconds until the next call; None: all is stored."""
+        if not self._positions.is_refused:
+            return None
+        if now >= self._retry_at:
+            try:
+                self._positions.store_again()
+            except StoreError as error:
+                self._wait(error, OPEN_SECONDS_MAX)
+            self._host.store.commit_pending()
+        return self._retry_at - now if self._retry_at > now else None
 
     def _is_open(self) -> bool:
         services = (self._host.service(self._source_protocol), self._host.service(self._target_protocol))
@@ -467,15 +534,28 @@ class Bridge:
         else:
             self._wait(ticket.error, OPEN_SECONDS_MAX)
             self._reopen = True
-            if not self._gives_back:
+            if not self._gives_back and not self.stopped:
                 self._failed += entry.runs
             else:
+                if not self._gives_back:
+                    self._lost("stopped", sum(map(len, entry.runs)))
                 self._release(entry.runs)
         self._wake()
 
+    def _position_refused(self, error: StoreError) -> None:
+        if self._host.now() >= self._retry_at:  # an entry may have many positions
+            self._wait(error, OPEN_SECONDS_MAX)
+        self._reopen = True
+        self._wake()
+
     def _carried(self, entry: _Entry) -> None:
-        self.counts.carried += entry.carried
-        self.counts.carried_bytes += entry.carried_bytes
+        counts = self.counts
+        counts.carried += entry.carried
+        counts.carried_bytes += entry.carried_bytes
+        counts.filtered += entry.filtered
+        counts.circled += entry.circled
+        counts.dead += entry.dead
+        counts.dropped += entry.dropped
         self._release(entry.runs)
 
     def _release(self, runs: Iterable[MessageRun]) -> None:
@@ -486,7 +566,7 @@ class Bridge:
     def _carry_run(self, run: MessageRun, entry: _Entry) -> bool:
         """Carry a run. False: the target refuses the next message for now."""
         if not self._wanted(run.origin.name):
-            self.counts.filtered += len(run)
+            entry.filtered += len(run)
             self._settle(run, entry, carried=False)
             return True
         at = 0
@@ -497,9 +577,9 @@ class Bridge:
                     return False
             else:
                 if fate == "filtered":
-                    self.counts.filtered += len(part)
+                    entry.filtered += len(part)
                 else:
-                    self.counts.circled += len(part)
+                    entry.circled += len(part)
                 self._settle(part, entry, carried=False)
             at = stop
         return True
@@ -537,7 +617,7 @@ class Bridge:
                     self.state = "running"
             except (BridgeRefusal, StoreError) as error:
                 refused = _as_refusal(error)
-                if not self._settle_refused(run, at, trail, refused):
+                if not self._settle_refused(run, at, trail, refused, entry):
                     return False
                 count, carried = 1, False
             self._settle(run.part(at, at + count), entry, carried=carried)
@@ -557,7 +637,7 @@ class Bridge:
     # -- refused messages
 
     def _settle_refused(
-        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal
+        self, run: MessageRun, at: int, trail: tuple[str, ...], refused: BridgeRefusal, entry: _Entry
     ) -> bool:
         """Treat one refused message as `on_refused` says. False: it waits."""
         policy = self._policy(refused)
@@ -566,18 +646,18 @@ class Bridge:
             return False
         self._note(refused)
         if policy == "drop":
-            self.counts.dropped[refused.reason] += 1
+            entry.dropped[refused.reason] += 1
             return True
         try:
             self._write_dead_letter(run, at, trail, refused)
         except (BridgeRefusal, StoreError) as error:
             if isinstance(error, BridgeRefusal) and error.lasting:
-                self.counts.dropped[f"dead_{error.reason}"] += 1
+                entry.dropped[f"dead_{error.reason}"] += 1
                 self._note(error)
                 return True
             self._wait(error, RETRY_SECONDS_MAX)
             return False
-        self.counts.dead[refused.reason] += 1
+        entry.dead[refused.reason] += 1
         return True
 
     def _policy(self, refused: BridgeRefusal) -> str:
