@@ -331,8 +331,8 @@ class CommitBatch:
             PAUSES.end()
 
     def resolve(self, direct_error: StoreError | None) -> None:
-        """All is as durable as was asked, but for what went around the journal where there is an error: tell
-        those who wait, of the strictest mode first.
+        """Tell those who wait, of the strictest mode first, that all is as durable as was asked.
+        `direct_error`: what went around the journal is not.
         """
         for _, ticket in sorted(self.tickets.items()):
             ticket.resolve(None)

@@ -290,7 +290,7 @@ async def test_what_a_file_took_of_a_refused_record_is_gone_after_a_stop(refused
         {"its tail waits", "it is queued with another log"},  # so that it is light
         {"its head is dropped"},
     ],
-    ids=" and ".join,
+    ids=lambda why: " and ".join(sorted(why)),
 )
 async def test_what_is_journaled_is_acknowledged_though_what_goes_around_the_journal_is_refused(
     why: set[str],
