@@ -20,7 +20,8 @@ FOLDERS = Path(__file__).parent.parent / "golden" / "folders.tar.xz"
 @pytest.fixture(params=["stopped", "killed"])
 def older(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     with tarfile.open(FOLDERS) as packed:
-        packed.extractall(tmp_path, filter="data")
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # before 3.11.4 there is none
+        packed.extractall(tmp_path)
     return tmp_path / str(request.param) / "data"
 
 
