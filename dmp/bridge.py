@@ -168,7 +168,7 @@ class DmpSource(_Taking):
 
     def _written(self, messages: list[Message], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
-        if done.error is not None and broker.store.read_only is None:
+        if broker.was_taken_back(done):
             queue.not_settled(messages)
             if not queue.deleted:
                 queue.dispatch()

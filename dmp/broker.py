@@ -300,6 +300,12 @@ class Broker:
 
     # -- what queues ask for
 
+    def was_taken_back(self, done: "Ticket") -> bool:
+        """Whether the disk has refused what this ticket is of. Where the store is read-only since, a restart
+        tells what the disk has.
+        """
+        return done.error is not None and self.store.read_only is None
+
     def log_changed(self, log: QueueLog) -> None:
         self._changed.logs[log] = None
 

@@ -91,7 +91,7 @@ class DeadLetters:
         head = message.head.sent_to(b"", target.name, message.head.properties)
 
         def moved(done: "Ticket") -> None:
-            if self._was_refused(done):
+            if self._broker.was_taken_back(done):
                 queue.return_front([message])
                 queue.dispatch()
 
@@ -176,7 +176,7 @@ class DeadLetters:
             return
 
         def moved(done: "Ticket") -> None:
-            if not self._was_refused(done):
+            if not self._broker.was_taken_back(done):
                 return
             self._refused.append((queue, message, reason))
             if self._retry_at == math.inf:
@@ -214,7 +214,7 @@ class DeadLetters:
 
         def moved(done: "Ticket") -> None:
             self._parted(queue, message, done)
-            if not self._was_refused(done):
+            if not self._broker.was_taken_back(done):
                 for target in targets:
                     if target.log is None:
                         target.publish(head, (message.body,))
@@ -226,17 +226,13 @@ class DeadLetters:
         """The disk has it that a message has left its queue, or refuses that."""
         log = queue.log
         assert log is not None
-        if self._was_refused(done):
+        if self._broker.was_taken_back(done):
             log.stay([message])
             return
         log.left([message])
         queue.forget([message])
         if not queue.deleted:
             self._broker.log_changed(log)
-
-    def _was_refused(self, done: "Ticket") -> bool:
-        """And taken back. Where the store is read-only since, a restart tells what the disk has."""
-        return done.error is not None and self._broker.store.read_only is None
 
     def _move_in_slices(
         self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]

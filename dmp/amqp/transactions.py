@@ -622,10 +622,9 @@ class QueueChange:
         return ticket
 
     def let_go(self, written: Ticket | None = None) -> Iterator[None]:
-        """Have the queues forget what leaves, or have it back where the disk has refused that, in slices.
-        Where the store is read-only since, a restart tells what the disk has."""
+        """Have the queues forget what leaves, or have it back where the disk has refused that, in slices."""
         done = 0
-        refused = written is not None and written.error is not None and self._broker.store.read_only is None
+        refused = written is not None and self._broker.was_taken_back(written)
         for queue, part in self._parts.items():
             if not part.leaving:
                 continue
