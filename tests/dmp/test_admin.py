@@ -216,15 +216,21 @@ async def test_cold_dead_letters_go_back_too() -> None:
     assert taker.bodies == bodies
 
 
-async def test_a_redrive_that_the_disk_refuses_is_not_answered_and_leaves_all_where_it_was(
-    world: World,
-) -> None:
+def two_dead(world: World) -> tuple[Queue, Queue]:
+    """A durable queue whose two messages have died, and the one that has them."""
     dead = world.queue(b"dead", durable=True)
     queue = world.queue(durable=True, ttl_ms=1000, **DEAD)
     world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
     world.settle()
     world.advance(2)
     world.settle()
+    return queue, dead
+
+
+async def test_a_redrive_that_the_disk_refuses_is_not_answered_and_leaves_all_where_it_was(
+    world: World,
+) -> None:
+    queue, dead = two_dead(world)
     world.refuse_a_write()
     with pytest.raises(StoreError):
         await Admin(world.broker).objects[0].actions[3].call(dead, {}, False)
@@ -234,12 +240,7 @@ async def test_a_redrive_that_the_disk_refuses_is_not_answered_and_leaves_all_wh
 
 
 async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None:
-    dead = world.queue(b"dead", durable=True)
-    queue = world.queue(durable=True, ttl_ms=1000, **DEAD)
-    world.publish(b"", b"q", b"1", b"2", properties=PERSISTENT)
-    world.settle()
-    world.advance(2)
-    world.settle()
+    queue, dead = two_dead(world)
     world.break_disk()
     world.publish(b"", b"q", b"3", properties=PERSISTENT)
     world.settle()

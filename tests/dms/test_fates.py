@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dms import cold, engine, expiry, queue_log, wire
+from dms import expiry, wire
 from dms.settings import DmsSettings
 from dms.wire import Frame, Status, Type
 from tests.dms.world import Peer, World, statuses
@@ -269,16 +269,12 @@ class ColdFates(Fates):
     config = DmsSettings(hot_bytes=0)
 
 
+pytestmark = pytest.mark.usefixtures("few_are_many")
 MACHINES = [Fates, MemoryFates, ColdFates]
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few messages are many."""
-    monkeypatch.setattr(engine, "HOT_LEAST_BYTES", 0)
-    monkeypatch.setattr(cold, "POSITION_BYTES", 200)
-    monkeypatch.setattr(cold, "FETCH_BYTES", 500)
-    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1500)
+def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "BACK_MAX", 12)
     monkeypatch.setattr(expiry, "DEAD_AT_ONCE", 5)
 

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dms import cold, engine, queue_log, wire
+from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, statuses
@@ -264,16 +264,8 @@ class ColdMachine(Machine):
     config = DmsSettings(depth=DEPTH, hot_bytes=0)
 
 
+pytestmark = pytest.mark.usefixtures("few_are_many")
 MACHINES = [Machine, MemoryMachine, ColdMachine]
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few messages are many."""
-    monkeypatch.setattr(engine, "HOT_LEAST_BYTES", 0)
-    monkeypatch.setattr(cold, "POSITION_BYTES", 200)
-    monkeypatch.setattr(cold, "FETCH_BYTES", 500)
-    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1500)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
