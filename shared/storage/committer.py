@@ -205,7 +205,7 @@ class Committer:
             mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost alone
             self._journal_queued(log)
         batch = self._batch_with_room(size)
-        part = batch.append_to(log, batch.ticket_of(log, mode), mode is not Mode.DIRECT)
+        part = batch.append_to(log, mode)
         if not self.full:  # when full, each append must ask whether it may use the reserve
             log.pending = part
         return part
@@ -272,8 +272,9 @@ class Committer:
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
         batch.count_logs(coming=len(parts))
         many = len(parts) > _INLINE_LOGS_MAX
-        ticket = batch.ticket_of(parts[0][0], mode)  # around the journal there is one log
-        return self._append_parts(batch, mode, ticket, parts, size, many=many), ticket
+        # Around the journal there is one log.
+        ticket = batch.direct_tickets[parts[0][0]] if mode is Mode.DIRECT else batch.tickets[mode]
+        return self._append_parts(batch, mode, parts, size, many=many), ticket
 
     def hold(
         self,
@@ -312,7 +313,6 @@ class Committer:
         self,
         batch: CommitBatch,
         mode: Mode,
-        ticket: Ticket,
         parts: Sequence[tuple[Log, bytes, int]],
         size: int,
         *,
@@ -353,7 +353,7 @@ class Committer:
             folds = folds or log.fold is not None
             if through_journal and log.direct:
                 self._journal_queued(log)
-            part = batch.append_to(log, ticket, through_journal)
+            part = batch.append_to(log, mode)
             part.chunks.append(records)
             part.counts.append(count)
             offset = log.end
@@ -743,11 +743,9 @@ class Committer:
                 self._set_read_only(commit.poison)
                 direct_error = self.read_only  # a start may find what could not be taken back
             for batch in good:
-                batch.resolve(direct_error)
+                batch.end(None, direct_error)
             if self.read_only is not None or error is not None:
                 self._fail(commit.batches[commit.good :], self.read_only or error)
-            for batch in commit.batches:
-                batch.release()
             self._filling_since = self._clock.monotonic()
             journal = self.journal
             if (
@@ -774,8 +772,7 @@ class Committer:
         self.poison(commit.fail(error))
         self._roll_back(log for batch in commit.batches for log in batch.logs)
         for batch in commit.batches:
-            batch.fail(self.read_only)
-            batch.release()
+            batch.end(self.read_only)
         self._rest()
 
     def _resume_waiting(self) -> None:
@@ -869,8 +866,7 @@ class Committer:
                 self._registry.undone(change)
         self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
-            batch.fail(error)
-            batch.release()
+            batch.end(error)
 
     def _roll_back(self, logs: Iterable[Log]) -> None:
         for log in logs:
@@ -905,7 +901,7 @@ class HeldBatch:
         need = size + len(parts) * ENTRY_HEADER_BYTES
         self._left -= need
         self._batch.room += need
-        return self._committer._append_parts(self._batch, self._mode, self.ticket, parts, size, many=True)
+        return self._committer._append_parts(self._batch, self._mode, parts, size, many=True)
 
     def release(self, error: Exception | None = None) -> None:
         """All is appended. `error`: it could not be, so nothing of the batch may be written."""

@@ -6,7 +6,6 @@ they mean. All calls block.
 """
 
 import errno
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -101,15 +100,6 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds; never jumps."""
-
-
-class SystemClock:
-    """The machine's clocks."""
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    monotonic = staticmethod(time.monotonic)
 
 
 # -- helpers for any disk

@@ -179,7 +179,10 @@ class Journal:
         )
         offset = lsn - segment.lsn
         try:
-            write_all(self.disk, segment.fd, batch, offset)
+            whole = memoryview(batch)
+            taken = self.disk.write(segment.fd, whole, offset)
+            if taken < len(batch):
+                write_all(self.disk, segment.fd, whole[taken:], offset + taken)
         except OSError as error:
             self._take_back(segment, offset, error)
             raise

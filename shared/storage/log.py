@@ -207,21 +207,19 @@ class CommitBatch:
         """
         return self.tickets[min(self.tickets)] if self.tickets else None
 
-    def ticket_of(self, log: "Log", mode: Mode) -> Ticket:
-        """The ticket for an append to the log in this mode."""
-        return self.direct_tickets[log] if mode is Mode.DIRECT else self.tickets[mode]
-
-    def append_to(self, log: "Log", ticket: Ticket, journaled: bool) -> LogAppend:
-        """The append for `log`, made if there is none. `ticket`: of this batch. The stricter of its modes
-        counts.
-        """
+    def append_to(self, log: "Log", mode: Mode) -> LogAppend:
+        """The log's append in this batch, made if there is none, with the ticket for this mode."""
         if log in self.each:
             self.leave_each(log)
+        journaled = mode is not Mode.DIRECT
+        ticket = self.tickets[mode] if journaled else self.direct_tickets[log]
         part = self.appends.get(log)
         if part is None:
             end = log.end
             part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
-            self.count_logs(1)
+            self.log_count += 1
+            if self.log_count >= MANY:
+                self.count_logs()
             self.room -= ENTRY_HEADER_BYTES
             if not journaled or log.entries_written == UNKNOWN:
                 self.with_files += 1
@@ -260,7 +258,8 @@ class CommitBatch:
         self.gathering.clear()
         self.held = False
         self.sealed = True
-        self.each_ends = [log.end for log in self.each]
+        if self.each:
+            self.each_ends = [log.end for log in self.each]
         for log, part in self.appends.items():
             log.pending = None
             part.end = log.end
@@ -270,7 +269,7 @@ class CommitBatch:
         1.3 us so, and 7 us with a `LogCommit`. Only for a batch that is committed alone: another may want
         more of the same log, and so may a change of the catalog.
         """
-        changed = {change.log for change in self.changes}
+        changed = {change.log for change in self.changes} if self.changes else ()
         if self.each:
             large: list[tuple[Log, int]] = []
             ends: list[int] = []
@@ -320,32 +319,25 @@ class CommitBatch:
             self.pauses = True
             PAUSES.begin()
 
-    def release(self) -> None:
-        """The batch is over. Batches and their appends refer to each other: break the cycle, for the garbage
-        collector would come late for few large objects.
+    def end(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
+        """The batch is over: tell those who wait, of the strictest mode first.
+
+        `error`: nothing of it is durable. `direct_error`: what went around the journal is not.
         """
+        for _, ticket in sorted(self.tickets.items()):
+            if not ticket.done:
+                ticket.resolve(error)
+        for log, ticket in self.direct_tickets.items():
+            part = self.appends.get(log)  # None: it was light, and so in the journal
+            if not ticket.done:
+                ticket.resolve(error if part is None or part.journaled else error or direct_error)
+        # Batches and their appends refer to each other: break the cycle, for the garbage collector would come
+        # late for few large objects.
         self.appends.clear()
         self.light.clear()
         if self.pauses:
             self.pauses = False
             PAUSES.end()
-
-    def resolve(self, direct_error: StoreError | None) -> None:
-        """Tell those who wait, of the strictest mode first, that all is as durable as was asked.
-        `direct_error`: what went around the journal is not.
-        """
-        for _, ticket in sorted(self.tickets.items()):
-            ticket.resolve(None)
-        for log, ticket in self.direct_tickets.items():
-            part = self.appends.get(log)  # None: it was light, and so in the journal
-            ticket.resolve(direct_error if part is not None and not part.journaled else None)
-
-    def fail(self, error: StoreError | None) -> None:
-        """Nothing of the batch is durable: tell those who wait."""
-        tickets = [ticket for _, ticket in sorted(self.tickets.items())]
-        for ticket in [*tickets, *self.direct_tickets.values()]:
-            if not ticket.done:
-                ticket.resolve(error)
 
 
 class Appender(Protocol):

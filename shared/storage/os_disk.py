@@ -1,8 +1,9 @@
-"""The data folder on the operating system's own files (see `disk.py` for what each call promises)."""
+"""The data folder on the operating system's own files, and the system's clocks (`disk.py`: what calls promise)."""
 
 import errno
 import os
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -241,6 +242,15 @@ class OsDisk:
     def free_bytes(self) -> tuple[int, int]:
         found = os.fstatvfs(self._root)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    monotonic = staticmethod(time.monotonic)
 
 
 def _make_all(folder: Path) -> None:

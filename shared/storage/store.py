@@ -20,7 +20,7 @@ from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer, HeldBatch
-from shared.storage.disk import Clock, Disk, SystemClock
+from shared.storage.disk import Clock, Disk
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
@@ -28,7 +28,7 @@ from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import FolderLock
 from shared.storage.log import CommitBatch, Log, LogAppend, Ticket
 from shared.storage.log_writer import LogWriter
-from shared.storage.os_disk import OsDisk
+from shared.storage.os_disk import OsDisk, SystemClock
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
 from shared.storage.retention import RetentionKeeper

@@ -14,9 +14,9 @@ import attrs
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index, recovery, replay
 from shared.storage.catalog import Catalog
-from shared.storage.disk import Disk, SystemClock, copy_file, opened, replace_file
+from shared.storage.disk import Disk, copy_file, opened, replace_file
 from shared.storage.lock import FolderLock
-from shared.storage.os_disk import OsDisk
+from shared.storage.os_disk import OsDisk, SystemClock
 from shared.storage.rebuild import QUARANTINE, log_files, rebuild_catalog
 from shared.storage.settings import StorageSettings
 from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
