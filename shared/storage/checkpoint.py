@@ -73,7 +73,7 @@ class Checkpointer:
     """Callers in `make_room`."""
     _failing: bool = False
     _next_dirty: dict[Log, None] = attrs.Factory(dict)
-    """The next `Committer.dirty`. Two take turns: the garbage collector walks a new dict while it grows."""
+    """The next `Tails.dirty`. Two take turns: the garbage collector walks a new dict while it grows."""
     _journal: Journal = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Checkpointer:
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
         async with self._lock:
-            with paused(len(self._committer.dirty)):
+            with paused(len(self._committer.tails.dirty)):
                 return await self._checkpoint(clean)
 
     async def _checkpoint(self, clean: bool) -> bool:
@@ -165,7 +165,7 @@ class Checkpointer:
                     if log.referred_from < end:
                         log.referred_from = end
             else:
-                self._committer.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot)))
+                self._committer.tails.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot)))
             snapshot.changed.clear()
             self._next_dirty = snapshot.changed
         return good
@@ -187,11 +187,12 @@ class Checkpointer:
         committer = self._committer
         if committer.read_only is not None or committer.tails.failing:
             return None  # the journal still holds what a log file lacks
-        logs, committer.dirty, self._next_dirty = committer.dirty, self._next_dirty, {}
+        tails = committer.tails
+        logs, tails.dirty, self._next_dirty = tails.dirty, self._next_dirty, {}
         committer.direct.bytes = 0
         committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position
-        for log in committer.unindexed:
+        for log in tails.unindexed:
             log.close_entry()
         return self._inventory.snapshot(self._journal.position, logs, clean)
 

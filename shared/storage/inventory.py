@@ -211,8 +211,6 @@ class Inventory:
             self._lines.pop(log.id, None)
             self._stale.pop(log, None)
             self._folders[log.namespace] = None
-            self._committer.unindexed.pop(log, None)
-            self._committer.dirty.pop(log, None)
             self._committer.tails.drop(log)
             self._reader.forget(log)
             self._files.forget(log.file)

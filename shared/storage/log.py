@@ -1,4 +1,5 @@
-"""A log, an append-only sequence of records addressed by byte offset, and its appends until they are durable.
+"""A log, an append-only sequence of records addressed by byte offset; its appends until they are durable, and
+its tail: records that are durable and not yet in its file.
 
 `Log.append` adds records to the batch that is being filled. A `CommitBatch` holds one `LogAppend` for each
 log that was appended to, and changes of the catalog. It becomes one batch of the journal, all or nothing, and
@@ -9,10 +10,10 @@ import math
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
 import attrs
@@ -20,10 +21,11 @@ import structlog
 import trio
 from attrs import Attribute
 
+from shared.budget import Account, unbounded
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.garbage import MANY, PAUSES
-from shared.storage.entries import extend_by_tail
+from shared.storage.entries import ENTRY_COVERS_SECONDS, extend_by_tail
 from shared.storage.files import LogFile
 from shared.storage.format import ENTRY_HEADER_BYTES, EntryKind, IndexEntry
 from shared.storage.lost import Lost
@@ -34,6 +36,15 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 UNKNOWN = -1
 ENTRY_ENDS = (0, 0, 0)
 """In `Log.not_indexed`: the next record begins a new index entry."""
+
+
+LATE_SECONDS = 1.0
+"""A tail is written once its oldest record has this age."""
+_STEP_BYTES = 64 << 10
+"""Light appends are charged in steps of this size, or of a 16th of what all tails may take."""
+
+_NOT_INDEXED_MAX = 256
+"""Commits whose records are indexed together: a bound on their list, not on the work."""
 
 
 def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
@@ -128,6 +139,7 @@ class LogAppend:
 LightAppend = tuple["Log", int, bytes, int]
 """A small append: log, offset, records, how many. Only the log's tail gets it. A row of plain values, because
 a batch may have a thousand."""
+_LOG_OF = itemgetter(0)
 
 
 @attrs.define(eq=False)
@@ -264,41 +276,22 @@ class CommitBatch:
             log.pending = None
             part.end = log.end
 
-    def lighten(self, most: int) -> None:
-        """Small appends become rows of `light`: up to so many bytes of a log, -1: none. A log costs a commit
-        1.3 us so, and 7 us with a `LogCommit`. Only for a batch that is committed alone: another may want
-        more of the same log, and so may a change of the catalog.
+    def leave_large(self, most: int) -> None:
+        """Take those logs out of `each` of which more than `most` bytes are appended, or that need a closer
+        look.
         """
-        changed = {change.log for change in self.changes} if self.changes else ()
-        if self.each:
-            large: list[tuple[Log, int]] = []
-            ends: list[int] = []
-            for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
-                size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
-                if size > most or log.direct_dirty or log in changed:
-                    large.append((log, end))
-                else:
-                    ends.append(end)
-            self.each_ends = ends
-            for log, end in large:
-                self.leave_each(log, end)
-        light, heavy = self.light, {}
-        for log, part in self.appends.items():
-            counts = part.counts
-            part.records = records = counts[0] if len(counts) == 1 else sum(counts)
-            self.records[log.namespace] = self.records.get(log.namespace, 0) + records
-            if (
-                part.end - part.offset <= most
-                and part.journaled
-                and log.entries_written != UNKNOWN
-                and not log.direct_dirty
-                and (log.tail_bytes or not log.direct)
-                and not (log.unawaited or log in changed)
-            ):
-                light.append((log, part.offset, b"".join(part.chunks), records))
+        changed = {change.log for change in self.changes}
+        large: list[tuple[Log, int]] = []
+        ends: list[int] = []
+        for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
+            size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
+            if size > most or log.direct_dirty or log in changed:
+                large.append((log, end))
             else:
-                heavy[log] = part
-        self.appends = heavy
+                ends.append(end)
+        self.each_ends = ends
+        for log, end in large:
+            self.leave_each(log, end)
 
     def make_rows(self) -> None:
         """Have the logs of `each` in `light`. In the commit's thread: nobody else uses a batch once taken."""
@@ -510,10 +503,6 @@ class Log:
             self.tail_new.clear()
         return self._tail
 
-    def add_to_tail(self, data: bytes) -> None:
-        self.tail_new.append(data)
-        self.tail_bytes += len(data)
-
     def cut_tail(self, size: int) -> None:
         """The file has the first `size` bytes of what `tail` was."""
         if size == len(self._tail) or self.tail_lent:
@@ -673,6 +662,166 @@ class Log:
         if self.deleted:
             raise LogDeleted
         return self._reader.seek(self, unix_ms)
+
+
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
+class Tails:
+    """The tails of all logs: their newest records, durable in the journal and not yet in the logs' own files.
+
+    A commit writes only the journal, however many logs it touches. The `LogWriter` writes tails to the files
+    later, many together. Readers get a tail's records from memory.
+
+    `log_bytes`: a tail of this length is written. `bytes_max`: bound on all together.
+
+    `failing`: logs whose files refuse their tails. Those stay in memory, and no checkpoint is made, so that
+    they stay in the journal too.
+    """
+
+    log_bytes: int
+    bytes_max: int
+    wake: Callable[[], None] = lambda: None
+    """Called when something is due before its time."""
+    account: Account = attrs.Factory(unbounded)
+    bytes: int = 0
+    failing: dict[Log, None] = attrs.Factory(dict)
+    unindexed: dict[Log, None] = attrs.Factory(dict)
+    """Logs with entries that their index files lack."""
+    dirty: dict[Log, None] = attrs.Factory(dict)
+    """Logs that changed since the last checkpoint's snapshot."""
+    writing: set[Log] = attrs.Factory(set)
+    """Logs whose tails the `LogWriter` is writing."""
+    crowded: bool = False
+    """There are too many bytes, as of the last `charge`: commits wait until some are written."""
+    _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
+    _long: dict[Log, None] = attrs.Factory(dict)
+    _charged: int = 0
+    _step_bytes: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._step_bytes = min(_STEP_BYTES, self.bytes_max // 16)
+
+    def takes(self, log: Log, size: int) -> bool:
+        """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
+        tail: that is one large write anyway, and saves two copies.
+        """
+        if log.tail_bytes:
+            return size < self.log_bytes // 16 or log in self.writing or log in self.failing
+        return not log.direct and size < self.log_bytes // 16
+
+    def add(self, log: Log, data: memoryview, now: float) -> None:
+        """Add visible bytes to the end of a log's tail. Call `charge` when all logs have theirs."""
+        if not log.tail_bytes:
+            self._since[log] = now
+        log.tail_new.append(bytes(data))
+        log.tail_bytes += len(data)
+        self.bytes += len(data)
+        if log.tail_bytes >= self.log_bytes and log not in self.failing:
+            self._long[log] = None
+
+    def add_light(self, appends: Sequence[LightAppend], now_ms: int, now: float) -> list[Log]:
+        """Add light appends that are durable now, and make them visible. `now`: monotonic seconds. Returns
+        the logs that somebody watches.
+
+        One loop, without a call for each of a thousand logs. Index entries are made later
+        (`Log.make_entries`). Tails are charged in steps: each such commit has few bytes.
+        """
+        moved = dict.fromkeys(map(_LOG_OF, appends))
+        self.unindexed |= moved
+        self.dirty |= moved
+        watched: list[Log] = []
+        for log, offset, records, count in appends:
+            size = len(records)
+            if not log.tail_bytes:
+                self._since[log] = now
+            log.tail_new.append(records)
+            log.tail_bytes += size
+            log.visible = offset + size
+            if now_ms > log.last_ms:
+                log.last_ms = now_ms
+            log.not_indexed.append((log.last_ms, size, count))
+            if log.open_since == math.inf:
+                log.open_since = now
+            elif now - log.open_since >= ENTRY_COVERS_SECONDS:
+                log.close_entry()
+            elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
+                log.make_entries()
+            self.bytes += size
+            if log.tail_bytes >= self.log_bytes and log not in self.failing:
+                self._long[log] = None
+            if log.watchers or log.advanced is not None:
+                watched.append(log)
+        if self.bytes - self._charged >= self._step_bytes or self._long or self.crowded:
+            self.charge()
+        return watched
+
+    def charge(self) -> None:
+        """Update the account, and wake the writer if something is due."""
+        over = self.account.charge(self.bytes - self._charged)
+        self._charged = self.bytes
+        self.crowded = self.bytes > self.bytes_max or (over and self.bytes > 0)
+        if self._long or self.crowded or self._filling:
+            self.wake()
+
+    @property
+    def _filling(self) -> bool:
+        """The oldest are written before commits must wait. Not where files take nothing: each commit would
+        try again."""
+        return self.bytes > self.bytes_max * 3 // 4 and not self.failing
+
+    @property
+    def failing_bytes(self) -> int:
+        return sum(log.tail_bytes for log in self.failing)
+
+    def due(self, now: float) -> Iterator[Log]:
+        """Logs to be written now: failing, long and old tails; of many bytes also the oldest others. Commits
+        may go on between two of them.
+        """
+        first = self.failing | self._long
+        left = self.bytes - sum(log.tail_bytes for log in first)
+        many = self.crowded or self._filling
+        wanted = 0 if self.account.over else self.bytes_max // 2 if many else self.bytes
+        yield from first
+        for log in list(self._since):
+            since = self._since.get(log, math.inf)
+            if since > now:
+                continue  # it was written or deleted meanwhile
+            if now - since < LATE_SECONDS and left <= wanted:
+                break
+            if log not in first:
+                left -= log.tail_bytes
+                yield log
+
+    def written(self, log: Log, size: int, now: float) -> None:
+        """The log's file has the first `size` bytes of its tail."""
+        if log not in self._since:
+            return  # it was deleted meanwhile
+        log.cut_tail(size)
+        self.bytes -= size
+        del self._since[log]
+        self.failing.pop(log, None)
+        if log.tail_bytes:
+            self._since[log] = now  # the rest came during the write
+        if log.tail_bytes < self.log_bytes:
+            self._long.pop(log, None)
+        self.charge()
+
+    def failed(self, log: Log) -> None:
+        """The log's file refused its tail."""
+        if log in self._since:
+            self.failing[log] = None
+            self._long.pop(log, None)
+
+    def drop(self, log: Log) -> None:
+        """The log is deleted."""
+        self.unindexed.pop(log, None)
+        self.dirty.pop(log, None)
+        if log in self._since:
+            self.bytes -= log.tail_bytes
+            log.drop_tail()
+            del self._since[log]
+            self._long.pop(log, None)
+            self.failing.pop(log, None)
+            self.charge()
 
 
 async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:

@@ -15,8 +15,7 @@ import structlog
 import trio
 
 from shared.storage import index
-from shared.storage.commit import open_log
-from shared.storage.committer import Committer
+from shared.storage.committer import Committer, open_log
 from shared.storage.disk import Clock, Disk, write_all
 from shared.storage.entries import ENTRY_COVERS_SECONDS
 from shared.storage.files import FileGone, OpenFiles, describe
@@ -36,31 +35,33 @@ STEP_BYTES = 4 << 20
 _LOOKED_AT_ONCE = 1024
 """Logs looked at before other tasks run: 1 ms."""
 
-Write = tuple[int, memoryview, int]
+
+@attrs.define(eq=False)
+class _FileWrite:
+    """Bytes for one of a log's files, and the outcome. `fd`: UNKNOWN until the file is open."""
+
+    fd: int
+    data: bytearray | memoryview = attrs.Factory(bytearray)
+    offset: int = 0
+    passing: bool = False  # see `Disk.write`
+    written: bool = False
+    error: OSError | None = None
 
 
 @attrs.define(eq=False, repr=False, field_transformer=opaque)
 class _Writing:
-    """One log's share of a step, and the outcome.
-
-    `data`: the front of its tail, for `offset` in the file. The other fields are of its index.
+    """One log's share of a step. `tail`: the front of its tail, for its file. `index`: `entries`, from entry
+    `number` on, for its index.
     """
 
     log: Log
-    offset: int
-    data: bytearray
+    tail: _FileWrite
+    index: _FileWrite
     entries: list[IndexEntry]
     number: int
     entries_start: int
-    log_fd: int
-    index_fd: int
-    last_ms: int = 0
     cut: bool = False  # the step had no room for the rest of the tail
-    made: bool = False
-    tail_written: bool = False
-    entries_written: bool = False
-    tail_error: OSError | None = None
-    index_error: OSError | None = None
+    made: bool = False  # the log's file
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -90,7 +91,7 @@ class LogWriter:
             with trio.move_on_after(ENTRY_COVERS_SECONDS):
                 await self._wake.wait()
             self._wake = trio.Event()
-            if self._committer.unindexed:
+            if self._tails.unindexed:
                 await self.flush_due()
             done, self._done = self._done, trio.Event()
             done.set()
@@ -114,12 +115,12 @@ class LogWriter:
             due: dict[Log, None] = {}
             async for logs in _in_slices(self._tails.due(now)):
                 due |= dict.fromkeys(logs)
-            async for logs in _in_slices(list(self._committer.unindexed)):
+            async for logs in _in_slices(list(self._tails.unindexed)):
                 for log in logs:
                     if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
                         log.close_entry()
                     if log.indexed:  # by a commit, around the journal
-                        self._committer.unindexed.pop(log, None)
+                        self._tails.unindexed.pop(log, None)
                     elif log not in due and log.entries_below(log.tail_start):
                         due[log] = None
             return await self._flush(due)
@@ -130,7 +131,7 @@ class LogWriter:
         Commits may go on meanwhile.
         """
         async with self._lock:
-            return await self._flush(self._committer.unindexed, open_entries=True)
+            return await self._flush(self._tails.unindexed, open_entries=True)
 
     async def _flush(self, logs: Iterable[Log], *, open_entries: bool = False) -> bool:
         """`open_entries`: logs that have nothing else to write end theirs, too."""
@@ -147,9 +148,9 @@ class LogWriter:
                 for writing in step:
                     self._finish(writing)
                 self._end_step()
-            left.extendleft(writing.log for writing in step if writing.cut and writing.tail_written)
-            tail_errors |= {w.log.name: w.tail_error for w in step if w.tail_error is not None}
-            index_errors += [w.index_error for w in step if w.index_error is not None]
+            left.extendleft(writing.log for writing in step if writing.cut and writing.tail.written)
+            tail_errors |= {w.log.name: w.tail.error for w in step if w.tail.error is not None}
+            index_errors += [w.index.error for w in step if w.index.error is not None]
         self._complain(tail_errors, index_errors)
         return not tail_errors and not index_errors
 
@@ -160,7 +161,7 @@ class LogWriter:
         while left and len(step) < _STEP_LOGS and size < STEP_BYTES:
             log = left.popleft()
             if log.gone or log.indexed:
-                self._committer.unindexed.pop(log, None)
+                self._tails.unindexed.pop(log, None)
                 continue
             offset = log.tail_start
             end = self._cut(log, STEP_BYTES - size)
@@ -178,9 +179,10 @@ class LogWriter:
             if data:
                 self._tails.writing.add(log)
                 log.tail_lent = True
-            fds = self._files.pin(log.file), self._files.pin(log.index_file)
+            tail = _FileWrite(self._files.pin(log.file), data, offset, log.unawaited)
+            index_write = _FileWrite(self._files.pin(log.index_file))
             step.append(
-                _Writing(log, offset, data, entries, log.entries_written, log.entries_start, *fds, cut=cut)
+                _Writing(log, tail, index_write, entries, log.entries_written, log.entries_start, cut)
             )
         return step
 
@@ -198,24 +200,24 @@ class LogWriter:
 
     def _finish(self, writing: _Writing) -> None:
         """In the trio thread: publish the outcome."""
-        log = writing.log
+        log, tail, entries = writing.log, writing.tail, writing.index
         self._tails.writing.discard(log)
-        self._files.unpin(log.file, writing.log_fd)
-        self._files.unpin(log.index_file, writing.index_fd)
+        self._files.unpin(log.file, tail.fd)
+        self._files.unpin(log.index_file, entries.fd)
         if writing.made:
             log.fresh = False
-        if writing.tail_written:
-            self._tails.written(log, len(writing.data), self._clock.monotonic())
-        elif writing.tail_error is not None:
+        if tail.written:
+            self._tails.written(log, len(tail.data), self._clock.monotonic())
+        elif tail.error is not None:
             self._tails.failed(log)
-        if writing.entries_written:
+        if entries.written:
             if log.entries_written == UNKNOWN:
                 log.entries_written = writing.number
             log.entries_reached(writing.number + len(writing.entries))  # a commit may have been faster
         if log.indexed:
-            self._committer.unindexed.pop(log, None)
-        if (writing.tail_written or writing.entries_written) and not log.gone:
-            self._committer.dirty[log] = None
+            self._tails.unindexed.pop(log, None)
+        if (tail.written or entries.written) and not log.gone:
+            self._tails.dirty[log] = None
 
     def _complain(self, tail_errors: dict[str, OSError], index_errors: list[OSError]) -> None:
         """Log the first failure only: the log may be on the same disk."""
@@ -241,87 +243,63 @@ class LogWriter:
 
     def _write(self, step: list[_Writing], room: int) -> None:
         """Tails first: no entry is in a file before what it covers."""
-        self._write_tails([writing for writing in step if writing.data], room // 2)
-        self._write_indexes([w for w in step if w.entries and (w.tail_written or not w.data)], room // 2)
+        tails = [(each.tail, partial(self._open_log, each)) for each in step if each.tail.data]
+        self._write_files(tails, room // 2)
+        covered = [each for each in step if each.entries and (each.tail.written or not each.tail.data)]
+        self._write_files([(each.index, partial(self._open_index, each)) for each in covered], room // 2)
 
-    def _write_tails(self, step: list[_Writing], room: int) -> None:
-        """Logs that get a descriptor are written in one call, the rest one by one. After each call this
-        thread would wait for the interpreter (figures: `aio.py`).
+    def _write_files(self, writes: Iterable[tuple[_FileWrite, Callable[[], bool]]], room: int) -> None:
+        """Write to files, each with what opens it. Those that get a descriptor are written in one call, the
+        rest one by one. After each call this thread would wait for the interpreter (figures: `aio.py`).
         """
-        together: list[_Writing] = []
-        for writing in step:
+        together: list[_FileWrite] = []
+        for write, open_file in writes:
             try:
-                opened = writing.log_fd < 0
-                if opened:
-                    writing.log_fd = open_log(self._files, writing.log)
-                    writing.made = True
-                    room -= 1
-                if room >= 0 and not writing.log.unawaited:
-                    together.append(writing)
-                    continue
-                self._write_tail(writing)
-                if opened and room < 0:
-                    self._disk.close(writing.log_fd)
-                    writing.log_fd = UNKNOWN
-            except FileGone:
-                pass
-            except OSError as error:
-                writing.tail_error = error
-        parts = [(writing.log_fd, memoryview(writing.data), writing.offset) for writing in together]
-        for writing, taken in zip(together, self._disk.write_many(parts), strict=True):
-            if taken == len(writing.data):
-                writing.tail_written = True
-            else:
-                self._write_tail(writing)
-
-    def _write_tail(self, writing: _Writing) -> None:
-        try:
-            passing = writing.log.unawaited
-            write_all(self._disk, writing.log_fd, writing.data, writing.offset, passing=passing)
-            writing.tail_written = True
-        except OSError as error:
-            writing.tail_error = error
-
-    def _write_indexes(self, step: list[_Writing], room: int) -> None:
-        """As `_write_tails`."""
-        together: list[_Writing] = []
-        for writing in step:
-            try:
-                opened = self._open_index(writing)
+                opened = open_file()
                 room -= opened
-                if room >= 0 or not opened:
-                    together.append(writing)
+                if (room >= 0 or not opened) and not write.passing:
+                    together.append(write)
                     continue
-                self._write_index(writing)
-                self._disk.close(writing.index_fd)
-                writing.index_fd = UNKNOWN
+                self._write_file(write)
+                if opened and room < 0:
+                    self._disk.close(write.fd)
+                    write.fd = UNKNOWN
             except FileGone:
                 pass
             except OSError as error:
-                writing.index_error = error
-        parts = [(w.index_fd, *index.packed_entries(w.log, w.number, w.entries)) for w in together]
-        for writing, (_, data, _), taken in zip(together, parts, self._disk.write_many(parts), strict=True):
-            if taken == len(data):
-                writing.entries_written = True
+                write.error = error
+        parts = [(write.fd, memoryview(write.data), write.offset) for write in together]
+        for write, taken in zip(together, self._disk.write_many(parts), strict=True):
+            if taken == len(write.data):
+                write.written = True
             else:
-                self._write_index(writing)
+                self._write_file(write)
 
-    def _open_index(self, writing: _Writing) -> bool:
-        """Prepare the index for writing; True if its file was opened here. Raises FileGone, OSError."""
-        if writing.number == UNKNOWN:
-            found = index.load_end(self._disk, self._files, writing.log, writing.entries_start)
-            writing.number, writing.last_ms = found
-        if writing.index_fd >= 0:
+    def _write_file(self, write: _FileWrite) -> None:
+        try:
+            write_all(self._disk, write.fd, write.data, write.offset, passing=write.passing)
+            write.written = True
+        except OSError as error:
+            write.error = error
+
+    def _open_log(self, writing: _Writing) -> bool:
+        """True if the log's file was opened here. Raises FileGone, OSError."""
+        if writing.tail.fd >= 0:
             return False
-        writing.index_fd = index.open_at(self._disk, self._files, writing.log, writing.number)
+        writing.tail.fd = open_log(self._files, writing.log)
+        writing.made = True
         return True
 
-    def _write_index(self, writing: _Writing) -> None:
-        try:
-            index.write_packed(self._disk, writing.index_fd, writing.log, writing.number, writing.entries)
-            writing.entries_written = True
-        except OSError as error:
-            writing.index_error = error
+    def _open_index(self, writing: _Writing) -> bool:
+        """Pack the entries; True if the index file was opened here. Raises FileGone, OSError."""
+        log, write = writing.log, writing.index
+        if writing.number == UNKNOWN:
+            writing.number, _ = index.load_end(self._disk, self._files, log, writing.entries_start)
+        write.data, write.offset = index.packed_entries(log, writing.number, writing.entries)
+        if write.fd >= 0:
+            return False
+        write.fd = index.open_at(self._disk, self._files, log, writing.number)
+        return True
 
 
 async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[list[Log]]:

@@ -1,4 +1,4 @@
-"""The data folder on the operating system's own files, and the system's clocks (`disk.py`: what calls promise)."""
+"""The data folder on the operating system's own files, and its clocks (`disk.py` says what calls promise)."""
 
 import errno
 import os

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 
 from shared.errors import StoreError
-from shared.storage.commit import Commit
+from shared.storage.committer import Commit
 from shared.storage.log import Log, Ticket
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation

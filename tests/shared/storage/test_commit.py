@@ -17,7 +17,7 @@ from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage import committer
 from shared.storage import log as log_module
-from shared.storage.commit import Commit
+from shared.storage.committer import Commit
 from shared.storage.format import BATCH_PAYLOAD_MAX, IndexEntry
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store

@@ -24,12 +24,10 @@ from logmq.writers import Writers
 from shared.bridging import MessageRun
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
-from shared.storage.commit import Commit
-from shared.storage.committer import Committer
+from shared.storage.committer import Commit, Committer
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, Ticket
 from shared.storage.log_writer import LogWriter
-from shared.storage.store import Store
 from tests.trials.sim.disk import FaultyDisk
 from tests.trials.sim.run import Verdict, play
 
@@ -320,13 +318,14 @@ def stock_amid_deletion() -> list[Change]:
 @bug("limited files")
 def refused_tail_forgotten() -> list[Change]:
     """What a log's file does not take counts as written, so a checkpoint frees the only copy."""
-    write_tail = LogWriter._write_tail
+    write = LogWriter._write
 
-    def written_anyway(self: LogWriter, writing: Any) -> None:
-        write_tail(self, writing)
-        writing.tail_written, writing.tail_error = True, None
+    def written_anyway(self: LogWriter, step: Any, room: int) -> None:
+        write(self, step, room)
+        for writing in step:
+            writing.tail.written, writing.tail.error = bool(writing.tail.data), None
 
-    return [(LogWriter, "_write_tail", written_anyway)]
+    return [(LogWriter, "_write", written_anyway)]
 
 
 @bug("limited files")
@@ -348,14 +347,13 @@ def failed_write_not_taken_back() -> list[Change]:
 @bug("intervals")
 def interval_never_ends() -> list[Change]:
     """Mode interval never syncs."""
-    advance = Committer._advance
+    finish = Committer._finish
 
-    def advance_only(self: Committer, commit: Commit, good: Any, direct_failed: bool) -> Any:
-        moved = advance(self, commit, good, direct_failed)
+    def finish_only(self: Committer, commit: Commit) -> None:
+        finish(self, commit)
         self._sync_by = float("inf")
-        return moved
 
-    return [(Committer, "_advance", advance_only)]
+    return [(Committer, "_finish", finish_only)]
 
 
 @bug("weak modes")
@@ -582,7 +580,7 @@ def bridge_confirms_apart() -> list[Change]:
         confirm(self, run)
 
     return [
-        (Store, "together", lambda self, size: nullcontext()),
+        (Committer, "together", lambda self, size: nullcontext()),
         (LogmqSource, "confirm", confirm_apart),
     ]
 
