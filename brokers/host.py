@@ -169,10 +169,11 @@ class Host:
                 with store.reading_on_loop():
                     for service in self._services:
                         await self._open_service(service)
+                bridges = self._bridges = self._make_bridges(store)
+                await bridges.open()
                 await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
-                bridges = self._bridges = self._make_bridges(store)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
                 nursery.start_soon(self.rates.run)

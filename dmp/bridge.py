@@ -222,15 +222,24 @@ class BindingSource(_Taking):
 
 
 class DmpTarget:
-    """A `BridgeTarget`; the default exchange leads to the queue that a message's name is."""
+    """A `BridgeTarget`; the default exchange leads to the queue that a message's name is. `name`: that of
+    its one queue; None: it may lead to several."""
 
-    def __init__(self, broker: "Broker", exchange: bytes, context: BridgeContext) -> None:
+    def __init__(self, broker: "Broker", exchange: bytes, name: bytes | None, context: BridgeContext) -> None:
         self._broker = broker
         self._exchange = exchange
+        self._name = name
         self._context = context
         self._heads: dict[tuple[bytes, int, tuple[str, ...]], Head] = {}
-        self.durable = exchange == DEFAULT
-        """An exchange may lead to queues that are not: it is called at least once."""
+        self._all_durable = exchange == DEFAULT
+        """Whether all queues are durable that it has led to. An exchange may lead to others at any time."""
+
+    @property
+    def durable(self) -> bool:
+        if self._name is None:
+            return self._all_durable
+        queue = self._broker.queues.get(self._name)  # as it is declared now
+        return queue is not None and queue.log is not None
 
     def check(self, name: bytes, body: bytes) -> None:
         self._routed(name, len(body), ())
@@ -272,6 +281,7 @@ class DmpTarget:
         broker.counts.published += count
         broker.counts.published_bytes += count * size
         if queues:
+            self._all_durable = self._all_durable and queues[0].log is not None
             broker.publish_to(head, queues, some)
         else:
             broker.counts.unroutable += count
@@ -352,8 +362,11 @@ class DmpBridgeEnds:
         return DmpSource(broker, queue, context)
 
     def open_target(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeTarget:
-        parts = exchange_and_key(place)
-        return DmpTarget(service.broker, DEFAULT if parts is None else parts[0], context)
+        parts, template = exchange_and_key(place), self.target_name(place)
+        exchange = DEFAULT if parts is None else parts[0]
+        one = exchange == DEFAULT and not template.fields
+        name = template.name_for(MessageOrigin("", b"")) if one else None
+        return DmpTarget(service.broker, exchange, name, context)
 
     def lag_of(self, service: "DmpService", place: str, positions: Positions) -> int | None:
         queue = None if exchange_and_key(place) else service.broker.queues.get(unescaped(place))

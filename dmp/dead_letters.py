@@ -177,6 +177,7 @@ class DeadLetters:
 
         def moved(done: "Ticket") -> None:
             if not self._broker.was_taken_back(done):
+                broker.counts.dead_lettered += 1
                 return
             self._refused.append((queue, message, reason))
             if self._retry_at == math.inf:
@@ -189,9 +190,10 @@ class DeadLetters:
                 moving = yield from self._move_in_slices(queue, message, head, targets)
             else:
                 moving = self._move(queue, message, head, targets)
-            broker.counts.dead_lettered += 1
             if moving is not None:
                 moving.when_done(moved)
+            else:
+                broker.counts.dead_lettered += 1
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
             broker.counts.dead_letters_lost += 1

@@ -45,7 +45,7 @@ from dms.queue_log import Acked, Arrival, QueueLog
 from dms.records import KeptMessage, Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
-from dms.unacked import DeliveredRun, Delivery, Returning, Unacked, untried
+from dms.unacked import DeliveredRun, Delivery, Returning, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
@@ -146,7 +146,7 @@ class Credit:
 class Consumer:
     """A consumer, known by `number`: its credits, oldest first, and its unacknowledged deliveries.
 
-    `stocks`: it holds messages before it tries them, so what it gives back does not count as delivered.
+    `stocks`: it holds messages before it tries them, so only what it acknowledges counts as delivered.
     """
 
     __slots__ = (
@@ -456,10 +456,12 @@ class Queue(QueueBase):
                 body, deliveries = self.take_out(seq)
                 self.hold(1, len(body) + BODY_OVERHEAD_BYTES)
                 engine.counts.redelivered += 1
-                if self.log is not None:
-                    self.log.note_delivered(seq, (body,))
+                if not consumer.stocks:
+                    deliveries += 1
+                    if self.log is not None:
+                        self.log.note_delivered(seq, (body,))
                 delivery_id = engine.take_ids(1).to_bytes(4)
-                consumer.unacked.single[delivery_id] = self, seq, body, deliveries + 1
+                consumer.unacked.single[delivery_id] = self, seq, body, deliveries
                 ids, taken = (delivery_id,), (body,)
             elif served >= SERVED_AT_ONCE:
                 self.wake_by(engine.times.now_ms())
@@ -479,13 +481,14 @@ class Queue(QueueBase):
                         if bodies:
                             continue
                     return
-                if ready == 1 or want == 1:
+                if (ready == 1 or want == 1) and not consumer.stocks:
                     ids, taken = self._take_first(consumer)
                 else:
-                    taken = self._take(min(ready, want))
+                    taken = self._take(min(ready, want), consumer)
                     count = len(taken)
                     run_ids = counted(engine.take_ids(count), count)
-                    consumer.unacked.add(DeliveredRun(run_ids, self, self.head - count, taken))
+                    times = 0 if consumer.stocks else 1
+                    consumer.unacked.add(DeliveredRun(run_ids, self, self.head - count, taken, times))
                     ids = run_ids
             served += 1
             count = len(ids)
@@ -540,7 +543,7 @@ class Queue(QueueBase):
         consumer.unacked.single[delivery_id] = self, seq, body, 1
         return (delivery_id,), taken
 
-    def _take(self, count: int) -> Sequence[bytes]:
+    def _take(self, count: int, consumer: Consumer) -> Sequence[bytes]:
         """Take the front of the row, to be held by a consumer."""
         bodies = self.bodies
         seq = self.head
@@ -559,7 +562,10 @@ class Queue(QueueBase):
         if self.head > self.mark:
             self.engine.waits.count_sample(self)
         if self.log is not None:
-            self.log.note_delivered(seq, taken)
+            if consumer.stocks:
+                self.log.taken_ahead(seq, taken)
+            else:
+                self.log.note_delivered(seq, taken)
         return taken
 
     def hold(self, count: int, size: int) -> None:
@@ -603,6 +609,9 @@ class Queue(QueueBase):
                 seqs = [seq for _, seq, _, _ in deliveries]
             try:
                 ticket = self.log.ack(seqs, (consumer, ids, deliveries))
+                if consumer.stocks:
+                    for _, seq, body, _ in deliveries:
+                        self.log.note_delivered(seq, (body,))  # with the ACK, now that it was tried
             except StoreError as error:
                 self._detach_or_refuse(error)
         self.let_go(count)
@@ -774,7 +783,7 @@ class Queue(QueueBase):
             self.hold(count, sum(len(body) + BODY_OVERHEAD_BYTES for _, _, body, _ in deliveries))
             self.engine.counts.acked -= count
             if consumer.gone:
-                self.requeue(untried(deliveries) if consumer.stocks else deliveries, nacked=False)
+                self.requeue(deliveries, nacked=False)
             else:
                 consumer.unacked.add_all(ids, deliveries)
 
@@ -1243,7 +1252,7 @@ class Engine:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         held, consumer.unacked = consumer.unacked, Unacked()
         if held:
-            self.returning[consumer.number] = Returning(held, untried=consumer.stocks)
+            self.returning[consumer.number] = Returning(held)
             self.sliced_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
@@ -1264,8 +1273,6 @@ class Engine:
             for queue, deliveries in by_queue.items():
                 if not self.draining:  # whoever got them now would soon lose them, too
                     queue.stops -= len(deliveries)
-                if returning.untried:
-                    deliveries = untried(deliveries)
                 try:
                     queue.requeue(deliveries, nacked=False)
                 except Exception as error:

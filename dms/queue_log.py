@@ -20,7 +20,7 @@ import json
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -254,6 +254,9 @@ class QueueLog:
         self._delivered_first = self._delivered_end = 0
         """The newest note, if it is a run of deliveries: the first sequence, and that behind it; else 0."""
         self._notes_awaited = False
+        self._ahead: list[int] = []
+        """Messages that were taken ahead and not tried yet, in order. No record says that they have left the
+        row; one of a later sequence would say that they were delivered."""
 
         self.snapshot_end = 0
         self._snapshot_floor = log.first
@@ -316,6 +319,8 @@ class QueueLog:
         if acks:
             if len(seqs) > 1:
                 seqs.sort()
+            if self._ahead:
+                self._passed(seqs[-1], seqs)
             gone = records.pack_acked(seqs, age_ms, time_ms)
             count += 1
         if self._delivered_end or self._notes:
@@ -357,6 +362,7 @@ class QueueLog:
     def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
         """The records of messages that move to another queue, to be appended now; then call `departed`."""
         self.write_pending()
+        self._passed(seqs[-1])
         runs = to_runs(seqs)
         body = records.pack_runs(runs) + target.encode()
         return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
@@ -369,6 +375,7 @@ class QueueLog:
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
+        self._passed(sum(runs[-1]) - 1)
         record = records.pack_run_record(RecordKind.GONE, runs, *self._times.stamp(), reason)
         _, ticket = self.append(*self._with_notes(record), reserved=True)
         if self._copies is not None:
@@ -386,6 +393,8 @@ class QueueLog:
         if self._delivered_end == seq:
             self._delivered_end = seq + len(bodies)
             return
+        if self._ahead:
+            self._passed(seq - 1)
         if self._delivered_end or self._notes or not self._notes_awaited:
             self._begin_note()
         self._delivered_first, self._delivered_end = seq, seq + len(bodies)
@@ -395,6 +404,9 @@ class QueueLog:
         (0: now)."""
         if self._copies is not None:
             self._copies.returned(returned)
+        if self._ahead:
+            seqs = [seq for seq, _, _ in returned]
+            self._passed(max(seqs), seqs)
         self._begin_note()
         self._add_notes(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST, returned)
 
@@ -402,6 +414,23 @@ class QueueLog:
         """Messages never delivered have left the row. No record says so, except a snapshot."""
         if self._copies is not None:
             self._copies.left_row(seq, bodies)
+
+    def taken_ahead(self, seq: int, bodies: Sequence[bytes]) -> None:
+        """As `left_row`, for messages that are held before they are tried."""
+        self.left_row(seq, bodies)
+        self._ahead += range(seq, seq + len(bodies))
+
+    def _passed(self, last: int, seqs: Collection[int] = ()) -> None:
+        """A record comes that is of the sequence `last`. Note before it what was taken ahead up to there, but
+        for the record's own `seqs`: it is out, and was not delivered.
+        """
+        passed = bisect_right(self._ahead, last)
+        if passed:
+            untried = sorted(set(self._ahead[:passed]).difference(seqs))
+            del self._ahead[:passed]
+            if untried:
+                self._end_run()
+                self._add_notes(RecordKind.RETURNED, Reason.LOST, [(seq, 0, 0) for seq in untried])
 
     def flush_notes(self) -> None:
         """Write notes that no record has taken along."""

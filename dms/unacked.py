@@ -17,27 +17,26 @@ Delivery = tuple[Q, int, bytes, int]
 """Queue, sequence, body, number of deliveries. A tuple, because `zip` makes a run of them."""
 
 
-def untried(deliveries: Iterable[Delivery[Q]]) -> list[Delivery[Q]]:
-    """The same, where this delivery does not count."""
-    return [(queue, seq, body, times - 1) for queue, seq, body, times in deliveries]
-
-
 class DeliveredRun(Sequence[Delivery[Q]]):
-    """Consecutive messages of one queue, from sequence `seq` on, never delivered before."""
+    """Consecutive messages of one queue, from sequence `seq` on, never delivered before. `times`: their
+    number of deliveries."""
 
-    __slots__ = ("_bodies", "ids", "queue", "seqs")
+    __slots__ = ("_bodies", "_times", "ids", "queue", "seqs")
 
-    def __init__(self, ids: tuple[bytes, ...], queue: Q, seq: int, bodies: Sequence[bytes]) -> None:
+    def __init__(
+        self, ids: tuple[bytes, ...], queue: Q, seq: int, bodies: Sequence[bytes], times: int = 1
+    ) -> None:
         self.ids = ids
         self.queue = queue
         self.seqs = range(seq, seq + len(ids))
         self._bodies = bodies
+        self._times = times
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Delivery[Q]]:
-        return zip(repeat(self.queue), self.seqs, self._bodies, repeat(1), strict=False)
+        return zip(repeat(self.queue), self.seqs, self._bodies, repeat(self._times), strict=False)
 
     @overload
     def __getitem__(self, at: int) -> Delivery[Q]: ...
@@ -148,18 +147,16 @@ class Unacked(Generic[Q]):
 
 
 class Returning(Generic[Q]):
-    """What a consumer held, on its way back to the queues. `back`: so many of them have returned. `untried`:
-    this delivery of them does not count.
+    """What a consumer held, on its way back to the queues. `back`: so many of them have returned.
 
     Nothing is copied. The garbage collector would walk a new container of 50,000 deliveries three times, with
     all that is in it: 40 ms.
     """
 
-    __slots__ = ("_held", "back", "untried")
+    __slots__ = ("_held", "back")
 
-    def __init__(self, held: Unacked[Q], *, untried: bool = False) -> None:
+    def __init__(self, held: Unacked[Q]) -> None:
         self._held = held
-        self.untried = untried
         self.back = 0
 
     def __iter__(self) -> Iterator[Delivery[Q]]:

@@ -151,15 +151,7 @@ class LogmqSource:
         if kept is not None:
             log_id, offset = _PLACE.unpack(kept)
             if log_id == log.id:
-                if offset > log.end:
-                    self._context.warn(
-                        "a topic lost its newest records in a crash: the bridge goes on at its end, "
-                        "nothing needs to be done",
-                        topic=log.name,
-                        offset=offset,
-                        end=log.end,
-                    )
-                elif offset < log.first:
+                if offset < log.first:
                     self._tell_passed(log, offset, log.first, str(OutOfRange(log.first)))
                 return min(max(int(offset), log.first), log.end)
             start = "first"
@@ -333,6 +325,13 @@ class LogmqBridgeEnds:
                 log_id, offset = (log.id, 0) if kept is None else _PLACE.unpack(kept)
                 lag += max(0, log.visible - max(log.first, offset if log_id == log.id else 0))
         return lag
+
+    def position_past_end(self, service: "LogmqService", name: bytes, position: bytes) -> bytes | None:
+        log = service.broker.topics.find(name.decode(errors="replace"))
+        if log is None:
+            return None
+        log_id, offset = _PLACE.unpack(position)
+        return _PLACE.pack(log_id, log.end) if log_id == log.id and offset > log.end else None
 
 
 ENDS = LogmqBridgeEnds()

@@ -253,9 +253,11 @@ class VolatileSource:
 
 
 class BridgeTarget(Protocol):
-    """The target of a bridge. `durable`: what it writes is in the open journal entry."""
+    """The target of a bridge."""
 
-    durable: bool
+    @property
+    def durable(self) -> bool:
+        """Whether what it writes is in the open journal entry."""
 
     def check(self, name: bytes, body: bytes) -> None:
         """Raises BridgeRefusal if this message could not be written now."""
@@ -300,6 +302,11 @@ class BridgeEnds(Protocol):
 
     def lag_of(self, service: Any, place: str, positions: Positions) -> int | None:
         """As `BridgeSource.lag`, for a paused bridge, whose source is not open."""
+
+    def position_past_end(self, service: Any, name: bytes, position: bytes) -> bytes | None:
+        """The position at the end of `name` where a stored one is behind that: a crash took its newest
+        messages. Else None. Asked at the start, before anybody writes; only where it `keeps_position`.
+        """
 
 
 class VolatileEnds:

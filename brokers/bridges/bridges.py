@@ -7,6 +7,7 @@ The rows of a bridge that is removed from the settings stay for a day.
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.config import Config
 from shared.access import Access, User
 from shared.actions import action, changing
+from shared.addresses import split
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Gauge, Sample, samples
@@ -108,13 +110,50 @@ class Bridges:
             finally:
                 self._nursery = None
 
+    async def open(self) -> None:
+        """Read what is stored, once all services are open and before any is served."""
+        if TABLE in self.store.namespace(NAMESPACE, _MODE).logs:
+            with suppress(StoreError):  # `change` raises it, where there are bridges
+                table = await self._open_table()
+                if self.store.read_only is None:
+                    self._repair(table)
+
+    async def _open_table(self) -> Table:
+        table = self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
+        self._kept = {key.partition(b"\0")[0].decode() for key, _ in table.items()}
+        return table
+
+    def _repair(self, table: Table) -> None:
+        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed.
+        In mode `none` a power cut takes a topic's newest records. What comes next would be taken for them.
+        """
+        sources = {name: KeptPositions.read(table, name).source for name in self._kept}
+        for key, position in table.items():
+            bridge, _, name = key.partition(b"\0")
+            source = sources[bridge.decode()]
+            if not name or source is None:
+                continue
+            protocol, _ = split(source)
+            ends, service = self.ends(protocol), self.service(protocol)
+            if ends is None or service is None or not ends.keeps_position:
+                continue
+            end = ends.position_past_end(service, name, position)
+            if end is not None:
+                table.put(key, end)
+                self.log.warning(
+                    "a topic lost its newest records in a crash: the bridge goes on at its end, "
+                    "nothing needs to be done",
+                    bridge=bridge.decode(),
+                    topic=name.decode(errors="backslashreplace"),
+                )
+
     async def change(self, settings: Sequence[BridgeSettings]) -> Mapping[str, Sequence[str]]:
         """Run exactly these bridges. Returns the names added, changed and removed. Raises StoreError."""
         if self._table is None:
             if not settings:
                 return {"added": [], "changed": [], "removed": []}
-            self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
-            self._kept = {key.partition(b"\0")[0].decode() for key, _ in self._table.items()}
+            await self._open_table()
+        assert self._table is not None
         wanted = {each.name: each for each in settings}
         before = {name: each.settings for name, each in self._running.items()}
         removed = [name for name in before if name not in wanted]

@@ -7,7 +7,10 @@ is recovered, the bridge goes on, and its target has to have all that was acknow
 import itertools
 
 import pytest
+from structlog.testing import capture_logs
 
+from logmq.settings import LogmqSettings
+from shared.storage.settings import Durability
 from shared.storage.store import Store, Ticket
 from tests.brokers.bridges.world import World, bridge
 from tests.support.explore import sampled_states
@@ -96,3 +99,36 @@ async def test_a_crash_anywhere_separates_nothing(source: str, target: str) -> N
         assert found == ledger.sent[: len(found)], "once, and in order"
         assert len(found) >= acked, "all that was acknowledged"
     assert len(crashes) > ROUNDS
+
+
+@pytest.mark.parametrize("how", ["paused", "removed"])
+async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: str) -> None:
+    """The position is durable, and the records before it were not."""
+    disk = FakeDisk()
+    settings = bridge("logmq:in", "logmq:out")
+    unsynced = LogmqSettings(durability=Durability.parse("none"))
+    world = await World.open(await open_store(disk, SMALL), settings, logmq=unsynced)
+    world.carry()
+    world.send("logmq", "in", b"old 1", b"old 2", b"old 3")
+    world.carry()
+    assert await world.found("logmq", "out") == [b"old 1", b"old 2", b"old 3"]
+    if how == "paused":
+        world.only.set_paused(True)
+    else:
+        await world.bridges.change([])
+    world.carry()
+    store = await open_store(disk.power_cut().boot(lambda n, what: n - 1), SMALL)
+    with capture_logs() as logged:
+        world = await World.open(store, *([settings] if how == "paused" else []), logmq=unsynced)
+        world.carry()
+    told = [line for line in logged if "lost its newest records" in line["event"]]
+    assert [(line["bridge"], line["topic"]) for line in told] == [("b", "in")]
+    assert await world.found("logmq", "in") == []
+    world.send("logmq", "in", b"new 1", b"new 2", b"new 3", b"new 4")
+    if how == "paused":
+        world.only.set_paused(False)
+    else:
+        await world.bridges.change([settings])
+    world.carry()
+    new = [b"new 1", b"new 2", b"new 3", b"new 4"]
+    assert await world.found("logmq", "out") == [b"old 1", b"old 2", b"old 3", *new]

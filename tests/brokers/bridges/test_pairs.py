@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from dmp.declarations import QueueKind
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
@@ -63,6 +64,31 @@ async def test_a_bridge_carries_each_message_once_in_order(source: str, target: 
     )
     assert only.guarantee == (exactly if source in DURABLE else "at most once")
     assert only.lag == 0
+
+
+def _declare(world: World, *, durable: bool) -> None:
+    broker = world.services["dmp"].broker
+    broker.topology.declare_queue(b"out", QueueKind(durable=durable), broker.new_owner(""))
+    world.store.commit_pending()
+
+
+@pytest.mark.parametrize("target", ["dmp:out", "dmp:/out", "dmp:{name.2}"])
+async def test_the_guarantee_into_a_dmp_queue_is_that_of_the_queue_as_it_is_declared(target: str) -> None:
+    world = await World.open(None)
+    _declare(world, durable=False)
+    await world.bridges.change([bridge("logmq:in.out", target)])
+    world.carry()
+    world.send("logmq", "in.out", b"a")
+    world.carry()
+    assert world.only.guarantee == "at least once"
+    broker = world.services["dmp"].broker
+    broker.topology.delete_queue(broker.queues[b"out"])
+    assert world.only.guarantee == "at least once", "nobody knows what comes"
+    _declare(world, durable=True)
+    world.send("logmq", "in.out", b"b")
+    world.later()
+    assert await world.found("dmp", "out") == [b"b"]
+    assert world.only.guarantee == ("at least once" if "{" in target else "exactly once")
 
 
 @pytest.mark.parametrize(("source", "target"), [*itertools.product(DURABLE, DURABLE)])

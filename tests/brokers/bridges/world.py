@@ -90,6 +90,7 @@ class World:
         world.services = opened
         world.services["pubsub"].sessions.observe(Observer(world._frames), b"*")
         world.services["kqmsgq"].queues.observe(Observer(world._messages), b"")
+        await world.bridges.open()
         await world.bridges.change(bridges)
         return world
 

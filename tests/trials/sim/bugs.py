@@ -12,7 +12,7 @@ import attrs
 from brokers.bridges.bridge import Bridge
 from dms import opening
 from dms.cold import ColdRow
-from dms.engine import Engine, Queue
+from dms.engine import Consumer, Engine, Queue
 from dms.expiry import Expiry
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
@@ -422,8 +422,8 @@ def dms_delivers_what_is_held() -> list[Change]:
     """The last of several messages that go out together goes out twice."""
     take = Queue._take
 
-    def take_and_keep_one(self: Queue, count: int) -> Sequence[bytes]:
-        taken = take(self, count)
+    def take_and_keep_one(self: Queue, count: int, consumer: Consumer) -> Sequence[bytes]:
+        taken = take(self, count, consumer)
         if len(taken) > 1:
             seq = self.head - 1
             self.back[seq] = taken[-1], 1
