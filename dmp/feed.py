@@ -203,11 +203,15 @@ class Feed:
         (chunks, begun), self._unsent = self._unsent, ((), None)
         data = b"".join(chunk for chunk in chunks if not isinstance(chunk, FileRange))
         skip = max(0, len(data) - self._pushed)  # the answer to the lease is not even out
-        if begun is not None and not skip:
+        if begun is not None:
             first = chunks[0]
             assert not isinstance(begun, FileRange)
             assert not isinstance(first, FileRange)
-            skip = _next_message(begun, len(begun) - len(first))
+            written = len(begun) - len(first)
+            if not written:  # how far it came is not known: all of it may be out, also behind the answer
+                skip = max(skip, len(begun))
+            elif not skip:
+                skip = _next_message(begun, written)
         found: list[tuple[bytes, bytes]] = []
         start = self._pushed - len(data)  # where the data stands in all that was pushed
         for end, exchange in (*self._sinks, (self._pushed, self._exchange)):
@@ -220,8 +224,6 @@ class Feed:
 
 def _next_message(whole: bytes | memoryview, written: int) -> int:
     """How many bytes of a chunk, behind those that are written, belong to a message that has begun too."""
-    if not written:
-        return len(whole)  # how far it came is not known: all of it may be out
     at = 0
     while at < written:
         at += wire.SIZE_BYTES + wire.read_u32(whole, at)[0]

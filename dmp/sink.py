@@ -162,6 +162,8 @@ class Sink:
             return False
         if route is None or length != len(message) - length_at - LENGTH_BYTES:
             return False
+        if length > self._broker.settings.message_bytes_max:
+            return False  # the rest of its size is room for names and properties
         self._touch(route)
         self._add(route.lanes, message, 1, 1, route.envelope_bytes)
         self.sunk += 1

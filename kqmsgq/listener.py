@@ -37,8 +37,7 @@ class KqmsgqService:
         )
 
     async def take_settings(self, settings: KqmsgqSettings) -> None:
-        """Apply new settings to new connections; open ones keep their limits."""
-        self.queues.settings = settings
+        self.queues.take_settings(settings)
 
     async def run(self) -> None:
         """Nothing runs beside the connections."""

@@ -93,6 +93,11 @@ class Queues:
         self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
         self._counted_memory = CacheBytes(self.caches, math.inf)
 
+    def take_settings(self, settings: KqmsgqSettings) -> None:
+        """Hold to these limits from now on. What may wait for a consumer stays as it was when it came."""
+        self.settings = settings
+        self.routes.forget()  # known first bytes were checked by the last limits
+
     # Subscriptions.
 
     def join(self, connection: Connection) -> Consumer:

@@ -285,7 +285,7 @@ class Fanout:
         """The receivers of a topic: (connected, away, whether that also holds for the next message).
 
         None: not known yet. `away` is matched first, so that a client that returns meanwhile is in one of the
-        two.
+        two. Where it is in both it is connected.
         """
         sessions = self._sessions
         room = VISITS_MAX - self._visits
@@ -299,6 +299,9 @@ class Fanout:
         if away is None or live is None:
             self._looking = _Looking(topic, away, self.routes.epoch if looking is None else looking.epoch)
             return None
+        if looking is not None:
+            connected = frozenset(live)
+            away = tuple([client for client in away if client not in connected])
         return live, away, looking is None or looking.epoch == self.routes.epoch
 
     def _of_good_length(self, frames: bytes, lengths: Sequence[int]) -> tuple[bytes, list[int]]:

@@ -127,6 +127,20 @@ async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back(
     assert [message.body for message in queue.ready] == [b"1", b"2"]
 
 
+async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_does_not_come_back(
+    world: World, app: Application
+) -> None:
+    """So a driver sends that cannot see how much was written: over TLS."""
+    queue = app.queue(b"mine", b"quotes")
+    world.publish(b"quotes", b"k", b"1", b"2")
+    feed = Peer(world)
+    feed.session.receive(DMP_HEADER + short(app.feed_lease(b"mine")))
+    feed.connection.outbox.begin()
+    world.publish(b"quotes", b"k", b"3")
+    feed.close()
+    assert [message.body for message in queue.ready] == [b"3"]
+
+
 async def test_while_a_feed_is_open_consumers_get_nothing(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     consumer = Taker()

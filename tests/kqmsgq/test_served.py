@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from kqmsgq.settings import KqmsgqSettings
-from kqmsgq.wire import message, subscribe, take_messages
+from kqmsgq.wire import Fault, message, subscribe, take_messages
 from shared.net.settings import NetSettings
 from tests.kqmsgq.served import served
 from tests.shared.net.served import read_all
@@ -139,6 +139,19 @@ async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
         await producer.send_all(small)
         await server.until(messages_delivered_total=2)
         assert await read_all(consumer, len(largest) + len(small)) == largest + small
+
+
+async def test_a_lower_limit_holds_also_for_queues_that_are_known() -> None:
+    sent = message(b"q", bytes(2000))
+    async with served() as server:
+        producer = await server.connect(b"produce" + sent)
+        await server.until(messages_produced_total=1)
+        await server.service.take_settings(KqmsgqSettings(message_bytes_max=1000))
+        await producer.send_all(sent)
+        with trio.fail_after(10):
+            assert await producer.receive_some() == b""
+        assert server.service.queues.counts.faults == {Fault.MESSAGE: 1}
+        assert server.value["messages_produced_total"] == 1
 
 
 async def test_many_producers_keep_each_their_order_over_all_queues() -> None:

@@ -205,6 +205,21 @@ def test_who_subscribes_while_a_topic_is_looked_up_gets_what_comes_next(
         assert [value_text(each.kind, each.data) for each in peer.messages()][-1] == b"2"
 
 
+def test_who_comes_back_while_a_topic_is_looked_up_gets_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub.fanout, "VISITS_MAX", 1)
+    monkeypatch.setattr(shared.routing.trie, "STEP_NODES", 1)
+    world = World()
+    world.subscriber(b"S", *(b"/".join(each) for each in product([b"*", b"+", b"a"], repeat=3)))
+    names = [b"%d" % number for number in range(60)]
+    for name in names:
+        world.subscriber(name, b"a/+/*", keep=True).lose()
+    turns = world.turns_of([datagram(b"a/a/a", Kind.STRING, b"")])
+    peers = [world.connect(encode_id(name)) for name, _ in zip(names, turns, strict=False)]
+    assert 10 < len(peers) < len(names)
+    peers += [world.connect(encode_id(name)) for name in names[len(peers) :]]
+    assert [peer.topics() for peer in peers] == [[b"a/a/a"]] * len(names)
+
+
 @pytest.mark.parametrize(
     "settings", [PubsubSettings(wild_subscriptions_max=2), PubsubSettings(wild_subscriptions_total_max=2)]
 )
