@@ -17,6 +17,7 @@ and `/readyz` do not wait for the others. Answers carry a policy by which a page
 """
 
 import binascii
+import errno
 import json
 import math
 import secrets
@@ -40,7 +41,7 @@ from brokers.api import LOOKING, body_of
 from brokers.logins import Logins
 from brokers.page import files, shown
 from shared.access import ADMIN, MANAGE, READ, Access, Guard
-from shared.local_path import replace_file
+from shared.local_path import read_file, replace_file, require_regular
 from shared.net.keepalive import is_loopback
 
 TOKEN_NAME = "admin.token"
@@ -78,9 +79,13 @@ def token_of(folder: Path) -> str:
     """The token of a data folder, made at the first start (0600). Raises OSError."""
     path = folder / TOKEN_NAME
     try:
-        token = path.read_text().strip()
+        require_regular(path)
+        token = read_file(path).decode().strip()
     except FileNotFoundError:
         token = ""
+    except UnicodeDecodeError:
+        text = "Not text; remove it, and the next start makes another"
+        raise OSError(errno.EILSEQ, text, str(path)) from None
     if not token:  # or a start was interrupted while it wrote
         token = secrets.token_urlsafe(32)
         replace_file(path, f"{token}\n".encode(), 0o600)

@@ -15,7 +15,8 @@
 | GET /openapi.json | this table as an OpenAPI document |
 
 `shared.objects` and the protocols describe kinds, columns and actions. Each part of a name is
-percent-encoded. The audit log gets a line for each action that changes something.
+percent-encoded; `.` and `..`, which clients take out of a path, are `%FF.` and `%FF..`. The audit log gets a
+line for each action that changes something.
 """
 
 import json
@@ -23,7 +24,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import aclosing, contextmanager, nullcontext
 from importlib.metadata import version
 from typing import Any, Literal
-from urllib.parse import unquote_to_bytes
 
 import attrs
 from starlette.exceptions import HTTPException
@@ -33,7 +33,7 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from brokers import logs
-from brokers.control import ROOT
+from brokers.control import ROOT, name_in
 from brokers.listing import LOOK_AT_ONE_SECONDS, is_number, listed, row_of
 from brokers.render import json_value
 from shared.objects import (
@@ -313,7 +313,7 @@ def parts_behind(request: Request, root: str) -> list[str]:
     raw = request.scope.get("raw_path") or request.url.path.encode()
     path = raw.partition(b"?")[0].decode("latin-1").removeprefix(root).strip("/")
     try:
-        return [unquote_to_bytes(part).decode() for part in path.split("/")]
+        return [name_in(part) for part in path.split("/")]
     except UnicodeDecodeError:
         raise HTTPException(400, "the path is not UTF-8") from None
 
@@ -393,6 +393,9 @@ def openapi(everything: ObjectsByProtocol, own: Sequence[Operation]) -> Mapping[
     }
 
 
+_IN_PATH = "Percent-encoded. Clients take . and .. out of a path: these two are %FF. and %FF.. there."
+
+
 def _schema(column: KindColumn) -> Mapping[str, Any]:
     unit = _TYPES[column.unit]
     more = f" In {unit['description']}." if "description" in unit else ""
@@ -417,7 +420,7 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     yield f"{ROOT}/{kind.name}", listed
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
     one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
-    named = [_parameter(part, "path") for part in parts]
+    named = [_parameter(part, "path", _IN_PATH) for part in parts]
     operations = {"get": _operation("One of them.", row, named)}
     actions: dict[str, Action] = {}
     for action in (action for each in those for action in each.actions):

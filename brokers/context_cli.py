@@ -82,11 +82,15 @@ def add(
     file = _ContextsFile.read()
     if name in file.contexts:
         raise Failure(f"there is a context {name} already: brokers context rm {name} forgets it")
-    file.contexts[name] = {
+    said = {
         field: str(value.expanduser().absolute()) if isinstance(value, Path) else value
         for field, value in given.items()
         if value is not None
     }
+    for field, text in said.items():
+        if any("\udc80" <= each <= "\udcff" for each in text):
+            raise UsageError(f"--{field}".replace("_", "-"), "is not UTF-8, which a file of contexts is")
+    file.contexts[name] = said
     file.write()
     return f"context {name} added"
 
@@ -193,5 +197,5 @@ class _ContextsFile:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's, but for DEL."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+    """A TOML string: JSON's, but for DEL, and without its halves of characters."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

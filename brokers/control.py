@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlencode, urlsplit
 
 import attrs
 
@@ -205,8 +205,27 @@ class AdminClient:
 
 
 def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:
-    path = "/".join((ROOT, *(quote(part, safe="") for part in parts)))
+    path = "/".join((ROOT, *map(path_part, parts)))
     return f"{path}?{urlencode(query)}" if query else path
+
+
+_DOTS = (".", "..")
+_BEFORE_DOTS = b"\xff"
+"""A byte that no text has in UTF-8."""
+
+
+def path_part(name: str) -> str:
+    """A part of a name, as a part of a URL's path. Clients and proxies take `.` and `..` out of a path, and
+    `%2E` as well: these two are written `%FF.` and `%FF..`.
+    """
+    return (quote(_BEFORE_DOTS) if name in _DOTS else "") + quote(name, safe="")
+
+
+def name_in(part: str) -> str:
+    """The part of a name that `path_part` wrote. Raises UnicodeDecodeError."""
+    name = unquote_to_bytes(part)
+    dots = name.removeprefix(_BEFORE_DOTS)
+    return (dots if dots in (b".", b"..") else name).decode()
 
 
 def _exit_code(said: Any, otherwise: ExitCode) -> ExitCode:

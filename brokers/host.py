@@ -65,6 +65,8 @@ MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
 TELL_REFUSED_SECONDS = 60.0
 """An account that has no room is logged so often, however many requests it refuses."""
+END_SECONDS = 5.0
+"""For protocols to end behind the drain; one that does not is left where it is."""
 
 
 class Host:
@@ -80,8 +82,10 @@ class Host:
         watch: LoopWatch | None = None,
         open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
         reread: Callable[[], Config] | None = None,
+        leave: Callable[[ExitCode], None] = lambda _: None,
     ) -> None:
-        """`reread`: the settings, as a start would read them now; without it a reload leaves them."""
+        """`reread`: the settings, as a start would read them now; without it a reload leaves them. `leave`
+        ends the process although a protocol goes on, which nothing else can end: all is synced by then."""
         self._plugins = plugins
         self._config = config
         self._log = log
@@ -112,6 +116,7 @@ class Host:
         self._logins = Logins(self._access, self._network.strangers)
         self._watch = watch
         self._open = open_store
+        self._leave = leave
 
     def stop(self) -> None:
         """Begin to drain; `run` returns when all is done."""
@@ -142,15 +147,40 @@ class Host:
             with listener:
                 await self._serve(store, recording, listener, task_status)
         finally:
-            control.remove(folder, self._control_file)
-            if self._recording is not None:
-                self._recording.flush()
             # However `run` ends, what was written is synced, and the lock is released. Only the disk delays
             # it.
             with trio.CancelScope(shield=True):
-                await store.close()
-            if self._all_served.is_set():
-                self._log.info("stopped")
+                await self._close(store)
+
+    async def _close(self, store: Store) -> None:
+        control.remove(self._config.serve.data_dir, self._control_file)
+        if self._recording is not None:
+            self._recording.flush()
+        await store.close()
+        if self._all_served.is_set():
+            self._log.info("stopped")
+
+    async def _await_ends(self, store: Store) -> None:
+        """Leave the process if a protocol does not end although it is cancelled: its code shields itself."""
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(END_SECONDS):
+                for service in self._services:
+                    await service.ended.wait()
+                return
+            self._log.error(
+                "a protocol does not end when it is told to: it is left in the middle; what was acknowledged "
+                "is on disk; report this bug",
+                protocols=", ".join(service.name for service in self._services if not service.ended.is_set()),
+                seconds=END_SECONDS,
+            )
+            code = ExitCode.FAILED
+            try:
+                await self._close(store)
+                code = ExitCode.OK
+            except StoreError as error:
+                self._log.error("the final sync failed", error=str(error))
+            finally:
+                self._leave(code)
 
     async def _serve(
         self,
@@ -189,6 +219,7 @@ class Host:
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
+                nursery.start_soon(self._await_ends, store)
                 nursery.cancel_scope.cancel()
         finally:
             for service in self._services:

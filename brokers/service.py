@@ -74,6 +74,8 @@ class SupervisedService:
         self._ports: dict[str, int] = {}
         self._in_thread = Threads()
         self._draining = False
+        self.ended = trio.Event()
+        """`run` has ended."""
         self._opened_again = trio.Event()
         self._service: Service | None = None
         self._group: Group | None = None
@@ -165,6 +167,12 @@ class SupervisedService:
 
     async def run(self, *, task_status: "trio.TaskStatus[None]" = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. A crash closes this protocol's connections; then it is started anew."""
+        try:
+            await self._run(task_status)
+        finally:
+            self.ended.set()
+
+    async def _run(self, task_status: "trio.TaskStatus[None]") -> None:
         delay = BACKOFF_SECONDS_MIN
         while True:
             since = trio.current_time()

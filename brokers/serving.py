@@ -94,7 +94,8 @@ async def _serve(
     ready_file = command.ready_file
     collector = Collector()
     watch = LoopWatch(log)
-    host = Host(chosen, config, log, say=_say if command.says else None, watch=watch, reread=read)
+    say = _say if command.says else None
+    host = Host(chosen, config, log, say=say, watch=watch, reread=read, leave=partial(_leave, ready_file))
     # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them. A shell makes
     # background jobs of scripts ignore SIGINT, but whoever sends it to a server means it.
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -169,6 +170,12 @@ def _stop(host: Host, log: structlog.stdlib.BoundLogger, **why: str) -> None:
     log.info("stopping", **why)
     announcing.notify("STOPPING=1")
     host.stop()
+
+
+def _leave(ready_file: Path | None, code: ExitCode) -> None:
+    """End the process in order although a task in it goes on."""
+    announcing.remove(ready_file)
+    os._exit(code)
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,7 @@ from brokers.config import Config
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
-from shared.local_path import read_file, replace_file, sync_folder
+from shared.local_path import read_file, replace_file, require_regular, sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
@@ -49,6 +49,7 @@ async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
 def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users of a file; None where it is not there. Raises ConfigError, with no password in it."""
     try:
+        require_regular(path)
         mode = path.stat().st_mode
         text = read_file(path).decode()
     except (FileNotFoundError, NotADirectoryError):  # whoever opens a data folder that is none says so

@@ -38,9 +38,17 @@ def sync_folder(path: Path) -> None:
         os.close(fd)
 
 
+def require_regular(path: Path) -> None:
+    """Raises OSError for anything but a file, or a link to one: who reads a pipe may wait for ever."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file", str(path))
+
+
 def read_file(path: Path, bytes_max: int = WRITTEN_BYTES_MAX) -> bytes:
-    """The whole of a file that somebody has written. Raises OSError, also above `bytes_max`: /dev/zero, or a
-    wrong file, must not take all memory.
+    """The whole of a file that somebody has written, or of a pipe. Raises OSError, also above `bytes_max`:
+    /dev/zero, or a wrong file, must not take all memory.
     """
     with path.open("rb") as file:
         data = file.read(bytes_max + 1)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import attrs
 import trio
@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.api import LOOKING, object_at, parts_behind
-from brokers.control import ROOT
+from brokers.control import ROOT, path_part
 from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected, sorts
 from brokers.page import files, shown
 from shared.errors import BrokerError
@@ -358,7 +358,7 @@ def _row(
 def path_of(kind: ObjectKind, row: Row) -> str:
     """The URL of an object."""
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
-    return f"/{kind.name}/" + "/".join(quote(str(row[part]), safe="") for part in parts)
+    return f"/{kind.name}/" + "/".join(path_part(str(row[part])) for part in parts)
 
 
 # One object.

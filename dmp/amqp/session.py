@@ -362,6 +362,8 @@ class AmqpSession(SessionBase):
                 self._tune_ok(method)
             case commands.Connection.Open() if self.state is State.OPENING:
                 self._open(method)
+            case commands.Connection.UpdateSecret() if self.state is State.OPEN:
+                self._update_secret(method)
             case commands.Connection.Close() if self.state is not State.STARTING:
                 self.state = TRANSITIONS[self.state][Event.CLOSE]
                 self.mux.fall_silent()
@@ -451,6 +453,23 @@ class AmqpSession(SessionBase):
         self.mux.open(self._name)
         self.broker.counts.connections += 1
         self.connection.write(encode(commands.Connection.OpenOk(), 0))
+
+    def _update_secret(self, method: commands.Connection.UpdateSecret) -> None:
+        """A client has renewed its password: it is looked at as in a login, if one was."""
+        secret: str | bytes = method.new_secret or ""  # bytes where it is not UTF-8
+        if self.user in ("", ANONYMOUS, self.connection.certificate_user):
+            self._secret_updated(True)
+        else:
+            password = secret.encode() if isinstance(secret, str) else secret
+            self.log_in(self.user, password, self._secret_updated)
+
+    def _secret_updated(self, fits: bool) -> None:
+        if self.state is not State.OPEN:
+            return
+        if fits:
+            self.reply(encode(commands.Connection.UpdateSecretOk(), 0))
+        else:
+            self._close(Refusal(Code.NOT_ALLOWED, "the new secret is not the password of this user"))
 
     # -- what its user may do
 

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from shared.errors import ConfigError
+from shared.local_path import require_regular
 from shared.metrics import Sample
 from shared.net.settings import CertificateUser, TlsSettings
 
@@ -202,8 +203,8 @@ def in_words(error: BaseException, *, server_side: bool = False) -> str:
 
 def _readable(path: Path, key: str) -> None:
     try:
-        with path.open("rb"):
-            pass
+        require_regular(path)
+        path.open("rb").close()
     except OSError as error:
         raise ConfigError(key, f"cannot read {path}: {error.strerror}") from error
 

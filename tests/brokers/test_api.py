@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import attrs
 import pytest
@@ -15,6 +15,7 @@ import trio
 from starlette.exceptions import HTTPException
 
 from brokers import listing
+from brokers.control import name_in, path_part
 from shared.objects import KINDS, QUEUES, Objects, key_of
 from tests.brokers.asking import Api, login, scrape
 from tests.support.server import Server, run, speak, until
@@ -222,6 +223,27 @@ def test_a_groups_lag_is_seen_and_its_offset_reset(served: Api) -> None:
     assert served.delete("groups/g/read") == {"deleted": 1}
     assert served.ask("groups/g/read")[0] == 404
     assert speak(served.server.address("logmq"), b"COMMIT g read 7\n") == b"OK 7\n"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_names_that_clients_take_out_of_a_path_have_a_spelling_that_stays(served: Api, name: str) -> None:
+    served.command("dms", "create", "-q", name)
+    served.command("dms", "produce", "-q", name, "hello")
+    for spelt in (name, name.replace(".", "%2E"), path_part(name)):
+        assert served.get(f"queues/dms/{spelt}")["name"] == name
+    path = f"queues/dms/{path_part(name)}"
+    assert served.post(f"{path}/purge")["purged"] == 1
+    assert served.delete(path)
+    assert served.ask(path)[0] == 404
+    assert served.ask("queues/dms/%FFa")[0] == 400
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "...", "a/.", "%2E", "%FF.", "\xff.", "é ü", "\0"])
+def test_a_part_of_a_path_is_read_as_it_was_written(name: str) -> None:
+    part = path_part(name)
+    assert name_in(part) == name
+    assert unquote_to_bytes(part) not in (b".", b"..")
+    assert name_in(quote(name, safe="")) == name
 
 
 def test_exchanges_and_bindings_are_made_and_ended(served: Api) -> None:

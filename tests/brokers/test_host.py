@@ -15,6 +15,7 @@ import trio.testing
 from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
+from brokers import host
 from brokers.config import Config, load
 from brokers.errors import ExitCode, Failure
 from brokers.host import UNUSED_SEGMENT_BYTES, Host
@@ -136,6 +137,40 @@ async def test_a_stop_drains_then_ends_the_services_then_closes_the_store(
         assert it.unready() == "draining"
     assert done == ["store open", "service open", "drained", "service ended", "store closed"]
     assert not (tmp_path / "data" / "control.sock").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_protocol_that_does_not_end_is_named_and_left_when_all_is_on_disk(
+    make_host: MakeHost, store: FakeStore, done: list[str], monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(host, "END_SECONDS", 0.05)
+    told: list[Mapping[str, Any]] = []
+    free = trio.Event()
+
+    class Shielded(Idle):
+        async def run(self) -> None:
+            with trio.CancelScope(shield=True):
+                await free.wait()
+
+    async def open_shielded(_: Context, __: Any) -> Service:
+        return Shielded()
+
+    def leave(code: ExitCode) -> None:
+        done.append(f"left with {code}")
+        store.close_error = None
+        free.set()
+
+    if fails:
+        store.close_error = StoreError("the disk is gone")
+    ours = (plugin("quiet"), plugin("stuck", open=open_shielded))
+    it = make_host(*ours, log=quiet_log(told), leave=leave)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        it.stop()
+    assert done[:3] == ["store open", "store closed", f"left with {1 if fails else 0}"]
+    errors = [line for line in told if line.get("protocols") or line.get("error")]
+    assert errors[0]["protocols"] == "stuck"
+    assert [line["error"] for line in errors[1:]] == (["the disk is gone"] if fails else [])
 
 
 async def test_a_stop_that_comes_before_it_is_ready_is_heard(

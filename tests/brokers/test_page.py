@@ -248,6 +248,24 @@ def test_a_long_message_is_folded_and_stays_open_while_the_view_is_asked_for_aga
 
 
 @needs_browser
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_a_browser_takes_out_of_a_url_is_reached(
+    served: Api, visits: Callable[..., Visit], name: str
+) -> None:
+    make_queues(served, name)
+    served.command("dms", "produce", "-q", name, "x")
+    visit = visits()
+    visit.go("/queues?protocol=dms")
+    visit.page.get_by_role("link", name=name, exact=True).click()
+    page = visit.page
+    expect(page.locator("h1")).to_contain_text(name)
+    page.get_by_role("button", name="Purge", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Purge").click()
+    expect(page.locator(".messages pre")).to_have_count(0)
+    assert page.url.endswith(f"/queues/dms/%FF{name}")
+
+
+@needs_browser
 def test_a_purge_says_what_it_will_do_and_does_it_when_told_with_the_keyboard_alone(
     served: Api, visits: Callable[..., Visit]
 ) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,44 @@ def test_a_ready_file_takes_the_place_of_no_pipe_device_or_link(command: Run, tm
         assert line == f"brokers: --ready-file {path}: Not a regular file\n"
     assert pipe.is_fifo()
     assert link.is_symlink()
+
+
+def _as_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (os.mkfifo, "Not a regular file"),
+        (os.mkdir, "Is a directory"),
+        (_as_socket, "Not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "Not a regular file"),
+    ],
+)
+def test_what_a_start_reads_is_a_file_and_all_else_is_named(
+    command: Run, tmp_path: Path, make: Callable[[Path], None], says: str
+) -> None:
+    """Whoever opened a pipe waited for ever, and OpenSSL looked for the end of a device's line."""
+    data = tmp_path / "data"
+    data.mkdir()
+    odd, settings = tmp_path / "odd", tmp_path / "b.toml"
+    make(odd)
+    for key in ("access.users_file", "tls.certificate", "tls.client_ca", "admin.tls.key"):
+        section, _, name = key.rpartition(".")
+        certificate = "" if name == "certificate" else f"certificate = '{__file__}'\n"
+        settings.write_text(f"[{section}]\n{certificate if 'tls' in section else ''}{name} = '{odd}'")
+        words = ("--config", str(settings))
+        line = refused(command, tmp_path, ExitCode.CONFIGURATION, *words)
+        assert f"{key}: cannot read {odd}: {says}" in line
+        assert command("config", "check", *words) == (ExitCode.CONFIGURATION, "", line)
+    for name, code in (("users.toml", ExitCode.CONFIGURATION), ("admin.token", ExitCode.DATA_FOLDER)):
+        odd.rename(data / name)
+        assert f"{data / name}: {says}" in refused(command, tmp_path, code)
+        (data / name).rename(odd)
+    (data / "admin.token").write_bytes(b"\xff")
+    assert f"{data}/admin.token: Not text; remove it" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
 def test_a_protocol_s_own_certificate_is_checked_as_that_of_all(

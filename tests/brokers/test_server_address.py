@@ -1,5 +1,6 @@
 """Which running server a command asks, by socket or port, and what it says where that fails."""
 
+import json
 import socket
 import ssl
 import stat
@@ -70,6 +71,22 @@ def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
     assert (found.url, found.user, found.password_file) == ("http://two:2", None, None), "one login, not two"
     with pytest.raises(UsageError, match="names a server already"):
         ServerAddress(context="one", url="http://three:3").client()
+
+
+def test_a_context_whose_path_has_odd_letters_leaves_the_file_readable(
+    command: Run, home: Path, tmp_path: Path
+) -> None:
+    """JSON writes an emoji as two halves, which TOML refuses: no context could be used or forgotten."""
+    odd = f'{tmp_path}/\U0001f600 "é\\ \x7f\t'
+    assert command("context", "add", "odd", "--data-dir", odd)[0] == 0
+    code, _, said = command("context", "add", "bytes", "--data-dir", f"{tmp_path}/\udcff")
+    assert (code, said) == (
+        ExitCode.USAGE,
+        "brokers: --data-dir: is not UTF-8, which a file of contexts is\n",
+    )
+    _, listed, _ = command("context", "list", "--json")
+    assert json.loads(listed)["data_dir"] == odd
+    assert command("context", "rm", "odd")[0] == 0
 
 
 def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(command: Run, home: Path) -> None:

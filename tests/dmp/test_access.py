@@ -105,6 +105,37 @@ async def test_a_user_of_the_file_logs_in_with_his_password_and_nobody_else_does
     assert {line["user"] for line in place.audited} == {"ann", "(unknown)"}
 
 
+@pytest.mark.parametrize(
+    ("response", "mechanism", "certificate", "asked"),
+    [
+        ("\0ann\0secret", "PLAIN", "", True),
+        ("\0guest\0guest", "PLAIN", "", False),
+        ("", "EXTERNAL", "ann", False),
+    ],
+)
+async def test_a_secret_that_is_renewed_is_looked_at_as_in_a_login_where_one_was(
+    response: str, mechanism: str, certificate: str, asked: bool
+) -> None:
+    place = await Place.open(user("ann", "dmp:*:*", certificate=True), user("anonymous", "dmp:*:*"))
+    peer = place.login(response, mechanism=mechanism, certificate=certificate)
+    declare = encode(C.Queue.Declare(queue="q"), 1)
+    peer.send(encode(C.Connection.UpdateSecret("secret", "renewed"), 0) + declare)
+    assert peer.names() == ["Connection.UpdateSecretOk", "Queue.DeclareOk"]
+    peer.send(encode(C.Connection.UpdateSecret("wrong", "renewed"), 0) + declare)
+    if not asked:
+        assert peer.names() == ["Connection.UpdateSecretOk", "Queue.DeclareOk"]
+        return
+    ((_, close),) = peer.frames()
+    assert (close.name, close.reply_code, close.class_id, close.method_id) == (
+        "Connection.Close",
+        530,
+        10,
+        70,
+    )
+    assert place.guard.logins_failed == 1
+    assert place.audited[-1]["user"] == "ann"
+
+
 ANNS = Users.parse("ann:secret")
 
 

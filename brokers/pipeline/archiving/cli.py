@@ -158,32 +158,39 @@ def _rounds(
     from brokers.pipeline.archiving.job import Archiver
 
     folder = folder.absolute()
-    with opened(folder, feed.origin) as place, spark_for(f"archive {folder}", reading, bar=False) as spark:
+    stop = threading.Event()
+    with (
+        opened(folder, feed.origin) as place,
+        until_told(stop, signal.SIGTERM),  # else it would leave a JVM that has no parent
+        spark_for(f"archive {folder}", reading, bar=False) as spark,
+    ):
 
         def warn(text: str) -> None:
             print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
 
-        archiver = Archiver(spark, feed, place, folder, settings, warn=warn)
-        with until_told(archiver.stop):
+        archiver = Archiver(spark, feed, place, folder, settings, stop, warn=warn)
+        with until_told(stop, signal.SIGTERM, signal.SIGINT):
             yield from archiver.once() if once else archiver.follow()
 
 
 @contextmanager
-def until_told(stop: threading.Event) -> Iterator[None]:
-    """Make the round under way the last one after SIGTERM or SIGINT. A second signal ends that round, too.
+def until_told(stop: threading.Event, *numbers: signal.Signals) -> Iterator[None]:
+    """Make the round under way the last one after one of these signals. A second one ends that round, too.
 
     The second is needed because a round waits for as long as a cluster has no workers.
     """
 
-    def tell(*_: object) -> None:
+    def tell(number: int, _: object) -> None:
+        if stop.is_set():
+            restore()
+            signal.raise_signal(number)
         stop.set()
-        restore()
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, tell) for number in numbers}
     try:
         yield
     finally:

@@ -4,12 +4,14 @@ import fcntl
 import os
 import signal
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from brokers.errors import ExitCode, Failure
-from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving import cli, names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder
@@ -68,7 +70,7 @@ def test_the_first_signal_ends_it_behind_its_round_and_the_second_at_once() -> N
     stop = threading.Event()
 
     def both() -> None:
-        with until_told(stop):
+        with until_told(stop, signal.SIGTERM), until_told(stop, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.is_set()
             os.kill(os.getpid(), signal.SIGINT)
@@ -76,6 +78,23 @@ def test_the_first_signal_ends_it_behind_its_round_and_the_second_at_once() -> N
     with pytest.raises(KeyboardInterrupt):
         both()
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_signal_that_comes_while_spark_starts_ends_it_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It killed the process, and the JVM that it had begun to start stayed."""
+
+    @contextmanager
+    def starting(*_: object, **__: object) -> Iterator[None]:
+        signal.raise_signal(signal.SIGTERM)
+        yield
+
+    monkeypatch.setattr(cli, "spark_for", starting)
+    fill(tmp_path / "data", {("logmq", "orders"): [b"x"]})
+    done = archive(tmp_path / "archive", path=(str(tmp_path / "data"),))
+    assert isinstance(done, Mapping)
+    assert (done["records"], done["commits"]) == (0, 0)
 
 
 def test_archived_shows_what_is_there_and_fails_where_a_file_is_not(tmp_path: Path) -> None:
