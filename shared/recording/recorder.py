@@ -165,7 +165,7 @@ class Recorder:
         self._monotonic = monotonic
         self._log: Log | None = None
         self.settings = settings
-        self._round: _WaitingPart | None = None
+        self._part: _WaitingPart | None = None
         self._held: list[_WaitingBlock] = []
         self._held_bytes = 0
         self._fields = blocks.pack_fields(self.protocol, b"", b"")
@@ -262,8 +262,8 @@ class Recorder:
 
     def written(self, done: "_WaitingPart", error: StoreError | None) -> None:
         """A commit has ended: its bytes are no longer pending."""
-        if self._round is done:
-            self._round = None
+        if self._part is done:
+            self._part = None
         if error is None:
             self.messages += done.messages
             self.bytes += done.bytes
@@ -305,31 +305,31 @@ class Recorder:
         except StoreError as error:
             self.leave_out("store", messages, size, str(error))
             return
-        round_ = self._round_of(ticket)
-        round_.blocks += count
-        round_.bytes += len(head) + len(frames)
-        round_.messages += messages
-        round_.frames_bytes += size
+        part = self._part_of(ticket)
+        part.blocks += count
+        part.bytes += len(head) + len(frames)
+        part.messages += messages
+        part.frames_bytes += size
 
     def _mark_gap(self, log: Log) -> None:
         messages, size = min(self._gap_messages, blocks.MESSAGES_MAX), self._gap_bytes
         head = blocks.pack_head(GAP, self._wall_us(), messages, self._fields, blocks.GAP_BYTES.size)
         gap = head + blocks.GAP_BYTES.pack(size)
         _, ticket = log.append(gap, 1)
-        round_ = self._round_of(ticket)
-        round_.blocks += 1
-        round_.bytes += len(gap)
-        round_.gap_messages += messages
-        round_.gap_bytes += size
+        part = self._part_of(ticket)
+        part.blocks += 1
+        part.bytes += len(gap)
+        part.gap_messages += messages
+        part.gap_bytes += size
         self._gap_messages -= messages  # bytes above a block's bound go into the next block
         self._gap_bytes = 0
 
-    def _round_of(self, ticket: Ticket) -> "_WaitingPart":
-        round_ = self._round
-        if round_ is None or round_.ticket is not ticket:
-            round_ = self._round = _WaitingPart(self, ticket)
-            ticket.when_done(round_)
-        return round_
+    def _part_of(self, ticket: Ticket) -> "_WaitingPart":
+        part = self._part
+        if part is None or part.ticket is not ticket:
+            part = self._part = _WaitingPart(self, ticket)
+            ticket.when_done(part)
+        return part
 
     def _open(self, messages: int, size: int) -> Log | None:
         """The log, made if missing; None if it cannot be made now."""
