@@ -191,7 +191,7 @@ async def test_what_only_a_damaged_batch_had_of_a_log_is_named_and_refused() -> 
     log = logs["hit"]
     assert (path, offset, log.end) == ("logmq/hit.log", 2 * length, 3 * length)
     assert [len(await read_all(logs[name])) for name in ("made", "spared")] == [1, 3]
-    assert await append(store, log, b"later") == 3 * length
+    await append(store, log, b"later")
     for _ in range(2):
         assert isinstance(await ask(log.read, offset, 1), CorruptRecord)
         assert payloads(await ask(log.read, 3 * length, 1)) == [b"later"]
