@@ -270,6 +270,16 @@ def unpack_entries(payload: bytes | memoryview, entries: int) -> list[Entry] | N
     return found if position == len(payload) else None
 
 
+def seeming_entries(payload: bytes) -> Iterator[Entry]:
+    """What entries a payload whose CRC is bad may have had, as far as lengths lead; the last may be cut."""
+    position = 0
+    while position + ENTRY_HEADER_BYTES <= len(payload):
+        kind, flags, records, log_id, offset, length = _ENTRY.unpack_from(payload, position)
+        start = position + ENTRY_HEADER_BYTES
+        position = min(start + length, len(payload))
+        yield Entry(kind, records, log_id, offset, start, position, flags)
+
+
 # -- index
 
 

@@ -10,7 +10,7 @@ from shared.storage.entries import ENTRY_COVERS_BYTES, extend
 from shared.storage.files import DamagedPlaces, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
 from shared.storage.lost import Lost
-from shared.storage.replay import JournalChanges, JournalPiece, Pieces, Segments
+from shared.storage.replay import JournalChanges, JournalPiece, Pieces, Segments, seeming_end
 from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -64,7 +64,10 @@ def recover_log(
         cut = _make_room(disk, paths, line.id, keep=may_be_ours)
     with opened(disk, paths[0], create=True) as fd, opened(disk, paths[1], create=True) as index_fd:
         recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
-        changed = recovery.run(segments, pieces, new=new, direct=direct, damaged=damaged, adopted=adopted)
+        hinted = changes.hinted.get(line.id, [])
+        changed = recovery.run(
+            segments, pieces, hinted, new=new, direct=direct, damaged=damaged, adopted=adopted
+        )
     end = recovery.position
     line = line._replace(end=end, first=min(line.first, end))
     quarantined = recovery.quarantined or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
@@ -172,7 +175,15 @@ class _LogRecovery:
         self.quarantined: str | None = None
 
     def run(
-        self, segments: Segments, pieces: Pieces, *, new: bool, direct: bool, damaged: bool, adopted: bool
+        self,
+        segments: Segments,
+        pieces: Pieces,
+        hinted: Pieces,
+        *,
+        new: bool,
+        direct: bool,
+        damaged: bool,
+        adopted: bool,
     ) -> bool:
         """Recover; returns whether anything was written."""
         found = self._load()
@@ -204,6 +215,7 @@ class _LogRecovery:
             else:
                 self._keep_rest()
         self._close_open()
+        self._miss(hinted)
         return self._finish(found) or bool(pieces)
 
     def _load(self) -> int:
@@ -340,10 +352,24 @@ class _LogRecovery:
             return
         if not damaged:
             self._fill(offset)  # synced before the journal mentioned anything beyond it
-            return
-        self._close_open()
-        while self.position < offset:
-            length = min(offset - self.position, _DAMAGED_BYTES_MAX)
+        else:
+            self._close_open()
+            self._lose(offset)
+
+    def _miss(self, hinted: Pieces) -> None:
+        """Mark as damaged what a damaged place of the journal seems to have had behind the end."""
+        size = self._disk.size(self._fd)
+        end = seeming_end(hinted, self.position, size)
+        if end > self.position:
+            self._lose(end)
+            if size < end:
+                self._disk.truncate(self._fd, end)
+
+    def _lose(self, end: int) -> None:
+        """Mark as damaged what stood before `end`."""
+        self._in_files.in_log(self._line.id, self._line.log_path, self.position, end - self.position)
+        while self.position < end:
+            length = min(end - self.position, _DAMAGED_BYTES_MAX)
             crc = crc32c(self._disk.read(self._fd, length, self.position))
             flags = EntryFlag.UNVERIFIED | EntryFlag.DAMAGED
             self._entries.append(
@@ -380,7 +406,6 @@ class _LogRecovery:
         if piece.end <= self.position:
             return
         if not piece.is_in(self._disk, self._fd, segments):  # damaged since: the journal would be cut else
-            self._in_files.in_log(self._line.id, self._line.log_path, piece.offset, piece.length)
             self._bridge(piece.end, trusted=True, damaged=True)
             return
         data = self._disk.read(self._fd, piece.length, piece.offset)

@@ -32,7 +32,8 @@ MISSING = (
 @attrs.frozen
 class Recovered:
     """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made.
-    `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged.
+    `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged. `lost_of` and
+    `torn_of`: the logs of which the journal's damage, and its torn tail, seem to have told.
     """
 
     journal_id: int
@@ -45,6 +46,8 @@ class Recovered:
     torn_bytes: int
     damage: list[replay.Damage]
     in_files: DamagedPlaces
+    lost_of: str
+    torn_of: str
     is_journal_missing: bool = False
     seconds: float = 0.0
 
@@ -72,17 +75,22 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         )
     segments = replay.segment_files(disk)
     uncopied: dict[SegmentFile, str] = {}
+    lost_of = torn_of = ""
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
+        changes = JournalChanges()
     else:
         scanned = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
-        _report(scanned)
+        changes = _gather(disk, scanned)
+        paths = {line.id: line.log_path for line in [*found.logs, *changes.created.values()]}
+        lost_of, torn_of = scanned.hinted.named(paths), scanned.torn.named(paths)
+        _report(scanned, lost_of, torn_of)
         if scanned.missing:
             in_files.in_file(segment_path(found.replay_lsn), MISSING)
         uncopied = _keep_damaged(disk, scanned)
     # also after a clean end: a copied folder may have files newer than its catalog
-    logs, seen_id = _replay(disk, found, scanned, sync_all_logs, in_files)
+    logs, seen_id = _replay(disk, found, changes, sync_all_logs, in_files, damaged=bool(scanned.damage))
     next_log_id = found.next_log_id
     if not found.clean or seen_id >= next_log_id:
         next_log_id = max(next_log_id, seen_id + 1) + rebuild.SKIPPED_IDS
@@ -109,6 +117,8 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
         in_files=in_files,
+        lost_of=lost_of,
+        torn_of=torn_of,
         is_journal_missing=scanned.missing,
         seconds=seconds,
     )
@@ -192,20 +202,23 @@ def _holds_logs(disk: Disk) -> bool:
     return journal.FOLDER in disk.names("") and any(rebuild.log_files(disk))
 
 
-def _report(scanned: Replay) -> None:
+def _report(scanned: Replay, lost_of: str, torn_of: str) -> None:
+    """Say what is cut and what is lost, and of which logs as it seems."""
     if scanned.torn_bytes:
         logger.warning(
             "unclean shutdown: an unfinished write at the journal's end was cut; "
             "nothing that was acknowledged in mode always was in it",
             bytes=scanned.torn_bytes,
             lsn=scanned.end_lsn,
+            of=torn_of,
         )
     for damage in scanned.damage:
         logger.error(
             "the journal is damaged: records between `lsn` and `end` are lost unless log files have them; "
-            "look at the disk, and keep the segment's copy in journal/",
+            "`of`: whose they seem to be; look at the disk, and keep the segment's copy in journal/",
             lsn=damage.lsn,
             end=damage.end_lsn,
+            of=lost_of,
         )
 
 
@@ -236,18 +249,24 @@ def _quarantined(path: str, names: Container[str]) -> str:
 
 
 def _gather(disk: Disk, scanned: Replay) -> JournalChanges:
-    return JournalChanges.of(disk, scanned.batches, scanned.synced_lsn)
+    changes = JournalChanges.of(disk, scanned.batches, scanned.synced_lsn)
+    changes.hinted = scanned.hinted.pieces
+    return changes
 
 
 def _replay(
-    disk: Disk, found: Catalog, scanned: Replay, sync_all_logs: int, in_files: DamagedPlaces
+    disk: Disk,
+    found: Catalog,
+    changes: JournalChanges,
+    sync_all_logs: int,
+    in_files: DamagedPlaces,
+    *,
+    damaged: bool,
 ) -> tuple[list[LogLine], int]:
     """Apply the journal to the logs' files; returns the logs, and the highest id seen.
 
     After a clean end the catalog's logs are as it says; only unknown logs are looked at.
     """
-    changes = _gather(disk, scanned)
-    damaged = bool(scanned.damage)
     lines = {line.id: line for line in found.logs} | changes.created
     gone = [lines.pop(log_id) for log_id in sorted(changes.deleted) if log_id in lines]
     folders = {line.namespace for line in lines.values()} | {line.namespace for line in gone}

@@ -3,7 +3,8 @@
 Nothing here writes. Source: STORAGE.md, Replay.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import attrs
@@ -22,6 +23,8 @@ _WINDOW_BYTES = 1 << 20
 """Bytes read ahead while following the journal."""
 _OPEN_MAX = 64
 """Segments kept open: a large journal has more of them than a process may have files."""
+_NAMED_MAX = 100
+"""Logs that one text names: a damaged batch may have had some of 100,000."""
 
 
 class Damage(NamedTuple):
@@ -61,6 +64,8 @@ class Replay:
 
     `end_lsn`: behind the last good batch. `torn_bytes`: about how long a torn tail is. `synced_lsn`: a good
     batch says that all below was synced. `missing`: no segment holds the place where replay begins.
+    `hinted`: what the damage seems to have held; `torn`: the same of a torn tail. They name what may be lost;
+    nothing vouches for a byte of them.
     """
 
     batches: list[FoundBatch]
@@ -70,6 +75,8 @@ class Replay:
     torn_bytes: int
     synced_lsn: int = 0
     missing: bool = False
+    hinted: "JournalChanges" = attrs.Factory(lambda: JournalChanges())
+    torn: "JournalChanges" = attrs.Factory(lambda: JournalChanges())
 
     def damaged_segments(self) -> list[SegmentFile]:
         return [s for s in self.segments if any(d.lsn < s.end and d.end_lsn > s.lsn for d in self.damage)]
@@ -173,11 +180,14 @@ def _scan(reader: "_BatchFinder", replay_lsn: int) -> Replay:
         previous = found.batch.lsn
         position = previous + found.batch.size
     synced_lsn = max((each.batch.synced_lsn for each in batches), default=0)
-    torn_bytes = _torn_bytes(reader, position)
+    hinted, torn = JournalChanges(), JournalChanges()
+    for each in damage:
+        reader.guess(hinted, each.lsn, each.end_lsn)
+    torn_bytes = reader.guess(torn, position)
     # A start makes its segment, in full length, before anything is served.
     first = reader.segment_at(replay_lsn)
     missing = first is None or not first.size
-    return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn, missing)
+    return Replay(batches, reader.segments, damage, position, torn_bytes, synced_lsn, missing, hinted, torn)
 
 
 def _after_damage(reader: "_BatchFinder", bad_lsn: int) -> FoundBatch | None:
@@ -188,19 +198,6 @@ def _after_damage(reader: "_BatchFinder", bad_lsn: int) -> FoundBatch | None:
         if found.batch.synced_lsn > bad_lsn:
             return first
     return None
-
-
-def _torn_bytes(reader: "_BatchFinder", position: int) -> int:
-    """About how long a torn batch at the end is; it may be at the next segment's start."""
-    segment = reader.segment_at(position)
-    places = [(segment, position)]
-    if segment is not None:
-        after = reader.segment_from(segment.end)
-        places.append((after, after.lsn if after is not None else 0))
-    for place, lsn in places:
-        if place is not None and lsn < place.end and (size := reader.begun(place, lsn)):
-            return size
-    return 0
 
 
 def read_payloads(disk: Disk, batches: list[FoundBatch]) -> Iterator[tuple[FoundBatch, bytes]]:
@@ -270,12 +267,23 @@ class JournalPiece(NamedTuple):
 Pieces = list[JournalPiece]
 
 
+def seeming_end(hinted: Pieces, end: int, size: int) -> int:
+    """Where a log seems to have ended by what a damaged place had, as far as that goes on at its known `end`.
+
+    `size`: of the log's file, beyond which a reference does not lead.
+    """
+    for piece in hinted:
+        if piece.offset <= end < piece.end and (piece.crc32c is None or piece.end <= size):
+            end = piece.end
+    return end
+
+
 @attrs.define
 class JournalChanges:
     """What batches of the journal say of logs, by log id. Pieces of a log are in the order of their offsets.
 
     `synced_lsn`: as in `Replay`. `direct`: logs that were in a mode that goes around the journal.
-    `bad_entries`: how many entries cannot be read.
+    `bad_entries`: how many entries cannot be read. `hinted`: pieces that damaged batches seem to have had.
     """
 
     synced_lsn: int = 0
@@ -287,6 +295,7 @@ class JournalChanges:
     pieces: dict[int, Pieces] = attrs.Factory(dict)
     seen_id: int = 0
     bad_entries: int = 0
+    hinted: dict[int, Pieces] = attrs.Factory(dict)
 
     @classmethod
     def of(cls, disk: Disk, batches: list[FoundBatch], synced_lsn: int = 0) -> Self:
@@ -328,6 +337,13 @@ class JournalChanges:
         elif kind == EntryKind.MODE:
             self._change_mode(log_id, payload[start:end].decode())
 
+    def named(self, known: Mapping[int, str]) -> str:
+        """The paths of the logs that something is said of, if `known` or made here; the first of many."""
+        paths = {**{log_id: line.log_path for log_id, line in self.created.items()}, **known}
+        ids = {*self.created, *self.deleted, *self.first, *self.mode, *self.pieces} & paths.keys()
+        first = ", ".join([paths[log_id] for log_id in sorted(ids)[:_NAMED_MAX]])
+        return f"{first} and {len(ids) - _NAMED_MAX} others" if len(ids) > _NAMED_MAX else first
+
     def _change_mode(self, log_id: int, mode: str) -> None:
         self.mode[log_id] = mode
         if Durability.parse(mode).direct:
@@ -366,9 +382,36 @@ class _BatchFinder(Segments):
             start = 0
         return self._window[start : start + length]
 
-    def begun(self, segment: SegmentFile, lsn: int) -> int:
+    def guess(self, changes: JournalChanges, lsn: int, end_lsn: int | None = None) -> int:
+        """Add what the batches that seem to begin at `lsn`, one behind the other, seem to say.
+
+        Returns about how long the first is; it may be at the next segment's start.
+        """
+        first = 0
+        while end_lsn is None or lsn < end_lsn:
+            segment = self.segment_at(lsn)
+            after = self.segment_from(segment.end) if segment is not None else None
+            size = self._begun(segment, lsn)
+            if not size and after is not None:
+                segment, lsn = after, after.lsn
+                size = self._begun(segment, lsn)
+            if segment is None or not size:
+                break
+            first = first or size
+            size = size if end_lsn is None else min(size, end_lsn - lsn)
+            payload = self._read(segment, size, lsn - segment.lsn)[format.BATCH_HEADER_BYTES :]
+            found = FoundBatch(Batch(lsn, 0, 0, 0, len(payload), 0, 0), segment, refers=False)
+            for entry in format.seeming_entries(payload):
+                with suppress(ValueError, TypeError, AttributeError, RecursionError):  # it may be any bytes
+                    changes.take(found, entry, payload)
+            lsn += size
+        return first
+
+    def _begun(self, segment: SegmentFile | None, lsn: int) -> int:
         """How long a batch begun at `lsn` seems to be, its header perhaps damaged; 0: none was begun."""
         assert self._journal_id is not None
+        if segment is None or lsn >= segment.end:
+            return 0
         head = self._read(segment, format.BATCH_HEADER_BYTES, lsn - segment.lsn)
         signs = (
             head[:4] == format.BATCH_MAGIC,

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.support.server import Server
-from tests.trials.damage import DAMAGES, STATES, State, case, files, hurt, is_told, judge, looked_at, make
+from tests.trials.damage import DAMAGES, STATES, State, case, files, hurt, judge, looked_at, make
 
 
 @pytest.fixture
@@ -73,22 +73,30 @@ def test_the_server_starts_with_every_protocol_though_many_files_are_damaged(fol
 async def test_the_judge_finds_what_is_lost_in_silence(folder: Path) -> None:
     """Else the cases would prove nothing."""
     expected = await trio.to_thread.run_sync(make, folder, STATES[0])
-    found, refused, said = await looked_at(folder)
+    found, refused, warned = await looked_at(folder)
     path, how = "logmq/orders.log", "a bit in the middle"
-    assert not is_told(said)
-    assert not list(judge(path, how, expected, found, refused, told=False))
+    assert not warned
+    assert not list(judge(path, how, expected, found, refused, []))
     place = "topic", "orders"
     found[place] = found[place] - type(found[place])(list(found[place])[:5])
-    assert list(judge(path, how, expected, found, refused, told=True)) == [
+    assert list(judge(path, how, expected, found, refused, ["logmq/orders.log"])) == [
         f"{place} has lost 5 of {expected[place].total()}, and answers as if it had not"
     ]
-    assert list(judge(path, how, expected, found, {place}, told=False)) == [
-        "5 things are lost, and nothing says so"
-    ]
+    assert list(judge(path, how, expected, found, {place}, [])) == ["5 things are lost, and nothing says so"]
     assert "nothing of it stood there" in next(
-        judge("dms/jobs.log", how, expected, found, {place}, told=True)
+        judge("dms/jobs.log", how, expected, found, {place}, ["dms/jobs.log"])
     )
+    journal = "journal/00000000000000000000.wal"
+    assert list(
+        judge(journal, how, expected, found, {place}, ["the journal is damaged, logmq/part0.log"])
+    ) == [f"{place} has lost 5 of {expected[place].total()}, and nothing names it"]
+    assert list(judge(journal, how, expected, found, refused, ["logmq/part0.log, logmq/orders.log"])) == [
+        f"{place} has lost 5 of {expected[place].total()}, and answers as if it had not"
+    ]
+    assert not list(judge(journal, how, expected, found, {place}, ["logmq/part0.log, logmq/orders.log"]))
+    assert not list(judge(journal, how, expected, found, refused, ["torn: logmq/orders.log"]))
+    assert not list(judge(journal, "missing", expected, found, refused, ["the journal is not there"]))
     del found[place]
-    assert list(judge(path, "missing", expected, found, {place}, told=True)) == [
+    assert list(judge(path, "missing", expected, found, {place}, ["logmq/orders.log"])) == [
         f"{place} is not there any more"
     ]

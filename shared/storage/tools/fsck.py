@@ -19,6 +19,7 @@ from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.rebuild import NO_LOGS
 from shared.storage.recovery import MISSING
+from shared.storage.replay import seeming_end
 from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
@@ -127,8 +128,10 @@ def check_disk(disk: Disk) -> FsckReport:
 def _journal(view: FolderView) -> Iterator[Finding]:
     journal = view.journal
     assert journal is not None
+    paths = {log.id: log.log_path for log in [*view.logs.values(), *view.deleted]}
     for damage in journal.damage:
         text = "bytes that were once synced no longer parse; what they held is lost"
+        text = naming(text, journal.hinted.named(paths))
         yield FindingKind.JOURNAL.damage(JOURNAL_FOLDER, text, damage.lsn, damage.end_lsn - damage.lsn)
     if journal.missing and not view.catalog.clean:
         yield FindingKind.JOURNAL.warning(segment_path(view.catalog.replay_lsn), MISSING)
@@ -139,6 +142,7 @@ def _journal(view: FolderView) -> Iterator[Finding]:
         yield FindingKind.JOURNAL.damage(JOURNAL_FOLDER, text)
     if journal.torn_bytes:
         text = "a batch at the end is torn (never acknowledged in mode always): the next start cuts it off"
+        text = naming(text, journal.torn.named(paths))
         yield FindingKind.JOURNAL.warning(JOURNAL_FOLDER, text, journal.end_lsn, journal.torn_bytes)
     if journal.batches:
         text = f"{len(journal.batches)} batches wait to be applied by the next start"
@@ -148,6 +152,11 @@ def _journal(view: FolderView) -> Iterator[Finding]:
         if f"{JOURNAL_FOLDER}/{name}" not in segments:
             text = "kept from an earlier recovery" if ".damaged-" in name else "not a segment of the journal"
             yield FindingKind.JOURNAL.warning(f"{JOURNAL_FOLDER}/{name}", text)
+
+
+def naming(text: str, logs: str) -> str:
+    """`text`, and of which logs that is, as far as that can be told."""
+    return f"{text}; it seems to be of {logs}" if logs else text
 
 
 def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding | tuple[int, int]]:
@@ -170,6 +179,11 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         if crc32c(data) != reference.crc32c and reference.end > log.first:
             text = "these are not the bytes that the journal refers to"
             yield FindingKind.LOG.damage(log.log_path, text, reference.offset, reference.length)
+    end = max(log.end, size or 0)
+    missed = seeming_end(log.hinted, end, size or 0) - end
+    if missed:
+        text = "the journal is damaged, and seems to have had its newest records"
+        yield FindingKind.LOG.damage(log.log_path, text, end, missed)
     yield from _index(view, log)
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is Trust.DAMAGED:

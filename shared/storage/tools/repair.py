@@ -19,7 +19,7 @@ from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk, SystemClock
 from shared.storage.rebuild import QUARANTINE, log_files, rebuild_catalog
 from shared.storage.settings import StorageSettings
-from shared.storage.tools.fsck import FsckReport, Severity, check, orphans
+from shared.storage.tools.fsck import FsckReport, Severity, check, naming, orphans
 from shared.storage.tools.view import DamagedFile, FolderView, LogView, check_format, look
 
 
@@ -85,6 +85,10 @@ class _Mender:
         recovered = recovery.recover(self._disk, self._clock, StorageSettings().sync_all_logs)
         if recovered.batches or recovered.damage:
             self.done.append(f"{recovered.batches} batches of the journal were put in place")
+        if recovered.damage:
+            self.done.append(naming("what a damaged place in the journal held is lost", recovered.lost_of))
+        if recovered.torn_bytes:
+            self.done.append(naming("an unfinished write at the journal's end was cut", recovered.torn_of))
         if recovered.is_journal_missing:
             self.done.append(recovery.MISSING)
         # The next start must not look for a journal.

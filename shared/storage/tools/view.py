@@ -41,6 +41,7 @@ class LogView:
     """A log. `synced_end`: the catalog's end, up to which the file itself must be good.
 
     `patches`: bytes of it that stand in the journal. `references`: bytes of its file whose CRCs stand there.
+    `hinted`: what a damaged place there seems to have had of it.
     """
 
     id: int
@@ -54,6 +55,7 @@ class LogView:
     synced_end: int
     patches: Pieces = attrs.Factory(list)
     references: Pieces = attrs.Factory(list)
+    hinted: Pieces = attrs.Factory(list)
 
     def patches_in(self, start: int, stop: int) -> Pieces:
         """The patches that touch [start, stop)."""
@@ -254,6 +256,7 @@ def _apply_journal(disk: Disk, live: bool) -> FolderView:
             raise
     else:
         view.journal = None if live else journal
+        changes.hinted = journal.hinted.pieces
     _apply(view, changes)
     return view
 
@@ -280,6 +283,7 @@ def _apply(view: FolderView, changes: JournalChanges) -> None:
             log.patches = [piece for piece in pieces if piece.crc32c is None]
             log.references = [piece for piece in pieces if piece.crc32c is not None]
             log.end = max(line.end, *(piece.end for piece in pieces))
+        log.hinted = changes.hinted.get(line.id, [])
         if line.id in changes.deleted:
             view.deleted.append(log)
         else:

@@ -367,11 +367,17 @@ def test_a_torn_journal_is_a_warning_and_a_hole_in_it_is_damage(folder: Path) ->
     assert (Severity.WARNING, FindingKind.JOURNAL) in [(f.severity, f.kind) for f in report.findings]
     flip(segment, second + 8 * 100)
     flip(segment, 8 * 100)
-    assert damage(check(folder)) == [(FindingKind.JOURNAL, "journal")]
+    lost = FindingKind.LOG, "logmq/few.log"
+    assert damage(check(folder)) == [(FindingKind.JOURNAL, "journal"), lost]
     copy = segment.read_bytes()
     report = repair(folder)
     assert any("damaged" in path and data[: len(copy)] == copy for path, data in tree(folder).items())
-    assert contents(folder)["logmq", "young"] == [b"y"]
+    assert (
+        "what a damaged place in the journal held is lost; it seems to be of logmq/few.log" in report.repairs
+    )
+    assert damage(report) == [lost]
+    assert payloads(folder, "logmq", "young") == [b"y"]
+    assert [type(row) for row in log_dump(folder, "logmq", "few")] == [RecordRow, RecordRow, DamagedRow]
 
 
 @pytest.mark.parametrize("how", ["missing", "empty"])

@@ -9,10 +9,12 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.errors import CorruptRecord
-from shared.storage import replay
+from shared.storage import format, replay
 from shared.storage.catalog import read as read_catalog
+from shared.storage.format import EntryKind
 from shared.storage.journal import segment_path
 from shared.storage.store import Store
+from shared.storage.tools.fsck import Severity, check_disk
 from shared.units import KIB
 from tests.support.fake_disk import FakeDisk, newest
 from tests.support.stores import (
@@ -62,7 +64,9 @@ async def test_a_torn_tail_is_cut_and_counted_and_the_rest_is_there() -> None:
     disk = disk.kill()
     last = batches(disk).batches[-1]
     flip(disk, segment_path(last.segment.lsn), last.position + 100)
-    store = await open_store(disk, ROOMY)
+    with capture_logs() as logged:
+        store = await open_store(disk, ROOMY)
+    assert [line["of"] for line in logged if line["log_level"] == "warning"] == ["logmq/orders.log"]
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     assert [p.rstrip(b"\0") for p in await read_all(log)] == [b"%d" % n for n in range(9)]
     assert store.statistics().torn_bytes == 512
@@ -138,6 +142,100 @@ async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
     store, disk = await reopen(store, disk, ROOMY)
     log = store.namespace("logmq", ALWAYS).logs["hit"]
     assert isinstance(await ask(log.read, 3 * size, 1), CorruptRecord), "a second start does not bless it"
+
+
+async def last_in_a_damaged_journal(of: int, place: int, *, forged: bytes = b"") -> FakeDisk:
+    """Three logs, and a journal in which a bit of batch `of` is flipped.
+
+    Batch 0 makes `made`, -2 is the last of `hit`. `forged`: what stands in its payload instead.
+    """
+    disk, store = await fresh_store(ROOMY)
+    for name in ("hit", "spared"):
+        store.namespace("logmq", ALWAYS).create(name)
+        await append_each(store, name, 2)
+    await store.checkpoint()
+    log, _ = store.namespace("logmq", ALWAYS).create("made")
+    await append(store, log, b"x" * 100_000)
+    await append_each(store, "hit", 1)
+    await append_each(store, "spared", 1)
+    store.abandon()
+    disk = disk.kill()
+    bad = batches(disk).batches[of]
+    flip(disk, segment_path(bad.segment.lsn), bad.position + place)
+    if forged:
+        fd = disk.open(segment_path(bad.segment.lsn))
+        disk.write(fd, forged, bad.position + format.BATCH_HEADER_BYTES)
+    return disk
+
+
+def told_of_the_journal(disk: FakeDisk) -> tuple[str, list[tuple[str, int | None, int | None]]]:
+    """What `fsck` says of the journal's damage, and the ranges of logs that it calls damaged."""
+    findings = [each for each in check_disk(disk).findings if each.severity is Severity.DAMAGE]
+    (text,) = [each.text for each in findings if each.path == "journal"]
+    return text, [(each.path, each.offset, each.length) for each in findings if each.path != "journal"]
+
+
+async def test_what_only_a_damaged_batch_had_of_a_log_is_named_and_refused() -> None:
+    disk = await last_in_a_damaged_journal(-2, 110)
+    text, ranges = told_of_the_journal(disk.kill())
+    assert text.endswith("what they held is lost; it seems to be of logmq/hit.log")
+    ((path, offset, length),) = ranges
+    with capture_logs() as logged:
+        store = await open_store(disk, ROOMY)
+    assert {"path": path, "offset": offset, "length": length}.items() <= next(
+        line for line in logged if line["event"].startswith("damaged bytes")
+    ).items()
+    assert [line["of"] for line in logged if "of" in line] == ["logmq/hit.log"]
+    assert store.statistics().damaged_ranges == 1
+    logs = store.namespace("logmq", ALWAYS).logs
+    log = logs["hit"]
+    assert (path, offset, log.end) == ("logmq/hit.log", 2 * length, 3 * length)
+    assert [len(await read_all(logs[name])) for name in ("made", "spared")] == [1, 3]
+    await append(store, log, b"later")
+    for _ in range(2):
+        assert isinstance(await ask(log.read, offset, 1), CorruptRecord)
+        assert payloads(await ask(log.read, 3 * length, 1)) == [b"later"]
+        store, disk = await reopen(store, disk, ROOMY)
+        log = store.namespace("logmq", ALWAYS).logs["hit"]
+
+
+async def test_a_damaged_batch_whose_place_in_the_log_cannot_be_read_names_the_log_alone() -> None:
+    in_the_offset = format.BATCH_HEADER_BYTES + 16
+    disk = await last_in_a_damaged_journal(-2, in_the_offset)
+    text, ranges = told_of_the_journal(disk.kill())
+    assert text.endswith("it seems to be of logmq/hit.log")
+    assert not ranges
+    store = await open_store(disk, ROOMY)
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["hit"])) == 2
+
+
+async def test_a_log_that_only_a_damaged_batch_told_of_is_named() -> None:
+    disk = await last_in_a_damaged_journal(0, format.BATCH_HEADER_BYTES + 500)
+    text, _ = told_of_the_journal(disk.kill())
+    assert text.endswith("it seems to be of logmq/made.log")
+    with capture_logs() as logged:
+        await open_store(disk, ROOMY)
+    assert [line["of"] for line in logged if "of" in line] == ["logmq/made.log"]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        format.pack_entry(EntryKind.CREATE, 3, length=90_000) + b"[" * 90_000,
+        format.pack_entry(EntryKind.CREATE, 3, length=90_000) + b'{"mode":5}' + b" " * 90_000,
+        format.pack_entry(EntryKind.MODE, 1, length=90_000) + b"\xff" * 90_000,
+        format.pack_entry(EntryKind.REFERENCE, 1, 8, 12, 1) + format.pack_reference(1 << 60, 0),
+        format.pack_entry(EntryKind.APPEND, 1, 1 << 63, 1 << 63, 1),
+        bytes(90_000),
+    ],
+    ids=["deep JSON", "another type", "no text", "a long reference", "a long append", "zeros"],
+)
+async def test_nothing_that_stands_in_a_damaged_batch_hinders_a_start(forged: bytes) -> None:
+    disk = await last_in_a_damaged_journal(0, format.BATCH_HEADER_BYTES + 95_000, forged=forged)
+    check_disk(disk.kill())
+    store = await open_store(disk, ROOMY)
+    logs = store.namespace("logmq", ALWAYS).logs
+    assert [len(await read_all(logs[name])) for name in ("hit", "spared")] == [3, 3]
 
 
 async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> None:
