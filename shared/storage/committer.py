@@ -7,6 +7,10 @@ next batch. So the disk's speed sets the batch size, and no timer is needed.
 On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
 called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
 all behind it, whose offsets follow from it.
+
+A commit is `Committer._take`, `Commit.run`, `Committer._finish`. `Commit.run` blocks, in a thread or on the
+loop, and touches nothing that the loop reads: the outcome stays in the `Commit`, and in a `LogCommit` for
+each log whose file it may touch. All else is the trio thread's.
 """
 
 import math
@@ -122,6 +126,7 @@ class CommitCounts:
 
     @property
     def sync_seconds_last(self) -> float:
+        """What the last sync took; 0 before the first."""
         return self.recent[-1] if self.recent else 0.0
 
     def count_sync(self, seconds: float, *, in_thread: bool) -> None:
@@ -182,6 +187,7 @@ class LogCommit:
         self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
 
     def pin_for_direct(self, index_fd: int) -> None:
+        """Some of it will go around the journal: its index entries are written with it."""
         self.direct_meant = True
         self.index_fd = self.pinned_index_fd = index_fd
         self.waiting_entries = self.log.closed_entries[:]  # copied: the `LogWriter` may write them meanwhile
@@ -349,8 +355,8 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
-        if batch.each:
-            batch.make_rows()
+        if batch.singles:
+            batch.make_light()
         entries = len(batch.changes) + len(batch.light)
         for log, offset, records, count in batch.light:
             pieces.append(pack_entry_header(_APPEND, 0, count, log.id, offset, len(records)))
@@ -444,6 +450,7 @@ class Commit:
             self.disk.sync_folder("")
 
     def _referred_are_synced(self) -> None:
+        """Nothing that the journal refers to is left to be synced."""
         for target in self._referred:
             target.named = True
             if not target.kept:
@@ -451,6 +458,7 @@ class Commit:
         self._referred.clear()
 
     def _sync(self) -> None:
+        """Make what was written durable, and the files that the journal refers to. Raises PoisonError."""
         began = self.clock.monotonic()
         if self._referred:
             try:
@@ -492,6 +500,7 @@ class Commit:
                 self._take_back_direct(direct)
 
     def _remove(self, log: Log) -> None:
+        """Unlink a deleted log's files."""
         for file in (log.index_file, log.file):
             try:
                 self.files.remove(file)
@@ -529,6 +538,7 @@ class Commit:
             target.before_written = True
 
     def _apply_direct(self, part: LogAppend) -> None:
+        """Write what goes around the journal to the log's file. Raises OSError."""
         target = self.logs[part.log]
         try:
             self._open(target)
@@ -542,6 +552,7 @@ class Commit:
         self._index(target, part)
 
     def _index(self, target: LogCommit, part: LogAppend) -> None:
+        """Make the index entries of an append that its file or its tail has."""
         if target.entries_written == UNKNOWN:
             try:
                 found = index.load_end(self.disk, self.files, target.log, target.entries_start)
@@ -608,11 +619,14 @@ class Commit:
                     self.poison.__cause__ = error
 
     def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
+        """Write entries behind those that the index file has. Raises FileGone and OSError."""
         if target.index_fd < 0:
             target.index_fd = index.open_at(self.disk, self.files, target.log, target.entries_written)
-        index.write_packed(self.disk, target.index_fd, target.log, target.entries_written, entries)
+        data, position = index.packed_entries(target.log, target.entries_written, entries)
+        write_all(self.disk, target.index_fd, data, position)
 
     def _open(self, target: LogCommit) -> None:
+        """Open the log's file, if that is still to be done. Raises FileGone and OSError."""
         if target.fd < 0:
             target.fd = open_log(self.files, target.log, target.made)
             target.made = True
@@ -726,10 +740,10 @@ class Committer:
         size = sum(map(len, records))
         batch = self._batch_with_room(size + ENTRY_HEADER_BYTES * len(logs))
         ticket = batch.tickets[Mode.SYNCED]
-        each, appends = batch.each, batch.appends
+        singles, appends = batch.singles, batch.appends
         rows = 0
         for log, data in zip(logs, records, strict=True):
-            chunks = each.get(log)
+            chunks = singles.get(log)
             if type(chunks) is list:
                 chunks.append(data)
             elif (part := log.pending) is not None:
@@ -742,7 +756,7 @@ class Committer:
                     break
                 if log.entries_written == UNKNOWN or log.fold is not None:
                     break
-                each[log] = [data]
+                singles[log] = [data]
                 rows += 1
             end = log.end
             offsets.append(end)
@@ -834,7 +848,7 @@ class Committer:
         """Append to a batch that has room for it; `size` bytes of records. Returns their offsets."""
         through_journal = mode is not Mode.DIRECT
         offsets = []
-        each, appends = batch.each, batch.appends
+        singles, appends = batch.singles, batch.appends
         many = many and through_journal
         rows = 0
         folds = plain = False
@@ -853,12 +867,12 @@ class Committer:
                 and log.entries_written != UNKNOWN
                 and not (log.unawaited or log in appends)
             ):  # as in `append_each`: a third of the time
-                chunks = each.get(log)
+                chunks = singles.get(log)
                 if chunks is None:
-                    each[log] = (records,)
+                    singles[log] = (records,)
                     rows += 1
                 else:
-                    each[log] = (*chunks, records)
+                    singles[log] = (*chunks, records)
                 offset = log.end
                 offsets.append(offset)
                 log.end = offset + len(records)
@@ -929,14 +943,11 @@ class Committer:
 
     @property
     def pending_bytes(self) -> int:
+        """Bytes that wait for the disk."""
         return sum(batch.bytes for batch in self._batches)
 
-    @property
-    def over_budget(self) -> bool:
-        """Records that wait for the disk, and everything else, take more memory than there is."""
-        return self.tails.account.over
-
     def _charge(self, size: int) -> None:
+        """Charge so many more bytes that wait, or fewer, to the budget."""
         self._charged += size
         self.tails.account.charge(size)
 
@@ -950,15 +961,12 @@ class Committer:
         else:
             callback()
 
-    def when_idle(self, callback: Callable[[], None]) -> None:
-        """Call between two commits: now, or when the one under way ends."""
-        if self._busy:
-            self._idle.append(callback)
-        else:
-            callback()
-
     async def between_commits(self, take: Callable[[], T]) -> T:
-        """The result of `take`, called between two commits; not called once the caller is cancelled."""
+        """The result of `take`, called between two commits: now, or when the one under way ends. It is not
+        called once the caller is cancelled.
+        """
+        if not self._busy:
+            return take()
         taken: list[T] = []
         ready = trio.Event()
         wanted = True
@@ -968,21 +976,22 @@ class Committer:
                 taken.append(take())
                 ready.set()
 
-        self.when_idle(take_now)
+        self._idle.append(take_now)
         try:
-            if not taken:
-                await ready.wait()
+            await ready.wait()
         finally:
             wanted = False
         return taken[0]
 
     def _require_open(self) -> None:
+        """Raise where nothing is accepted any more."""
         if self.closed:
             raise StoreClosed("the store is closed")
         if self.read_only is not None:
             raise StoreReadOnly(str(self.read_only))
 
     def _require_writable(self, log: Log, reserved: bool) -> None:
+        """Raise where nothing may be appended to this log now."""
         self._require_open()
         if log.deleted:
             raise LogDeleted(f"{log.namespace}/{log.name} was deleted")
@@ -999,7 +1008,7 @@ class Committer:
                 return newest
             newest.seal()
             self._charge(newest.bytes)
-            if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.over_budget:
+            if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.tails.account.over:
                 self.congested = True
         now = self._clock.monotonic()
         if not batches:
@@ -1122,6 +1131,7 @@ class Committer:
         return len(ready) if self.journal.fit_together([batch.bytes for batch in ready]) else 1
 
     async def _sync_in_thread(self) -> None:
+        """Sync what modes `interval` and `none` left unsynced, in its time."""
         self._busy = True
         began = self._clock.monotonic()
         self._sync_by = math.inf
@@ -1134,7 +1144,7 @@ class Committer:
         else:
             self.counts.count_sync(self._clock.monotonic() - began, in_thread=True)
             self._busy = False
-        self._rest()
+        self._run_idle()
 
     def _take(self, count: int | None = None) -> Commit:
         """Take the oldest batches, or all that are not held, as one commit, and say which way each append
@@ -1151,8 +1161,8 @@ class Committer:
         touches_logs = False
         for batch in batches:
             batch.seal()
-            if batch.each:
-                batch.leave_large(light_most)
+            if batch.singles:
+                batch.leave_large_singles(light_most)
             changed = {change.log for change in batch.changes} if batch.changes else ()
             light, heavy, total = batch.light, {}, batch.records
             for log, part in batch.appends.items():
@@ -1314,7 +1324,7 @@ class Committer:
             if self._running and self._sync_by < math.inf:
                 self._wake.set()
             if self._idle:
-                self._rest()
+                self._run_idle()
         except Exception as error:
             self._give_up(commit, error)
 
@@ -1363,7 +1373,7 @@ class Committer:
         self._roll_back(log for batch in commit.batches for log in batch.logs)
         for batch in commit.batches:
             batch.end(self.read_only)
-        self._rest()
+        self._run_idle()
 
     def _resume_waiting(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
@@ -1382,6 +1392,7 @@ class Committer:
             self._resume_waiting()
 
     def _set_read_only(self, error: PoisonError) -> None:
+        """Accept nothing more, and say so once."""
         if self.read_only is None:
             text = f"{error}: {describe(error.__cause__)}" if error.__cause__ is not None else str(error)
             self.read_only = StoreReadOnly(f"read-only until a restart: {text}")
@@ -1412,12 +1423,13 @@ class Committer:
             batch.end(error)
 
     def _roll_back(self, logs: Iterable[Log]) -> None:
+        """Forget what was appended to these logs and is not durable."""
         for log in logs:
             log.end = log.visible
             if log.rolled_back is not None:
                 call(log.rolled_back, log)
 
-    def _rest(self) -> None:
+    def _run_idle(self) -> None:
         """Run what waits for a moment between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()
@@ -1436,6 +1448,7 @@ class HeldBatch:
 
     @property
     def ticket(self) -> Ticket:
+        """Done when the batch is durable."""
         return self._batch.tickets[self._mode]
 
     def append(self, parts: Sequence[tuple[Log, bytes, int]]) -> list[int]:

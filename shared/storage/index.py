@@ -226,16 +226,10 @@ def entry_matches(disk: Disk, log_fd: int, entry: IndexEntry) -> bool:
 
 def packed_entries(log: Log, number: int, entries: Sequence[IndexEntry]) -> tuple[memoryview, int]:
     """Entries from `number` on as bytes, in a buffer of their own, and where in the file they go; before the
-    first of all stands the header."""
+    first of all stands the header. To write them again is always right."""
     packed = [] if number else [format.pack_index_header(log.id, log.created_ms)]
     packed += [format.pack_index_entry(entry, log.id) for entry in entries]
     return memoryview(bytearray().join(packed)), entry_position(number) if number else 0
-
-
-def write_packed(disk: Disk, fd: int, log: Log, number: int, entries: Sequence[IndexEntry]) -> None:
-    """Write entries from `number` on, as `packed_entries`. Raises OSError; doing so again is always right."""
-    data, position = packed_entries(log, number, entries)
-    write_all(disk, fd, data, position)
 
 
 def open_at(disk: Disk, files: OpenFiles, log: Log, number: int) -> int:

@@ -157,9 +157,9 @@ class Change:
 class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
-    `each`: of logs with nothing but records of `Store.append_each`, those records, in a list; or those of
+    `singles`: of logs with nothing but records of `Store.append_each`, those records, in a list; or those of
     `Store.append_all`, in a tuple. With its append a log costs a commit 1.2 us so, and 1.5 us with a
-    `LogAppend`. `each_ends`: where these logs end, once the batch is sealed. The commit makes their rows of
+    `LogAppend`. `single_ends`: where these logs end, once the batch is sealed. The commit makes their rows of
     `light`: 50,000 took 19 ms of the loop.
 
     `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
@@ -171,8 +171,8 @@ class CommitBatch:
     room: int
     began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
-    each: "dict[Log, list[bytes] | tuple[bytes, ...]]" = attrs.Factory(dict)
-    each_ends: list[int] = attrs.Factory(list)
+    singles: "dict[Log, list[bytes] | tuple[bytes, ...]]" = attrs.Factory(dict)
+    single_ends: list[int] = attrs.Factory(list)
     light: list[LightAppend] = attrs.Factory(list)  # of logs that are not in `appends`
     records: dict[str, int] = attrs.Factory(dict)  # by namespace, once it was written
     changes: list[Change] = attrs.Factory(list)
@@ -197,6 +197,7 @@ class CommitBatch:
 
     @property
     def bytes(self) -> int:
+        """Its size so far: records, changes and the headers of both."""
         return self.bytes_max - self.room
 
     @property
@@ -210,7 +211,7 @@ class CommitBatch:
     @property
     def logs(self) -> "list[Log]":
         """The logs with appends in this batch."""
-        return [*self.appends, *self.each, *(log for log, _, _, _ in self.light)]
+        return [*self.appends, *self.singles, *(log for log, _, _, _ in self.light)]
 
     @property
     def strictest(self) -> Ticket | None:
@@ -221,8 +222,8 @@ class CommitBatch:
 
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
         """The log's append in this batch, made if there is none, with the ticket for this mode."""
-        if log in self.each:
-            self.leave_each(log)
+        if log in self.singles:
+            self.leave_singles(log)
         journaled = mode is not Mode.DIRECT
         ticket = self.tickets[mode] if journaled else self.direct_tickets[log]
         part = self.appends.get(log)
@@ -243,18 +244,19 @@ class CommitBatch:
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return part
 
-    def leave_each(self, log: "Log", end: int | None = None) -> None:
-        """Take a log out of `each`, to which something else is appended or done. `end`: of its records, once
+    def leave_singles(self, log: "Log", end: int | None = None) -> None:
+        """Take a log out of `singles`: something else is appended or done to it. `end`: of its records, once
         the batch is sealed.
         """
-        records = b"".join(chunks := self.each.pop(log))
+        records = b"".join(chunks := self.singles.pop(log))
         ticket, end, count = self.tickets[log.mode.waits_for], log.end if end is None else end, len(chunks)
         offset = end - len(records)
         self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count])
 
     def add(self, change: Change) -> None:
-        if change.log in self.each:
-            self.leave_each(change.log)
+        """Add a change of the catalog."""
+        if change.log in self.singles:
+            self.leave_singles(change.log)
         self.changes.append(change)
         self.room -= ENTRY_HEADER_BYTES + len(change.body)
 
@@ -270,38 +272,36 @@ class CommitBatch:
         self.gathering.clear()
         self.held = False
         self.sealed = True
-        if self.each:
-            self.each_ends = [log.end for log in self.each]
+        if self.singles:
+            self.single_ends = [log.end for log in self.singles]
         for log, part in self.appends.items():
             log.pending = None
             part.end = log.end
 
-    def leave_large(self, most: int) -> None:
-        """Take those logs out of `each` of which more than `most` bytes are appended, or that need a closer
-        look.
-        """
+    def leave_large_singles(self, most: int) -> None:
+        """Take those logs out of `singles` that have more than `most` bytes, or need a closer look."""
         changed = {change.log for change in self.changes}
         large: list[tuple[Log, int]] = []
         ends: list[int] = []
-        for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
+        for (log, chunks), end in zip(self.singles.items(), self.single_ends, strict=True):
             size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
             if size > most or log.direct_dirty or log in changed:
                 large.append((log, end))
             else:
                 ends.append(end)
-        self.each_ends = ends
+        self.single_ends = ends
         for log, end in large:
-            self.leave_each(log, end)
+            self.leave_singles(log, end)
 
-    def make_rows(self) -> None:
-        """Have the logs of `each` in `light`. In the commit's thread: nobody else uses a batch once taken."""
+    def make_light(self) -> None:
+        """Make rows of `light` of `singles`. In the commit's thread: nobody else uses a batch once taken."""
         light, total = self.light, self.records
-        for (log, chunks), end in zip(self.each.items(), self.each_ends, strict=True):
+        for (log, chunks), end in zip(self.singles.items(), self.single_ends, strict=True):
             count, namespace = len(chunks), log.namespace
             records = chunks[0] if count == 1 else b"".join(chunks)
             light.append((log, end - len(records), records, count))
             total[namespace] = total.get(namespace, 0) + count
-        self.each.clear()
+        self.singles.clear()
 
     def count_logs(self, more: int = 0, coming: int = 0) -> None:
         """`more` logs have appends, and `coming` will have. If they are very many the garbage collector
@@ -435,117 +435,6 @@ class Log:
         return f"<Log {self.id} {self.namespace}/{self.name} {self.first}..{self.visible}..{self.end}>"
 
     @property
-    def closed_entries(self) -> list[IndexEntry]:
-        """Entries that the index file lacks, without the open one."""
-        if self.not_indexed:
-            self.make_entries()
-        return self._closed_entries
-
-    @property
-    def open_entry(self) -> IndexEntry | None:
-        """The newest entry, which still grows."""
-        if self.not_indexed:
-            self.make_entries()
-        return self._open_entry
-
-    @open_entry.setter
-    def open_entry(self, entry: IndexEntry | None) -> None:
-        self._open_entry = entry
-        if entry is None:
-            self.open_since = math.inf
-        elif self.open_since == math.inf:  # from before a restart
-            self.open_since = 0.0
-
-    @property
-    def indexed(self) -> bool:
-        """Whether the index file has all entries."""
-        return self._open_entry is None and not self._closed_entries and not self.not_indexed
-
-    def entries_below(self, end: int) -> list[IndexEntry]:
-        """The closed entries that cover nothing at or behind `end`."""
-        closed = self._closed_entries if end <= self.tail_start else self.closed_entries
-        if closed and closed[-1].end > end:
-            return [entry for entry in closed if entry.end <= end]
-        return closed[:]
-
-    def make_entries(self) -> None:
-        """Make the index entries of the commits in `not_indexed`: summing up many small ones costs a tenth of
-        an entry for each.
-        """
-        commits, tail = self.not_indexed, self.tail
-        start = len(tail) - sum([size for _, size, _ in commits])
-        offset = self.visible - len(tail)
-        while commits:
-            end = commits.index(ENTRY_ENDS) if ENTRY_ENDS in commits else len(commits)
-            group, ended = commits[:end], end < len(commits)
-            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
-            stop = start + sum([size for _, size, _ in group])
-            found = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
-            closed, self._open_entry = found
-            self._closed_entries += closed
-            if ended and self._open_entry is not None:
-                self._closed_entries.append(self._open_entry)
-                self._open_entry = None
-            start = stop
-        if self._open_entry is None:
-            self.open_since = math.inf
-
-    @property
-    def tail(self) -> bytearray:
-        """The newest visible records, not yet in the file."""
-        if self.tail_new:
-            if self.tail_lent:
-                self._tail, self.tail_lent = bytearray().join((self._tail, *self.tail_new)), False
-            elif self._tail:
-                self._tail += b"".join(self.tail_new)
-            else:
-                self._tail = bytearray().join(self.tail_new)
-            self.tail_new.clear()
-        return self._tail
-
-    def cut_tail(self, size: int) -> None:
-        """The file has the first `size` bytes of what `tail` was."""
-        if size == len(self._tail) or self.tail_lent:
-            self._tail, self.tail_lent = self._tail[size:], False
-        else:
-            del self._tail[:size]
-        self.tail_bytes -= size
-
-    def drop_tail(self) -> None:
-        """Drop the tail: the log is deleted."""
-        self._tail, self.tail_new, self.tail_bytes = bytearray(), [], 0
-        self.not_indexed = []
-
-    @property
-    def entries_start(self) -> int:
-        """Where the entries in memory begin; earlier ones are in the index file."""
-        if self.closed_entries:
-            return self.closed_entries[0].offset
-        return self.visible if self.open_entry is None else self.open_entry.offset
-
-    @property
-    def tail_start(self) -> int:
-        """Where the records in memory begin; earlier ones are in the log's file."""
-        return self.visible - self.tail_bytes
-
-    def close_entry(self) -> None:
-        """Close the open entry: the next record begins a new one."""
-        if self.not_indexed:
-            if self.not_indexed[-1] is not ENTRY_ENDS:
-                self.not_indexed.append(ENTRY_ENDS)
-        elif self._open_entry is not None:
-            self._closed_entries.append(self._open_entry)
-            self._open_entry = None
-        self.open_since = math.inf
-
-    def entries_reached(self, number: int) -> None:
-        """The index file has the first `number` entries."""
-        new = number - self.entries_written
-        if new > 0:
-            self.entries_written = number
-            del self._closed_entries[:new]
-
-    @property
     def gone(self) -> bool:
         """Whether its deletion is durable; one that is not may be rolled back, or lost in a crash."""
         return self.file.gone
@@ -663,6 +552,119 @@ class Log:
             raise LogDeleted
         return self._reader.seek(self, unix_ms)
 
+    # -- for the storage core: the tail, and the index entries that the index file lacks
+
+    @property
+    def closed_entries(self) -> list[IndexEntry]:
+        """Entries that the index file lacks, without the open one."""
+        if self.not_indexed:
+            self.make_entries()
+        return self._closed_entries
+
+    @property
+    def open_entry(self) -> IndexEntry | None:
+        """The newest entry, which still grows."""
+        if self.not_indexed:
+            self.make_entries()
+        return self._open_entry
+
+    @open_entry.setter
+    def open_entry(self, entry: IndexEntry | None) -> None:
+        self._open_entry = entry
+        if entry is None:
+            self.open_since = math.inf
+        elif self.open_since == math.inf:  # from before a restart
+            self.open_since = 0.0
+
+    @property
+    def indexed(self) -> bool:
+        """Whether the index file has all entries."""
+        return self._open_entry is None and not self._closed_entries and not self.not_indexed
+
+    def entries_below(self, end: int) -> list[IndexEntry]:
+        """The closed entries that cover nothing at or behind `end`."""
+        closed = self._closed_entries if end <= self.tail_start else self.closed_entries
+        if closed and closed[-1].end > end:
+            return [entry for entry in closed if entry.end <= end]
+        return closed[:]
+
+    def make_entries(self) -> None:
+        """Make the index entries of the commits in `not_indexed`: summing up many small ones costs a tenth of
+        an entry for each.
+        """
+        commits, tail = self.not_indexed, self.tail
+        start = len(tail) - sum([size for _, size, _ in commits])
+        offset = self.visible - len(tail)
+        while commits:
+            end = commits.index(ENTRY_ENDS) if ENTRY_ENDS in commits else len(commits)
+            group, ended = commits[:end], end < len(commits)
+            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
+            stop = start + sum([size for _, size, _ in group])
+            found = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
+            closed, self._open_entry = found
+            self._closed_entries += closed
+            if ended and self._open_entry is not None:
+                self._closed_entries.append(self._open_entry)
+                self._open_entry = None
+            start = stop
+        if self._open_entry is None:
+            self.open_since = math.inf
+
+    @property
+    def tail(self) -> bytearray:
+        """The newest visible records, not yet in the file."""
+        if self.tail_new:
+            if self.tail_lent:
+                self._tail, self.tail_lent = bytearray().join((self._tail, *self.tail_new)), False
+            elif self._tail:
+                self._tail += b"".join(self.tail_new)
+            else:
+                self._tail = bytearray().join(self.tail_new)
+            self.tail_new.clear()
+        return self._tail
+
+    def cut_tail(self, size: int) -> None:
+        """The file has the first `size` bytes of what `tail` was."""
+        if size == len(self._tail) or self.tail_lent:
+            self._tail, self.tail_lent = self._tail[size:], False
+        else:
+            del self._tail[:size]
+        self.tail_bytes -= size
+
+    def drop_tail(self) -> None:
+        """Drop the tail: the log is deleted."""
+        self._tail, self.tail_new, self.tail_bytes = bytearray(), [], 0
+        self.not_indexed = []
+
+    @property
+    def entries_start(self) -> int:
+        """Where the entries in memory begin; earlier ones are in the index file."""
+        if self.closed_entries:
+            return self.closed_entries[0].offset
+        return self.visible if self.open_entry is None else self.open_entry.offset
+
+    @property
+    def tail_start(self) -> int:
+        """Where the records in memory begin; earlier ones are in the log's file."""
+        return self.visible - self.tail_bytes
+
+    def close_entry(self) -> None:
+        """Close the open entry: the next record begins a new one."""
+        if self.not_indexed:
+            if self.not_indexed[-1] is not ENTRY_ENDS:
+                self.not_indexed.append(ENTRY_ENDS)
+        elif self._open_entry is not None:
+            self._closed_entries.append(self._open_entry)
+            self._open_entry = None
+        self.open_since = math.inf
+
+    def entries_reached(self, number: int) -> None:
+        """The index file has the first `number` entries."""
+        new = number - self.entries_written
+        if new > 0:
+            self.entries_written = number
+            del self._closed_entries[:new]
+
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Tails:
@@ -770,6 +772,7 @@ class Tails:
 
     @property
     def failing_bytes(self) -> int:
+        """Bytes of tails that their files refuse."""
         return sum(log.tail_bytes for log in self.failing)
 
     def due(self, now: float) -> Iterator[Log]:

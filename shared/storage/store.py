@@ -114,6 +114,7 @@ class Store:
         self._committer = committer = Committer(
             journal, disk, files, clock, settings, self._inventory, in_thread
         )
+        # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
         self.append_each = committer.append_each
         self.append_all = committer.append_all
@@ -247,7 +248,7 @@ class Store:
     @property
     def over_budget(self) -> bool:
         """Memory is used up: optional data should not be written, as it would wait in memory."""
-        return self._committer.over_budget
+        return self._committer.tails.account.over
 
     @property
     def congested(self) -> bool:

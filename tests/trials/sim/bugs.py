@@ -303,7 +303,11 @@ def checkpoint_without_sync() -> list[Change]:
 @bug("checkpoints")
 def stock_amid_commit() -> list[Change]:
     """A checkpoint takes stock while a commit is under way."""
-    return [(Committer, "when_idle", lambda self, callback: callback())]
+
+    async def at_once(_: Committer, take: Callable[[], Any]) -> Any:
+        return take()
+
+    return [(Committer, "between_commits", at_once)]
 
 
 @bug("deletes amid checkpoints", seeds_max=300)
