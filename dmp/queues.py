@@ -552,9 +552,8 @@ class Queue(QueueBase):
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        returning = self.stops > self.paused
-        if self.ready or returning:
-            return self._behind or returning
+        if self.ready or self.returning:
+            return self._behind or self.returning
         return self.cold is not None and self.cold.reading
 
     @property
@@ -816,17 +815,12 @@ class Queue(QueueBase):
                 messages = [message for message in messages if message not in lost]
         self.return_front(messages)
 
-    def await_returns(self) -> None:
-        """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""
-        self.stops += 1
-
-    def all_returned(self) -> None:
+    def all_returned(self, count: int = 1) -> None:
         """One who called `await_returns` has had its messages requeued."""
         if self._context.draining:  # whoever got them now would soon lose them, too
             return
-        self.stops -= 1
-        if self.stops == self.paused and not self.deleted:
-            self.dispatch()
+        super().all_returned(count)
+        if not (self.returning or self.deleted):
             self._tell_waiting()
 
     # -- who takes

@@ -417,7 +417,7 @@ class Admin:
 
     def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
         """Make messages that are in `back` and nowhere else deliverable again."""
-        queue.stops += 1
+        queue.await_returns()
         self._engine.sliced_work.add(_let_out(queue, seqs))
 
     def _front(self, queue: Queue, end: int) -> list[int]:
@@ -517,11 +517,9 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
                 if entry is not None:  # else it was purged meanwhile
                     queue.let_out(seq, entry[1])
     finally:
-        queue.stops -= 1
         if queue.expiry is not None:
             queue.expiry.bury()
-        if queue.line and not queue.deleted:
-            queue.dispatch()
+        queue.all_returned()
 
 
 def _nothing() -> None:

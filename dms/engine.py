@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, islice
 from itertools import count as counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import structlog
@@ -1253,8 +1254,8 @@ class Engine:
         returning = self.returning[number]
         count = 0
         for some in batched(returning, STOPPED_AT_ONCE):
-            for queue, _, _, _ in some:
-                queue.stops += 1
+            for queue, stops in Counter(map(itemgetter(0), some)).items():
+                queue.await_returns(stops)
             count += len(some)
             if len(some) == STOPPED_AT_ONCE:
                 yield
@@ -1262,12 +1263,14 @@ class Engine:
         while by_queue := _next_by_queue(left):
             returning.back += sum(map(len, by_queue.values()))
             for queue, deliveries in by_queue.items():
-                if not self.draining:  # whoever got them now would soon lose them, too
-                    queue.stops -= len(deliveries)
                 if returning.untried:
                     deliveries = untried(deliveries)
                 try:
-                    queue.requeue(deliveries, nacked=False)
+                    try:
+                        queue.requeue(deliveries, nacked=False)
+                    finally:
+                        if not self.draining:  # whoever got them now would soon lose them, too
+                            queue.all_returned(len(deliveries))
                 except Exception as error:
                     _report_crash(error)
             if returning.back < count:

@@ -24,6 +24,11 @@ class QueueBase:
     marked_at: float = attrs.field(default=0.0, init=False)
     tick: int = attrs.field(default=0, init=False)
 
+    @property
+    def returning(self) -> bool:
+        """Whether messages are on their way back."""
+        return self.stops > self.paused
+
     def dispatch(self) -> None:
         """Deliver what can be delivered; nothing while there are `stops`."""
         raise NotImplementedError
@@ -38,4 +43,15 @@ class QueueBase:
         self.paused = False
         self.stops -= 1
         if not (self.stops or self.deleted):
+            self.dispatch()
+
+    def await_returns(self, count: int = 1) -> None:
+        """Deliver nothing until `all_returned` is called for as many: some of what comes back stands before
+        all there is."""
+        self.stops += count
+
+    def all_returned(self, count: int = 1) -> None:
+        """So many of those that `await_returns` was called for are back."""
+        self.stops -= count
+        if not (self.returning or self.deleted):
             self.dispatch()
