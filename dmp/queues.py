@@ -36,7 +36,7 @@ from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
-from shared.queues.base import QueueBase
+from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
 
@@ -53,7 +53,6 @@ GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
 PURGED_AT_ONCE = 16_384  # durable ones that leave in one step: two milliseconds
 FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
 CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
-HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
 
 
 class QueueContext(Protocol):

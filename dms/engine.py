@@ -51,7 +51,7 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.base import QueueBase
+from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.queues.waits import Waits
 
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 
 logger = structlog.stdlib.get_logger("brokers.dms")
 
-HOT_LEAST_BYTES = 16 << 10
-"""Every queue may keep this much in memory, whatever the others do."""
 BUDGET_SLACK_BYTES = 64 << 10
 """The budget is told when the memory of messages has changed by this much."""
 QUEUE_BYTES = 8 << 10

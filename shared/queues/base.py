@@ -6,6 +6,9 @@ import attrs
 
 from shared.queues.waits import NONE
 
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep this much in memory, whatever the others do."""
+
 
 @attrs.define(eq=False, repr=False)
 class QueueBase:
