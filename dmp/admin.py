@@ -402,8 +402,7 @@ class Admin:
         """What was changed goes to the disk, and what waits for it goes on."""
         self._broker.flush()
         self._broker.store.commit_pending()
-        if ticket is not None:
-            await self._broker.store.wait(ticket)
+        await self._broker.store.wait(ticket)
 
 
 def _recovered_age(queue: Queue) -> float | None:

@@ -1,13 +1,11 @@
 """What DMP and AMQP count, and what each figure is called: plain ints, no call per message."""
 
 from collections import Counter
-from collections.abc import Callable
-from operator import attrgetter
-from typing import Any
+from functools import partial
 
 import attrs
 
-from shared.metrics import Gauge, counter, counter_by
+from shared.metrics import Gauge, counter, counter_by, summed
 
 
 @attrs.define(eq=False)
@@ -68,10 +66,7 @@ class Counts:
     consumers: int = 0
 
 
-def _all_of(figure: str) -> Callable[[Any], int]:
-    """The sum of a figure over all queues."""
-    return lambda broker: sum(map(attrgetter(figure), broker.queues.values()))
-
+_all_of = partial(summed, of="queues")
 
 GAUGES = (
     Gauge("connections", "AMQP connections past their login.", lambda b: b.counts.connections),

@@ -79,10 +79,7 @@ def putter(head: Head, bodies: Sequence[bytes]) -> Callable[[int], bytes]:
 
 def _beginning(head: Head) -> tuple[int, int, bytes]:
     """What is before the body: the record's size and op, and what all records of these messages have."""
-    common = head.record
-    if common is None:
-        names = short(head.exchange) + short(head.key)
-        common = head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
+    common = _common(head)
     if head.large:
         op = int(Op.LARGE if head.persistent else Op.LARGE_PAGED)
     else:
@@ -90,10 +87,17 @@ def _beginning(head: Head) -> tuple[int, int, bytes]:
     return _HEAD.size - LENGTH_BYTES + len(common) + head.stored_bytes, op, common
 
 
+def _common(head: Head) -> bytes:
+    """What all records of these messages have."""
+    if head.record is None:
+        names = short(head.exchange) + short(head.key)
+        head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
+    return head.record
+
+
 def put_bytes(head: Head) -> int:
     """The bytes of a record that puts one of these messages."""
-    assert head.record is not None
-    return _HEAD.size + len(head.record) + head.stored_bytes
+    return _HEAD.size + len(head.record or _common(head)) + head.stored_bytes
 
 
 def taken(messages: Sequence[int]) -> bytes:

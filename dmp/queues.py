@@ -36,7 +36,7 @@ from dmp.settings import DmpSettings
 from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
-from shared.queues.base import QueueBase
+from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
 
@@ -53,7 +53,6 @@ GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
 PURGED_AT_ONCE = 16_384  # durable ones that leave in one step: two milliseconds
 FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
 CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
-HOT_LEAST_BYTES = 16 << 10  # every queue may keep so much in memory, whatever the others do
 
 
 class QueueContext(Protocol):
@@ -552,9 +551,8 @@ class Queue(QueueBase):
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        returning = self.stops > self.paused
-        if self.ready or returning:
-            return self._behind or returning
+        if self.ready or self.returning:
+            return self._behind or self.returning
         return self.cold is not None and self.cold.reading
 
     @property
@@ -816,17 +814,12 @@ class Queue(QueueBase):
                 messages = [message for message in messages if message not in lost]
         self.return_front(messages)
 
-    def await_returns(self) -> None:
-        """Nothing is given out until `all_returned`: some of what comes back stands before all there is."""
-        self.stops += 1
-
-    def all_returned(self) -> None:
+    def all_returned(self, count: int = 1) -> None:
         """One who called `await_returns` has had its messages requeued."""
         if self._context.draining:  # whoever got them now would soon lose them, too
             return
-        self.stops -= 1
-        if self.stops == self.paused and not self.deleted:
-            self.dispatch()
+        super().all_returned(count)
+        if not (self.returning or self.deleted):
             self._tell_waiting()
 
     # -- who takes

@@ -20,17 +20,21 @@ QUEUES_PER_STEP = 128  # that get a message, or are about to: half a millisecond
 
 @attrs.define(eq=False)
 class Series:
-    """Messages that are alike, on their way to queues. `pack`: their records in one queue, by the number of
-    the first; `record_bytes`: of one of these."""
+    """Messages that are alike, on their way to queues. `record_bytes`: of the record of one of these."""
 
     head: Head
     bodies: Sequence[bytes]
-    pack: Callable[[int], bytes] = attrs.field(init=False)
     record_bytes: int = attrs.field(init=False)
+    _putter: Callable[[int], bytes] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.pack = putter(self.head, self.bodies)
         self.record_bytes = put_bytes(self.head)
+
+    def pack(self, first: int) -> bytes:
+        """Their records in one queue, by the number of the first."""
+        if self._putter is None:
+            self._putter = putter(self.head, self.bodies)
+        return self._putter(first)
 
 
 @attrs.define(eq=False)

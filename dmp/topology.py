@@ -37,12 +37,13 @@ from dmp.exchanges import (
 )
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
-from dmp.queues import HOT_LEAST_BYTES, Owner, Queue
+from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
 from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
 from shared.queues import pausing
+from shared.queues.base import HOT_LEAST_BYTES
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
 

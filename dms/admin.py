@@ -148,8 +148,7 @@ class Admin:
             self._engine.tell_budget()
             if purged and older and not queue.deleted:  # the disk has failed
                 self._let_out(queue, older)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
+        await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}
 
     @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
@@ -195,14 +194,12 @@ class Admin:
     async def _delete(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         messages = queue.depth
         ticket = None if dry_run else self._engine.delete(queue)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
+        await self._engine.store.wait(ticket)
         return {"deleted": 1, "messages": messages}
 
     async def _set_paused(self, queue: Queue, paused: bool) -> None:
         ticket = self._engine.set_paused(queue, paused)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
+        await self._engine.store.wait(ticket)
 
     @putting("an empty table: messages of DMS have none")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -214,8 +211,7 @@ class Admin:
         if queue.room < 1:
             raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
         ticket = None if dry_run else queue.produce([body], len(body))
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
+        await self._engine.store.wait(ticket)
         return {"published": 1}
 
     @verb("queues", "every queue and what is known of it", takes=("queue",))
@@ -305,8 +301,7 @@ class Admin:
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{source}: {error.strerror}") from None
         queue, ticket = import_into(self._engine, name, file)
-        if ticket is not None:
-            await self._engine.store.wait(ticket)
+        await self._engine.store.wait(ticket)
         if queue.line:
             queue.dispatch()
         return {"queue": queue.text, "messages": len(file.bodies)}
@@ -417,7 +412,7 @@ class Admin:
 
     def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
         """Make messages that are in `back` and nowhere else deliverable again."""
-        queue.stops += 1
+        queue.await_returns()
         self._engine.sliced_work.add(_let_out(queue, seqs))
 
     def _front(self, queue: Queue, end: int) -> list[int]:
@@ -517,11 +512,9 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
                 if entry is not None:  # else it was purged meanwhile
                     queue.let_out(seq, entry[1])
     finally:
-        queue.stops -= 1
         if queue.expiry is not None:
             queue.expiry.bury()
-        if queue.line and not queue.deleted:
-            queue.dispatch()
+        queue.all_returned()
 
 
 def _nothing() -> None:

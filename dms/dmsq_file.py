@@ -131,8 +131,7 @@ async def import_files(engine: Engine) -> None:
             if row is not None and json.loads(row)["crc32"] == file.crc32:
                 continue
             queue, ticket = import_into(engine, path.name.removesuffix(SUFFIX), file, once=True)
-            if ticket is not None:
-                await engine.store.wait(ticket)
+            await engine.store.wait(ticket)
         except (BrokerError, OSError) as error:
             engine.log.error(
                 "a .dmsq file was not imported: no queue has its messages; put right what the reason "

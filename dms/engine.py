@@ -27,12 +27,13 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, islice
 from itertools import count as counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import structlog
@@ -50,7 +51,7 @@ from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.base import QueueBase
+from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.queues.waits import Waits
 
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
 
 logger = structlog.stdlib.get_logger("brokers.dms")
 
-HOT_LEAST_BYTES = 16 << 10
-"""Every queue may keep this much in memory, whatever the others do."""
 BUDGET_SLACK_BYTES = 64 << 10
 """The budget is told when the memory of messages has changed by this much."""
 QUEUE_BYTES = 8 << 10
@@ -1262,8 +1261,8 @@ class Engine:
         returning = self.returning[number]
         count = 0
         for some in batched(returning, STOPPED_AT_ONCE):
-            for queue, _, _, _ in some:
-                queue.stops += 1
+            for queue, stops in Counter(map(itemgetter(0), some)).items():
+                queue.await_returns(stops)
             count += len(some)
             if len(some) == STOPPED_AT_ONCE:
                 yield
@@ -1271,10 +1270,12 @@ class Engine:
         while by_queue := _next_by_queue(left):
             returning.back += sum(map(len, by_queue.values()))
             for queue, deliveries in by_queue.items():
-                if not self.draining:  # whoever got them now would soon lose them, too
-                    queue.stops -= len(deliveries)
                 try:
-                    queue.requeue(deliveries, nacked=False)
+                    try:
+                        queue.requeue(deliveries, nacked=False)
+                    finally:
+                        if not self.draining:  # whoever got them now would soon lose them, too
+                            queue.all_returned(len(deliveries))
                 except Exception as error:
                     _report_crash(error)
             if returning.back < count:

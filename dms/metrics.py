@@ -1,11 +1,12 @@
 """DMS's counters and their names: plain ints, no call per message."""
 
 from collections import Counter
+from functools import partial
 
 import attrs
 
 from dms.wire import Status
-from shared.metrics import Gauge, counter, counter_by
+from shared.metrics import Gauge, counter, counter_by, summed
 
 
 @attrs.define(eq=False)
@@ -40,34 +41,20 @@ class Counts:
     )
 
 
+_all_of = partial(summed, of="queues")
+
 GAUGES = (
     Gauge("queues", "Queues.", lambda engine: len(engine.queues)),
-    Gauge(
-        "queues_paused",
-        "Queues that deliver nothing until they are resumed.",
-        lambda engine: sum(queue.paused for queue in engine.queues.values()),
-    ),
+    Gauge("queues_paused", "Queues that deliver nothing until they are resumed.", _all_of("paused")),
     Gauge("clients", "Connections that have made their handshake.", lambda engine: len(engine.consumers)),
-    Gauge(
-        "messages",
-        "Messages in all queues, held ones included.",
-        lambda engine: sum(queue.depth for queue in engine.queues.values()),
-    ),
+    Gauge("messages", "Messages in all queues, held ones included.", _all_of("depth")),
     Gauge(
         "messages_ready",
         "Messages that nobody holds, delayed ones too.",
         lambda engine: sum(queue.depth - queue.held for queue in engine.queues.values()),
     ),
-    Gauge(
-        "messages_held",
-        "Messages delivered and not acknowledged.",
-        lambda engine: sum(queue.held for queue in engine.queues.values()),
-    ),
-    Gauge(
-        "consumes_waiting",
-        "CONSUMEs that wait.",
-        lambda engine: sum(consumer.waiting for consumer in engine.consumers.values()),
-    ),
+    Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
+    Gauge("consumes_waiting", "CONSUMEs that wait.", summed("waiting", of="consumers")),
     Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.hot_bytes),
 )
 """Read from the engine."""

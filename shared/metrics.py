@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Literal
 
 import attrs
@@ -90,6 +91,12 @@ class Gauge:
     name: str
     help: str
     read: Callable[[Any], float]
+
+
+def summed(figure: str, of: str) -> Callable[[Any], int]:
+    """Reads the sum of a figure over all that a mapping of the owner has: `summed("depth", of="queues")`."""
+    each = attrgetter(figure)
+    return lambda owner: sum(map(each, getattr(owner, of).values()))
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ prefetch, and a rollback makes it unacknowledged again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import chain, islice
 from operator import itemgetter
@@ -37,7 +37,6 @@ from dmp.exchanges import DEFAULT_IN_RULES, RouteSearch
 from dmp.memory import check
 from dmp.message import Head, Message
 from dmp.pacing import WORK_PER_STRETCH
-from dmp.queue_records import put
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, refused_by_store
 from dmp.series import QUEUES_PER_STEP, Leaving, Series, bug
@@ -187,15 +186,9 @@ class Transaction:
         for queue in change.queues:
             mux.require(READ, queue.name)
         returned: list[tuple[Head, Sequence[bytes]]] = []
-        for post, queues, bodies in self._posts:
-            left = [queue for queue in queues if not queue.deleted]
-            if left:
-                change.put(post.head, left, bodies)
-                continue
-            broker.counts.unroutable += len(bodies)
-            if post.content.mandatory:
-                returned.append((post.head, bodies))
-        letters, lost = self._put_letters(change)
+        letters: Counter[bool] = Counter()
+        for queue, series in self._entries(change, returned, letters):
+            change.put(queue, series)
         broker.memory.give(self._cost_bytes)  # the queues count it from now on
         self._cost_bytes = 0
         try:
@@ -203,15 +196,7 @@ class Transaction:
         except StoreError as error:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             raise refused_by_store(error) from error
-        counts = broker.counts
-        counts.dead_lettered += letters
-        counts.dead_letters_lost += lost
-        for post, _, bodies in self._posts:
-            counts.published += len(bodies)
-            counts.published_bytes += len(bodies) * post.head.body_bytes
-            mux.publishing.record(post, bodies)
-        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
+        _go_through(self._count(self._posts, self._deliveries, letters))
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
@@ -237,6 +222,47 @@ class Transaction:
         steps = change.let_go(done)
         if next(steps, steps) is not steps:
             self._channel.mux.broker.sliced_work.add(steps)
+
+    def _entries(
+        self, change: QueueChange, returned: list[tuple[Head, Sequence[bytes]]], letters: Counter[bool]
+    ) -> Iterator[tuple[Queue, Series]]:
+        """What comes to queues, each found to have room when it is asked for. `letters`: how many dead
+        letters have a queue to go to, and how many have none. Raises Refusal."""
+        if change.laborious:
+            text = "the routes of the dead letters are too much work for one transaction"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
+        for post, queues, bodies in self._posts:
+            runs: Iterable[Sequence[bytes]] = (bodies,)
+            if self._applying:
+                runs = batched(bodies, BODIES_PER_RUN if len(queues) <= QUEUES_PER_STEP else 1)
+            for some in runs:
+                if not (yield from change.open_to(Series(post.head, some), queues)):
+                    self._channel.mux.broker.counts.unroutable += len(some)
+                    if post.content.mandatory:
+                        returned.append((post.head, some))
+        for queue, message, head, targets in change.addressed:
+            if _leaves_letters(queue):  # else it was deleted meanwhile
+                found = yield from change.open_to(Series(head, (message.body,)), targets)
+                letters[found] += 1
+
+    def _count(
+        self,
+        posts: Sequence[tuple[Post, Sequence[Queue], Sequence[bytes]]],
+        deliveries: Mapping[Outcome, Mapping[int, Delivery]],
+        letters: Counter[bool],
+    ) -> Iterator[None]:
+        """Count what was committed, and record it, in slices."""
+        publishing, counts = self._channel.mux.publishing, self._channel.mux.broker.counts
+        counts.dead_lettered += letters[True]
+        counts.dead_letters_lost += letters[False]
+        counts.acknowledged += len(deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += len(deliveries.get(Outcome.REJECTED, ()))
+        for some in batched(posts, RETURNED_AT_ONCE):
+            for post, _, bodies in some:
+                counts.published += len(bodies)
+                counts.published_bytes += len(bodies) * post.head.body_bytes
+                publishing.record(post, bodies)
+            yield
 
     # -- in slices
 
@@ -306,33 +332,16 @@ class Transaction:
         letters: Counter[bool],
         leaving: list[Leaving],
     ) -> Iterator[Iterator[tuple[Queue, Series]]]:
-        """What comes to queues, each found to have room when it is asked for; and behind it, without any,
-        what leaves. `letters`: how many dead letters have a queue to go to. Raises Refusal."""
+        """What comes to queues; and behind it, without any, what leaves. Raises Refusal."""
         mux = self._channel.mux
-        counts = mux.broker.counts
-        if change.laborious:
-            raise _too_laborious()
         self._require_exchanges()
         for some in batched(change.queues, QUEUES_PER_STEP):
             for queue in some:
                 mux.require(READ, queue.name)
             yield iter(())
-
-        def entries() -> Iterator[tuple[Queue, Series]]:
-            for post, queues, bodies in self._posts:
-                for some in batched(bodies, BODIES_PER_RUN if len(queues) <= QUEUES_PER_STEP else 1):
-                    if not (yield from change.open_to(Series(post.head, some), queues)):
-                        counts.unroutable += len(some)
-                        if post.content.mandatory:
-                            returned.append((post.head, some))
-            for queue, message, head, targets in change.addressed:
-                if _leaves_letters(queue):
-                    found = yield from change.open_to(Series(head, (message.body,)), targets)
-                    letters[found] += 1
-
-        all_entries = entries()
-        for first in all_entries:
-            yield chain((first,), islice(all_entries, QUEUES_PER_STEP - 1))
+        entries = self._entries(change, returned, letters)
+        for first in entries:
+            yield chain((first,), islice(entries, QUEUES_PER_STEP - 1))
         for those in change.leaving():
             leaving += those
             yield iter(())
@@ -347,7 +356,6 @@ class Transaction:
         """All is appended: reply when it is on the disk, and have the queues hear of it."""
         channel = self._channel
         mux = channel.mux
-        counts = mux.broker.counts
         if not (self._ended or channel.silent):
             for head, bodies in returned:
                 for body in bodies:
@@ -356,17 +364,8 @@ class Transaction:
         posts, deliveries = list(self._posts), self._deliveries
         self._applying = False
         self._forget()
-        counts.dead_lettered += letters[True]
-        counts.dead_letters_lost += letters[False]
-        counts.acknowledged += len(deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += len(deliveries.get(Outcome.REJECTED, ()))
         done.when_done(lambda done: mux.broker.sliced_work.add(self._settle(change, deliveries, done)))
-        for some in batched(posts, RETURNED_AT_ONCE):
-            for post, _, bodies in some:
-                counts.published += len(bodies)
-                counts.published_bytes += len(bodies) * post.head.body_bytes
-                mux.publishing.record(post, bodies)
-            yield
+        yield from self._count(posts, deliveries, letters)
 
     def _settle(
         self, change: QueueChange, deliveries: Mapping[Outcome, Mapping[int, Delivery]], done: Ticket
@@ -395,20 +394,6 @@ class Transaction:
             self._forget()
             if by_tag:
                 self._channel.mux.return_in_slices([by_tag[tag] for tag in sorted(by_tag)])
-
-    def _put_letters(self, change: QueueChange) -> tuple[int, int]:
-        """Returns how many dead letters have a queue to go to, and how many have none. Raises Refusal."""
-        if change.laborious:
-            raise _too_laborious()
-        found = lost = 0
-        for queue, message, head, targets in change.addressed:
-            if not _leaves_letters(queue):  # it was deleted meanwhile
-                continue
-            left = [target for target in targets if not target.deleted]
-            change.put(head, left, (message.body,))
-            found += bool(left)
-            lost += not left
-        return found, lost
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
         """Raises Refusal if so much more would be above the limits."""
@@ -441,11 +426,6 @@ def _go_through(steps: Iterator[None]) -> None:
         pass
 
 
-def _too_laborious() -> Refusal:
-    text = "the routes of the dead letters are too much work for one transaction"
-    return Refusal(Code.PRECONDITION_FAILED, text)
-
-
 def _leaves_letters(queue: Queue) -> bool:
     return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted
 
@@ -462,6 +442,9 @@ class _QueuePart:
     records: list[bytes] = attrs.Factory(list)
     leaving: list[Sequence[Message]] = attrs.Factory(list)
     taken: list[bytes] = attrs.Factory(list)
+
+
+_NOTHING_COMES = _QueuePart()
 
 
 @attrs.define(eq=False)
@@ -525,26 +508,19 @@ class QueueChange:
             self.addressed.append((queue, message, head, targets))
         self.whole = True
 
-    def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> None:
-        """Add a run to its queues. A queue that is full (`Queue.room_for`) gets what it has room for."""
-        for queue in queues:
-            part = self._parts[queue]
-            taken = bodies
-            if queue.capped:
-                taken = bodies[: queue.room_for(head, len(bodies), part.coming, part.body_bytes)]
-                self._broker.counts.dropped_full += len(bodies) - len(taken)
-                if not taken:
-                    continue
-            messages = queue.number(head, taken)
-            part.coming += len(messages)
-            part.body_bytes += len(messages) * head.body_bytes
-            logged = queue.log is not None and (head.persistent or queue.paged)
-            if queue.log is not None and logged:
-                part.records.append(put(head, messages))
-                part.logged += len(messages)
-                if head.large:
-                    self._large.update(dict.fromkeys(taken))
-            self._puts.append((queue, head, messages, logged))
+    def put(self, queue: Queue, series: Series) -> None:
+        """Add what `open_to` has found room for."""
+        head, part = series.head, self._parts[queue]
+        messages = queue.number(head, series.bodies)
+        part.coming += len(messages)
+        part.body_bytes += len(messages) * head.body_bytes
+        logged = queue.log is not None and (head.persistent or queue.paged)
+        if logged:
+            part.records.append(series.pack(messages[0].number))
+            part.logged += len(messages)
+            if head.large:
+                self._large.update(dict.fromkeys(series.bodies))
+        self._puts.append((queue, head, messages, logged))
 
     def leave(self, queue: Queue, messages: Sequence[Message]) -> None:
         """Take unacknowledged messages out of their queue: they are acknowledged, or rejected."""
@@ -556,8 +532,8 @@ class QueueChange:
                 part.taken.append(taken)
 
     def open_to(self, series: Series, queues: Sequence[Queue]) -> Generator[tuple[Queue, Series], None, bool]:
-        """The queues that take some of `series`, each with what it takes. Returns whether any queue is
-        left."""
+        """The queues that take some of `series`, each with what it takes: one that is full (`Queue.room_for`)
+        what it has room for. Returns whether any queue is left."""
         found = False
         for queue in queues:
             if queue.deleted:
@@ -566,7 +542,8 @@ class QueueChange:
             if not queue.capped:
                 yield queue, series
                 continue
-            room = queue.room_for(series.head, len(series.bodies))
+            part = self._parts.get(queue, _NOTHING_COMES)
+            room = queue.room_for(series.head, len(series.bodies), part.coming, part.body_bytes)
             self._broker.counts.dropped_full += len(series.bodies) - room
             if room:
                 yield queue, Series(series.head, series.bodies[:room])

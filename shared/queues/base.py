@@ -6,6 +6,9 @@ import attrs
 
 from shared.queues.waits import NONE
 
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep this much in memory, whatever the others do."""
+
 
 @attrs.define(eq=False, repr=False)
 class QueueBase:
@@ -24,6 +27,11 @@ class QueueBase:
     marked_at: float = attrs.field(default=0.0, init=False)
     tick: int = attrs.field(default=0, init=False)
 
+    @property
+    def returning(self) -> bool:
+        """Whether messages are on their way back."""
+        return self.stops > self.paused
+
     def dispatch(self) -> None:
         """Deliver what can be delivered; nothing while there are `stops`."""
         raise NotImplementedError
@@ -38,4 +46,15 @@ class QueueBase:
         self.paused = False
         self.stops -= 1
         if not (self.stops or self.deleted):
+            self.dispatch()
+
+    def await_returns(self, count: int = 1) -> None:
+        """Deliver nothing until `all_returned` is called for as many: some of what comes back stands before
+        all there is."""
+        self.stops += count
+
+    def all_returned(self, count: int = 1) -> None:
+        """So many of those that `await_returns` was called for are back."""
+        self.stops -= count
+        if not (self.returning or self.deleted):
             self.dispatch()

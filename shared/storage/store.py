@@ -213,8 +213,10 @@ class Store:
         """`connections` are open in this process: adjust the number of files that stay open."""
         self._files.reserve_descriptors(connections)
 
-    async def wait(self, ticket: Ticket) -> None:
-        """Commit, and wait until the ticket is done. Raises its error."""
+    async def wait(self, ticket: Ticket | None) -> None:
+        """Commit, and wait until the ticket is done. Raises its error. None: nothing waits for the disk."""
+        if ticket is None:
+            return
         if not ticket.done:
             event = trio.Event()
             ticket.when_done(lambda _: event.set())
