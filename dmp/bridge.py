@@ -251,6 +251,8 @@ class DmpTarget:
             raise BridgeRefusal(
                 "bad_name", f"a routing key has at most {SHORT_BYTES_MAX} bytes", lasting=True
             )
+        if not name and self._exchange == DEFAULT:
+            raise BridgeRefusal("bad_name", "no queue has an empty name", lasting=True)
         bytes_max = broker.settings.message_bytes_max
         if size > bytes_max:
             text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"

@@ -116,6 +116,19 @@ async def test_a_message_that_never_fits_is_set_apart_and_holds_nobody_up() -> N
     assert dict(world.only.counts.dead) == {"too_large": 1}
 
 
+async def test_a_name_that_comes_out_empty_holds_nobody_up() -> None:
+    for target in ("dms", "dmp"):
+        world = await World.open(None)
+        world.make(target, "in")
+        await world.bridges.change([bridge("logmq:*", f"{target}:{{name.2}}")])
+        world.carry()
+        for name in ("without", "with.in"):
+            world.send("logmq", name, b"a")
+        world.carry()
+        assert await world.found(target, "in") == [b"a"]
+        assert dict(world.only.counts.dead) == {"bad_name": 1}
+
+
 async def test_a_full_queue_is_waited_for_and_order_is_kept() -> None:
     world = await World.open(None)
     world.services["dms"].engine.create("in", {"depth": 5})
