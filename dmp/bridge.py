@@ -17,6 +17,7 @@ from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
 from dmp.refusals import Refusal
+from dmp.shown_properties import show_value
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key, unescaped
 from shared.bridging import (
@@ -384,5 +385,5 @@ def _properties(head: Head) -> Mapping[str, Any]:
     with suppress(StoreError, *UNREADABLE):
         for name, value in dict(unpack(head.properties)).items():
             if value is not None and value != "":
-                found[name] = value
+                found[name] = show_value(value)
     return found
