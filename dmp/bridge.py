@@ -17,6 +17,7 @@ from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head, Message
 from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
 from dmp.refusals import Refusal
+from dmp.shown_properties import show_value
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key, unescaped
 from shared.bridging import (
@@ -251,6 +252,8 @@ class DmpTarget:
             raise BridgeRefusal(
                 "bad_name", f"a routing key has at most {SHORT_BYTES_MAX} bytes", lasting=True
             )
+        if not name and self._exchange == DEFAULT:
+            raise BridgeRefusal("bad_name", "no queue has an empty name", lasting=True)
         bytes_max = broker.settings.message_bytes_max
         if size > bytes_max:
             text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"
@@ -382,5 +385,5 @@ def _properties(head: Head) -> Mapping[str, Any]:
     with suppress(StoreError, *UNREADABLE):
         for name, value in dict(unpack(head.properties)).items():
             if value is not None and value != "":
-                found[name] = value
+                found[name] = show_value(value)
     return found

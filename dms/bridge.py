@@ -46,7 +46,6 @@ class DmsSource:
         self._queue = queue
         self._context = context
         self._origin = MessageOrigin("dms", queue.name)
-        self.durable = queue.log is not None
         self._consumer = engine.consumer(self, stocks=True)
         self._asked = 0
         """Waiting credits."""
@@ -56,6 +55,10 @@ class DmsSource:
         if not engine.admit(self._consumer):
             raise BridgeRefusal("full", f"there are clients_max = {engine.settings.clients_max} already")
         self.refill()
+
+    @property
+    def durable(self) -> bool:
+        return self._queue.log is not None  # as `dms.disk_failed` has it, a queue goes on in memory
 
     def take(self, count: int) -> MessageRun | None:
         if self._failed:
@@ -117,7 +120,10 @@ class DmsTarget:
     def __init__(self, engine: "Engine", context: BridgeContext) -> None:
         self._engine = engine
         self._context = context
-        self.durable = engine.persistent
+
+    @property
+    def durable(self) -> bool:
+        return self._engine.persistent and not self._engine.past_saving
 
     def check(self, name: bytes, body: bytes) -> None:
         self._queue(name, body)

@@ -104,7 +104,9 @@ class PubsubTarget:
 
     def check(self, name: bytes, body: bytes) -> None:
         if len(name) > TOPIC_BYTES_MAX or b"\0" in name:
-            raise BridgeRefusal("bad_name", f"a topic has at most {TOPIC_BYTES_MAX} bytes", lasting=True)
+            raise BridgeRefusal(
+                "bad_name", f"a topic has at most {TOPIC_BYTES_MAX} bytes, and no NUL", lasting=True
+            )
         self._context.require(WRITE, name)
         if len(body) > PAYLOAD_BYTES_MAX:
             text = f"a payload of {len(body)} bytes; pub/sub has at most {PAYLOAD_BYTES_MAX}"

@@ -17,7 +17,7 @@ kept for it. A client that left gets no more of them, as if they had been sent.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pubsub.recording import FrameTrack, picked
 from pubsub.sessions import ClientSession, Sessions
@@ -108,6 +108,8 @@ class Fanout:
         self._visits = 0  # left in this turn
         self.trail: tuple[str, ...] = ()
         """The bridges that have carried the messages that are being written now."""
+        self.on_left: Callable[[], None] = lambda: None
+        """Called where `publish` leaves writes unfinished: `flush` goes on with them."""
         sessions.on_change = self.routes.forget
         self._access = access
         self._rules_seen: object = None
@@ -183,7 +185,8 @@ class Fanout:
         self.trail = ()
         if self._track is not None:
             self._track.record(frames, lengths, len(lengths))
-        self._send(room)
+        if not self._send(room):
+            self.on_left()
         return True
 
     def flush(self) -> bool:

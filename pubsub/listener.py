@@ -150,21 +150,36 @@ class PubsubService:
 
     async def run(self) -> None:
         """Note absences and end old sessions, until cancelled; then write kept messages to their log."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._finish_published)
+                await self._look_after_sessions()
+        finally:
+            self._put_away()
+            self._note_absences(len(self.sessions.clients) + 1)
+
+    async def _finish_published(self) -> None:
+        """Go on with what bridges have published: who has published last may be paused, or gone."""
+        while True:
+            if self.fanout.flush():
+                left = trio.Event()
+                self.fanout.on_left = left.set
+                await left.wait()
+            else:
+                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+
+    async def _look_after_sessions(self) -> None:
         kept = self._namespace.logs.get(KEPT_LOG)
         if kept is not None and kept.end > kept.first:
             # From here on each message is sent at most once: a crash loses it, but never repeats it.
             kept.drop_below(kept.end)
-        try:
-            while True:
-                await trio.sleep(LOOK_SECONDS)
-                await self._end_long_away()
-                more = True
-                while more:
-                    more = self._note_absences(NOTED_AT_ONCE)
-                    await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
-        finally:
-            self._put_away()
-            self._note_absences(len(self.sessions.clients) + 1)
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            await self._end_long_away()
+            more = True
+            while more:
+                more = self._note_absences(NOTED_AT_ONCE)
+                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
 
     def _note_absences(self, most: int) -> bool:
         """Write some absences. Returns whether there are more."""
@@ -193,7 +208,9 @@ class PubsubService:
             )
 
     def drain(self) -> None:
-        """Nothing to drain: there are no answers, and closing a connection sends its outbox."""
+        """Write, or keep, what came in; closing a connection sends its outbox."""
+        while not self.fanout.flush():
+            pass
 
     def samples(self) -> Iterable[Sample]:
         return samples("pubsub", self.sessions.counts, GAUGES, self.sessions)

@@ -192,12 +192,13 @@ class BridgeContext:
 
 
 class BridgeSource(Protocol):
-    """The source of a bridge. `durable`: unconfirmed messages come again after a crash, and after `close` if
-    it `gives_back`.
-    """
+    """The source of a bridge. It `gives_back`: after `close`, too, unconfirmed messages come again."""
 
-    durable: bool
     gives_back: bool
+
+    @property
+    def durable(self) -> bool:
+        """Whether unconfirmed messages come again after a crash."""
 
     def take(self, count: int) -> MessageRun | None:
         """The next run, at most `count` messages. None: there is none now; `wake` is called for the next."""

@@ -13,7 +13,7 @@ wait loses messages, and they are counted.
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -417,7 +417,12 @@ class Bridge:
             runs = self._gather()
             if runs:
                 worked = True
-                self._carry(runs)
+                read_only = self._host.store.read_only
+                if read_only is None or not self._source.durable:
+                    self._carry(runs)
+                else:  # it could not be confirmed, and would be written again and again
+                    self._put_back(runs)
+                    self._wait(read_only, OPEN_SECONDS_MAX)
         except (BridgeRefusal, StoreError) as error:
             self._wait(error, OPEN_SECONDS_MAX)
             self.close()
@@ -516,15 +521,19 @@ class Bridge:
         finally:
             if runs:
                 runs[0] = runs[0].part(self._settled, len(runs[0]))
-                self._held.extendleft(reversed([run for run in runs if len(run)]))
-                if self.settings.rate:
-                    self._tokens += sum(map(len, runs))
+                self._put_back(runs)
             ticket = batch.strictest if batch is not None else None
             if ticket is None:
                 self._carried(done)
             else:
                 self._in_flight += done.size
                 ticket.when_done(lambda ticket: self._written(ticket, done))
+
+    def _put_back(self, runs: Sequence[MessageRun]) -> None:
+        """Hold back what was gathered and is not settled."""
+        self._held.extendleft(reversed([run for run in runs if len(run)]))
+        if self.settings.rate:
+            self._tokens += sum(map(len, runs))
 
     def _written(self, ticket: Ticket, entry: _Entry) -> None:
         """The disk has taken or refused an entry."""

@@ -72,7 +72,13 @@ def replay(
     """
     pace = _pace(rate)
     now = time.time_ns() // 1_000_000
-    chosen = Chosen(name, _moment("--since", since, now, -math.inf), _moment("--until", until, now, math.inf))
+
+    def within(now: int, names: str | None) -> Chosen:
+        return Chosen(
+            names, _moment("--since", since, now, -math.inf), _moment("--until", until, now, math.inf)
+        )
+
+    chosen = within(now, name)
     renamed = renaming(map)
     folder = data_folder(at.data_dir, at.config)
     server = attrs.evolve(at, data_dir=None, config=None) if at.url or at.context else at
@@ -91,7 +97,12 @@ def replay(
         "to": [to, map, protocol, server.url or str(folder.absolute())],
     }
     noted = engine.Progress(None if resume is None else notes_file(resume), of, "--resume")
-    done, unread = _run(found, chosen, noted, pace, placed, lambda: opener(host, port, how))
+    place = noted.load()
+    if place is None:
+        place = noted.begin(found.extents(), now)
+    elif place.began_ms is not None:
+        chosen = within(place.began_ms, chosen.names)
+    done, unread = _run(found, chosen, place, noted, pace, placed, lambda: opener(host, port, how))
     rows = {
         "messages": done.messages,
         "bytes": done.bytes,
@@ -105,6 +116,7 @@ def replay(
 def _run(
     found: sources.Traffic,
     chosen: Chosen,
+    place: engine.ReplayBatch,
     noted: engine.Progress,
     pace: engine.Pace,
     placed: Callable[[engine.SourcedRecord], Place],
@@ -112,9 +124,6 @@ def _run(
 ) -> tuple[engine.Replayed, Counter[str]]:
     import trio
 
-    place = noted.load()
-    if place is None:
-        place = noted.begin(found.extents())
     unread: Counter[str] = Counter()
     left = place.ranges
 

@@ -83,7 +83,8 @@ class OtherRecords(BrokerError):
 class ReplayBatch:
     """A batch: its number, each log's position before it, and its messages of each log as (count, CRC).
 
-    `of`: the replay that it belongs to. `until`: where the replay of each log ends.
+    `of`: the replay that it belongs to. `until`: where the replay of each log ends. `began_ms`: when the
+    replay began (Unix ms), for times that were said as `2h`.
     """
 
     of: Mapping[str, Any]
@@ -93,6 +94,7 @@ class ReplayBatch:
     seq: int = 0
     batch: Mapping[str, Sequence[int]] = {}
     done: bool = False
+    began_ms: int | None = None
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
@@ -137,13 +139,14 @@ class Progress:
             raise UsageError(self._flag, f"{self._file} is of another replay; give this one another")
         return found
 
-    def begin(self, extents: Extents) -> ReplayBatch:
+    def begin(self, extents: Extents, began_ms: int | None = None) -> ReplayBatch:
         """Note what a new replay sends: each log from its first offset to its end."""
         place = ReplayBatch(
             self._of,
             f"replay-{secrets.token_hex(8)}",
             {log: first for log, (first, _) in extents.items()},
             {log: end for log, (_, end) in extents.items()},
+            began_ms=began_ms,
         )
         self.save(place)
         return place
@@ -152,7 +155,8 @@ class Progress:
         """Replace the file. It is durable when this returns. Raises OSError."""
         if self._file is None:
             return
-        replace_file(self._file, json.dumps(attrs.asdict(place)).encode())
+        noted = attrs.asdict(place, filter=lambda _, value: value is not None)
+        replace_file(self._file, json.dumps(noted).encode())
         sync_folder(self._file.absolute().parent)
 
 

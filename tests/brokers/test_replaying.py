@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,36 @@ def test_another_replays_name_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     for wrong in ("", "../x", "a b"):
         with pytest.raises(UsageError, match="--resume"):
             cli.notes_file(wrong)
+
+
+def test_what_was_chosen_by_age_is_still_chosen_when_a_replay_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An age counts from the beginning of the replay; the messages are too old for it when it goes on."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with Server(tmp_path, "--enable", "all") as server:
+        speak(server.address("logmq"), b"PRODUCE jobs 1\nPRODUCE jobs 2\n")
+        until(lambda: values(server, "jobs") == ["1", "2"])
+        again = (
+            "replay",
+            "logmq:jobs",
+            "--to",
+            "dmp:late",
+            "--since",
+            "4s",
+            "--rate",
+            "max",
+            "--resume",
+            "r",
+        )
+        began = time.monotonic()
+        done = run_here(*again, "--data-dir", str(server.data))
+        assert done.returncode == ExitCode.MISSING, "it has begun"
+
+        async def declare(client: amqp_client.Client) -> None:
+            await client.declare_queue("late")
+
+        trio.run(amqp, server, declare)
+        time.sleep(max(0, began + 4 - time.monotonic()))
+        assert replayed(server, *again[1:])["messages"] == 2
+        assert server.stop() == 0

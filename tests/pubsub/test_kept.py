@@ -1,11 +1,15 @@
 """What is kept for a client that is away: which messages, how many, and who pays."""
 
 import pytest
+import trio
+import trio.testing
 
+import pubsub.fanout
 import pubsub.kept
 from pubsub.listener import open_pubsub
+from pubsub.session import Session
 from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
-from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id
+from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, frame
 from shared.budget import Account
 from shared.plugin import Context
 from tests.pubsub.world import LOG, World
@@ -151,6 +155,29 @@ async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() ->
     connection = MemoryConnection()
     service.sessions.join(b"A", connection)
     assert len(connection.taken()) == FRAME_BYTES
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_what_a_bridge_published_is_kept_also_where_it_published_last(
+    stops: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    monkeypatch.setattr(pubsub.fanout, "KEEPS_MAX", 5)
+    service = await open_pubsub(Context(await open_store(FakeDisk()), LOG), PubsubSettings())
+    nursery.start_soon(service.run)
+    await trio.testing.wait_all_tasks_blocked()
+    ids = [b"A%d" % number for number in range(20)]
+    for client_id in ids:
+        connection = MemoryConnection()
+        session = Session(connection, service.sessions)
+        session.receive(encode_id(client_id) + encode_command(KEEP, b"news"))
+        session.connection_lost()
+    some = frame(b"0.0.0.0:0", b"news", Kind.STRING, b"hello")
+    assert service.fanout.publish(b"news", some, [60], ())
+    if stops:
+        service.drain()
+    else:
+        await trio.testing.wait_all_tasks_blocked()
+    assert [service.sessions.kept.held(client_id)[0] for client_id in ids] == [1] * 20
 
 
 async def test_a_damaged_log_of_what_is_kept_costs_what_stood_there_and_is_told(

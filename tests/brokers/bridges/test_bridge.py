@@ -1,12 +1,15 @@
 """What a bridge does with messages: forms, names, filters, rates, refusals, circles, and where it begins."""
 
 import json
+import math
+import struct
 from collections.abc import Mapping
 
 import pytest
 from structlog.testing import capture_logs
 
 from brokers.bridges.bridges import KEPT_SECONDS, row
+from dmp.message import Head
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
@@ -52,6 +55,31 @@ async def test_json_of_bytes_is_base64_and_has_their_position() -> None:
     found = [json.loads(each) for each in await world.found("logmq", "out")]
     assert [each["position"] for each in found] == [0, 5]
     assert [(each["value"], each.get("encoding")) for each in found] == [("a", None), ("//4=", "base64")]
+
+
+async def test_json_of_any_header_is_json() -> None:
+    world = await World.open(None)
+    world.make("dmp", "in")
+    await world.bridges.change([bridge("dmp:in", "logmq:out", as_="json")])
+    world.carry()
+    broker = world.services["dmp"].broker
+    table = b"\3nand" + struct.pack(">d", math.nan) + b"\3inff" + struct.pack(">f", math.inf)
+    table += b"\5bytesx\0\0\0\2\xff\xfe" + b"\4timeT" + (1_700_000_000).to_bytes(8, "big")
+    head = Head(b"", b"in", 1, b"\x20\0" + len(table).to_bytes(4, "big") + table)
+    broker.publish(head, broker.route(b"", head)[0], [b"x"])
+    broker.flush()
+    world.later()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    (found,) = await world.found("logmq", "out")
+    assert json.loads(found, parse_constant=refuse)["properties"]["headers"] == {
+        "nan": "nan",
+        "inf": "inf",
+        "bytes": r"\xff\xfe",
+        "time": "2023-11-14T22:13:20.000Z",
+    }
 
 
 async def test_text_is_what_the_protocols_terminal_prints() -> None:
@@ -114,6 +142,19 @@ async def test_a_message_that_never_fits_is_set_apart_and_holds_nobody_up() -> N
     assert (dead["reason"], dead["position"], len(dead["value"])) == ("too_large", 5, 5000)
     assert dead["bridges"] == ["b"]
     assert dict(world.only.counts.dead) == {"too_large": 1}
+
+
+async def test_a_name_that_comes_out_empty_holds_nobody_up() -> None:
+    for target in ("dms", "dmp"):
+        world = await World.open(None)
+        world.make(target, "in")
+        await world.bridges.change([bridge("logmq:*", f"{target}:{{name.2}}")])
+        world.carry()
+        for name in ("without", "with.in"):
+            world.send("logmq", name, b"a")
+        world.carry()
+        assert await world.found(target, "in") == [b"a"]
+        assert dict(world.only.counts.dead) == {"bad_name": 1}
 
 
 async def test_a_full_queue_is_waited_for_and_order_is_kept() -> None:

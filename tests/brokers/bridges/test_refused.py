@@ -1,11 +1,12 @@
 """The disk refuses an entry of a bridge: both ends are as before it, and what it held is carried once."""
 
 import itertools
-from errno import ENOSPC
+from errno import EIO, ENOSPC
 
 import pytest
 
 from brokers.bridges.bridges import row
+from dms.settings import DmsSettings
 from tests.brokers.bridges.world import World, bridge
 from tests.support.commits import fail, journal_write
 from tests.support.fake_disk import FakeDisk
@@ -85,6 +86,44 @@ async def test_what_a_closed_bridge_had_acknowledged_has_not_been_tried() -> Non
     world.only.set_paused(False)
     _go_on(world)
     assert await world.found("logmq", "out") == [b"a", b"b"], "they were dropped as delivered too often"
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [*itertools.product(("logmq", "dms", "dmp"), ("pubsub", "kqmsgq"))]
+)
+async def test_what_cannot_be_confirmed_any_more_is_not_written_again_and_again(
+    source: str, target: str
+) -> None:
+    disk = FakeDisk()
+    world = await _world(disk)
+    world.make(source, "in")
+    await world.bridges.change([bridge(f"{source}:in", f"{target}:out")])
+    world.later()
+    world.send(source, "in", b"a", b"b")
+    fail(disk, EIO, journal_write)
+    for _ in range(10):
+        world.later()
+    assert world.store.read_only is not None
+    assert await world.found(target, "out") == [b"a", b"b"], "in the entry that the disk refused"
+    assert "read-only" in world.only.last_error
+    if source != "dmp":  # a restart tells what is in its queues
+        assert (world.only.state, world.only.lag) == ("waiting", {"logmq": 10, "dms": 2}[source])
+
+
+async def test_the_guarantee_of_queues_that_go_on_in_memory_is_that_of_memory() -> None:
+    disk = FakeDisk()
+    best_effort = DmsSettings(persist=True, disk_failed="best-effort")
+    world = await World.open(await open_store(disk, SMALL), dms=best_effort)
+    for name in ("in", "out"):
+        world.make("dms", name)
+    await world.bridges.change([bridge("dms:in", "dms:out")])
+    world.carry()
+    assert world.only.guarantee == "exactly once"
+    fail(disk, EIO, journal_write)
+    world.send("dms", "in", b"a")
+    world.later()
+    assert await world.found("dms", "out") == [b"a"]
+    assert world.only.guarantee == "at most once"
 
 
 # -- where a first run begins
