@@ -368,6 +368,16 @@ class Broker:
         self.counts.crashes += 1
         self.log.error("a bug in the code of queues; other queues go on; report this bug", exc_info=error)
 
+    def closed_late(self, peer: str, missing: str) -> None:
+        """A connection closes because something is not there in time. Its peer is told nothing."""
+        self.counts.too_late += 1
+        self.log.info(
+            "a client was too late: its connection is closed; `missing` says what did not come; where "
+            "clients need longer, raise net.first_request_seconds, dmp.login_seconds or dmp.frame_seconds",
+            peer=peer,
+            missing=missing,
+        )
+
     # -- applications
 
     def new_name(self) -> bytes:

@@ -235,7 +235,7 @@ class ProtocolHeader:
         self._connection.finish()
 
     def on_deadline(self, now: float) -> None:
-        self._broker.counts.too_late += 1
+        self._broker.closed_late(self._connection.peer, "the header")
         self._connection.finish()
 
     def drain(self) -> None:

@@ -116,8 +116,9 @@ class Session(SessionBase):
             else:
                 raise RemoteProtocolError("the session is another user's", fault=Fault.LOGIN)
         except RemoteProtocolError as error:
-            self._sessions.counts.faults[error.fault] += 1
-            self._finish(Event.FAULT)
+            self.on_wire_error(error)
+            self.end()
+            self.connection.fail(error)
 
     def _may_subscribe(self, topic: bytes) -> bool:
         guard = self.guard

@@ -142,7 +142,7 @@ class AmqpSession(SessionBase):
         self.broker.counts.refusals[Code.FRAME_ERROR.name] += 1
 
     def too_late(self) -> None:
-        self.broker.counts.too_late += 1
+        self.broker.closed_late(self.connection.peer, "the rest of a frame")
         self._end(Event.END)
 
     def due(self, what: int, now: float) -> None:
@@ -168,7 +168,8 @@ class AmqpSession(SessionBase):
                 self.mux.current, self.mux.index = None, PUBLISH_INDEX
                 self._refuse(Refusal(Code.RESOURCE_ERROR, "a large body took too long to come"))
         else:
-            self.broker.counts.too_late += what != CLOSE
+            if what == LOGIN:
+                self.broker.closed_late(self.connection.peer, "connection.open")
             self._end(Event.END)
 
     def go(self, reason: int) -> None:

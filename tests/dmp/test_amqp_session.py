@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
+from structlog.testing import capture_logs
 
 from dmp import queues
 from dmp.amqp.states import (
@@ -16,6 +17,7 @@ from dmp.amqp.states import (
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
+from dmp.wire import AMQP_HEADER
 from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
@@ -205,16 +207,20 @@ async def test_a_durable_declaration_is_answered_after_the_sync(world: World, pe
 
 async def test_time_ends_logins_frames_and_silence() -> None:
     world = await World.open()
-    silent = Peer(world)
-    silent.advance(29)
-    assert not silent.connection.finished
-    silent.advance(1)
-    assert silent.connection.finished
+    silent, greeted = Peer(world), Peer(world)
+    greeted.send(AMQP_HEADER)
     half = Peer(world).login()
-    half.send(encode(C.Basic.Qos(), 1)[:9])
-    half.advance(31)
+    with capture_logs() as logged:
+        for peer in (silent, greeted):
+            peer.advance(29)
+            assert not peer.connection.finished
+            peer.advance(1)
+            assert peer.connection.finished
+        half.send(encode(C.Basic.Qos(), 1)[:9])
+        half.advance(31)
     assert half.connection.finished
-    assert world.broker.counts.too_late == 2
+    assert world.broker.counts.too_late == 3
+    assert [line["missing"] for line in logged] == ["the header", "connection.open", "the rest of a frame"]
     beating = Peer(world)
     beating.send(login(heartbeat=10))
     beating.frames()
