@@ -231,18 +231,19 @@ class Fates(RuleBasedStateMachine):
     def look(self, who: Client) -> None:
         """At all messages of all queues, of which nobody holds any."""
         begun = self.tick()
-        dead = self.rows(DEAD)
-        self.model.saw_places(dead, {name: self.rows(name) for name in QUEUES}, dead, begun, who.line)
+        places = self.rows(DEAD, *QUEUES)
+        dead = places.pop(DEAD)
+        self.model.saw_places(dead, places, dead, begun, who.line)
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.world.call("peek", queue=name, limit=1000)
-        return rows
+    def rows(self, *names: str) -> dict[str, list[dict[str, Any]]]:
+        calls = [{"queue": name, "limit": 1000} for name in names]
+        return dict(zip(names, self.world.call_each("peek", calls), strict=True))
 
     @rule()
     def look_at_what_nobody_holds(self) -> None:
         """Each knows how often it was delivered."""
-        for name in QUEUES:
-            for row in self.rows(name):
+        for name, rows in self.rows(*QUEUES).items():
+            for row in rows:
                 self.model.shows(self.model.find(name, row["body"].encode()), row)
 
     def teardown(self) -> None:
@@ -254,7 +255,7 @@ class Fates(RuleBasedStateMachine):
         self.look(self.clients[0])
         for client, name in enumerate((*QUEUES, DEAD)):
             self.lose(client % CLIENTS)
-            if count := len(self.rows(name)):
+            if count := len(self.rows(name)[name]):
                 self.consume(name, client % CLIENTS, count)
             assert not self.clients[client % CLIENTS].asked, f"{name} keeps some to itself"
 

@@ -1,7 +1,7 @@
 """A DMS without sockets: a broker in memory or on a fake disk, and peers that are driven by hand."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -135,12 +135,16 @@ class World:
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """An administrative verb."""
+        return self.call_each(verb, [arguments])[0]
+
+    def call_each(self, verb: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The same with several arguments, in one loop: to begin one takes longer than most verbs."""
         from dms.admin import Admin
 
         found = {verb.name: verb for verb in Admin(self.engine).verbs}[verb]
 
-        async def run() -> Any:
-            return await found.call(arguments)
+        async def run() -> list[Any]:
+            return [await found.call(arguments) for arguments in calls]
 
         return trio.run(run)
 
