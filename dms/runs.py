@@ -12,6 +12,7 @@ What it saves, in microseconds of processor time a message: without `produced` 2
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain
@@ -25,6 +26,9 @@ RUN_LEAST = 4
 """Fewer frames than this are handled one by one."""
 RUN_MOST = 256
 """More frames are several runs: some hundred microseconds of work."""
+
+ROWS_STEP = 16
+"""Rows are examined in steps of so many, so that few tables of columns (`_columns`) are made."""
 
 _ID_BYTES = HEADER_BYTES - ID_AT
 _NAME_AT = 2
@@ -112,7 +116,8 @@ def alike(data: bytes, at: int, width: int) -> tuple[bytes, ...] | None:
 def _rows(data: bytes, at: int, step: int) -> int:
     """How many rows of `step` bytes to examine for a run that begins at `at`; 0 if it is short.
 
-    All, up to `RUN_MOST`, if the last begins as the first does; else at most twice as many as do.
+    All, up to `RUN_MOST`, if the last begins as the first does; else as many as do, and less than `ROWS_STEP`
+    more.
     """
     most = min((len(data) - at) // step, RUN_MOST)
     if most < RUN_LEAST:
@@ -120,16 +125,15 @@ def _rows(data: bytes, at: int, step: int) -> int:
     head = data[at : at + ID_AT]
     if data.startswith(head, at + (most - 1) * step):
         return most
-    count = RUN_LEAST
-    while count < most and data.startswith(head, at + (count - 1) * step):
-        count *= 2
-    return min(count, most)
+    count = bisect_left(range(most), True, key=lambda row: not data.startswith(head, at + row * step))
+    return min(-(-count // ROWS_STEP) * ROWS_STEP, most)
 
 
 def _alike(column: Sequence[bytes], first: bytes) -> int:
     """How many equal `first`, up to one that does not."""
-    if column.count(first) == len(column):
-        return len(column)
+    count = column.count(first)
+    if count == len(column) or column[:count].count(first) == count:  # as nearly always
+        return count
     return next(number for number, each in enumerate(column) if each != first)
 
 
