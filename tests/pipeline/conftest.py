@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.folders import ORDERS, RECORDS
 from tests.pipeline.served import where
 from tests.support.folders import fill
+from tests.support.process_group import QUICK_JVM
 from tests.support.server import Server
 
 if TYPE_CHECKING:
@@ -16,9 +17,8 @@ if TYPE_CHECKING:
 
 CONFIG = {
     "spark.driver.memory": "1g",
-    # What runs for a minute is not worth the better compiler, nor a collector with threads.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # Nor is what runs over some hundred rows worth being compiled: a third of the time of most tests.
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+    # What runs over some hundred rows is not worth being compiled: a third of the time of most tests.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
