@@ -326,8 +326,27 @@ class _LogRecovery:
         if size > self.position:
             start = self.position
             self._follow(None)
-            self._fill(size, torn=True)
-            self.kept_bytes = size - start
+            self._fill(self._zeros_from(size), torn=True)
+            self.kept_bytes = self.position - start
+            if self.position < size:
+                self._lose(size)
+
+    def _zeros_from(self, size: int) -> int:
+        """Where records end and only zeros follow, to the file's end at `size`: bytes that never came to the
+        disk, and no empty records.
+        """
+        zeros = size
+        while zeros > self.position:
+            start = max(zeros - _WRITE_BYTES, self.position)
+            data = self._disk.read(self._fd, zeros - start, start).rstrip(b"\0")
+            zeros = start + len(data)
+            if data:
+                break
+        position = self.position
+        while position < zeros:
+            head = self._disk.read(self._fd, format.LENGTH_BYTES, position)
+            position += format.LENGTH_BYTES + int.from_bytes(head, "big")
+        return min(position, size)
 
     def _write_again(self, entry: IndexEntry) -> None:
         """Write the bytes again: after a failed sync they may be only in the page cache, marked clean."""

@@ -80,6 +80,7 @@ class OsDisk:
             fd = os.open(name, flags, _FILE_MODE, dir_fd=folder)
         except OSError as error:
             if error.errno != errno.EROFS or create:
+                error.filename = path  # not the mere name, which other namespaces have too
                 raise
             self.read_only = True
             fd = os.open(name, _COMMON | os.O_RDONLY, dir_fd=folder)

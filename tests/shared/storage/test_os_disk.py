@@ -112,6 +112,16 @@ def test_no_link_is_followed(disk: OsDisk, folder: Path, tmp_path: Path) -> None
     assert (tmp_path / "outside" / "secret").read_bytes() == b"secret"
 
 
+def test_an_error_names_the_file_with_its_folder(disk: OsDisk, folder: Path) -> None:
+    """Two namespaces may have a log of the same name."""
+    disk.make_folder("dms")
+    (folder / "dms" / "orders.log").mkdir()
+    for create in (False, True):
+        with pytest.raises(OSError, match=r".") as caught:
+            disk.open("dms/orders.log", create=create)
+        assert caught.value.filename == "dms/orders.log"
+
+
 @pytest.mark.parametrize("path", ["", "..", "a/..", "./a/", "../a", "a\0b"])
 def test_a_path_cannot_leave_the_folder(disk: OsDisk, path: str) -> None:
     disk.make_folder("a")

@@ -102,6 +102,29 @@ async def test_what_a_log_file_has_is_kept_where_the_journals_newest_batch_is_no
     assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == whole
 
 
+@pytest.mark.parametrize("before", [b"", b"a", b"a\0\0\0\0\0\0"], ids=["nothing", "a record", "zeros in it"])
+async def test_zeros_behind_a_log_are_damage_and_no_empty_records(before: bytes) -> None:
+    disk, store = await fresh_store(ROOMY)
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    await append(store, log, b"one", b"")
+    await store.checkpoint()
+    whole, end = await read_all(log), log.end
+    store.abandon()
+    disk = disk.kill()
+    kept = format.record(before) if before else b""
+    disk.write(disk.open("logmq/orders.log"), kept + bytes(4096), end)
+    for _ in range(2):
+        store = await open_store(disk, ROOMY)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        assert log.end == end + len(kept) + 4096
+        assert payloads(await ask(log.read, 0, end)) == whole
+        if kept:
+            assert payloads(await ask(log.read, end, 1)) == [before]
+        assert isinstance(await ask(log.read, end + len(kept), 1), CorruptRecord)
+        store.abandon()
+        disk = disk.kill()
+
+
 async def test_damage_is_kept_aside_and_hides_only_what_it_held() -> None:
     disk, store = await fresh_store(ROOMY)
     for name in ("hit", "spared"):
