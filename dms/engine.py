@@ -608,9 +608,13 @@ class Queue(QueueBase):
                 seqs = [seq for _, seq, _, _ in deliveries]
             try:
                 ticket = self.log.ack(seqs, (consumer, ids, deliveries))
-                if consumer.stocks:
-                    for _, seq, body, _ in deliveries:
-                        self.log.note_delivered(seq, (body,))  # with the ACK, now that it was tried
+                if consumer.stocks:  # now they were tried
+                    bodies = [body for _, _, body, _ in deliveries]
+                    if type(seqs) is range:
+                        self.log.note_delivered(seqs[0], bodies)
+                    else:
+                        for seq, body in zip(seqs, bodies, strict=True):
+                            self.log.note_delivered(seq, (body,))
             except StoreError as error:
                 self._detach_or_refuse(error)
         self.let_go(count)

@@ -426,8 +426,9 @@ class QueueLog:
         """
         passed = bisect_right(self._ahead, last)
         if passed:
-            untried = sorted(set(self._ahead[:passed]).difference(seqs))
+            ahead = self._ahead[:passed]
             del self._ahead[:passed]
+            untried = [] if ahead == seqs else sorted(set(ahead).difference(seqs))
             if untried:
                 self._end_run()
                 self._add_notes(RecordKind.RETURNED, Reason.LOST, [(seq, 0, 0) for seq in untried])
