@@ -73,7 +73,7 @@ async def put(
     Nothing else is confirmed: a message that no queue is bound for is dropped.
     """
     name = _short("--key", os.fsencode(key))
-    _short("SINK", sink.encode())
+    _short("--exchange", sink.encode())
     with lost_is_refused():
         async with open_sink(sink, **_given(server)) as opened:
             done = await send_given(
@@ -116,7 +116,7 @@ async def get(
         raise UsageError("--raw", "is the bytes alone; --json shows more")
     if bind == ():
         raise UsageError("--bind", "needs EXCHANGE:KEY behind it")
-    _short("FEED", feed.encode())
+    _short("--queue", feed.encode())
     bindings = [_binding(said) for said in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:

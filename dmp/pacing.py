@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator
 
-from shared.net.session import SessionBase, Stop
+from shared.net.session import STOP_WORDS, SessionBase, Stop
 from shared.queues.sliced_work import SlicedWork
 
 # Messages put into queues, counted once for each queue. After this many, other connections get their turn.
@@ -23,6 +23,12 @@ STOP_BODIES = Stop.FIRST_OWN << 1
 """Large bodies come faster than the disk takes them."""
 STOP_READY = Stop.FIRST_OWN << 2
 """What is asked for is being read from a queue's log, or comes when deleted messages are freed."""
+
+OWN_STOP_WORDS = STOP_WORDS | {
+    STOP_MEMORY: "memory for messages",
+    STOP_BODIES: "the disk to take large bodies",
+    STOP_READY: "its queues",
+}
 
 
 def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], None]], None]) -> None:

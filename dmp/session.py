@@ -19,6 +19,7 @@ from dmp.data_types import take_short
 from dmp.exchanges import DEFAULT_IN_RULES, Exchange
 from dmp.feed import Feed
 from dmp.leases import Lease
+from dmp.pacing import OWN_STOP_WORDS
 from dmp.queues import Queue
 from dmp.sink import Sink
 from dmp.wire import AMQP_HEADER, DMP_HEADER, GREETING, Reply, ready, reply, wire_error
@@ -66,6 +67,7 @@ class Session(SessionBase):
     """A connection of DMP, behind its header."""
 
     __slots__ = ("__weakref__", "_broker", "_right", "_role", "state")
+    stop_words = OWN_STOP_WORDS
 
     def __init__(self, connection: Connection, broker: Broker, lease_until: float) -> None:
         """`lease_until`: when its lease must be there."""

@@ -29,7 +29,7 @@ from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.memory import check
-from dmp.pacing import STOP_MEMORY, STOP_READY, stop_until
+from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, stop_until
 from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
@@ -86,6 +86,7 @@ class AmqpSession(SessionBase):
         "mux",
         "state",
     )
+    stop_words = OWN_STOP_WORDS
 
     def __init__(self, connection: Connection, broker: Broker, open_until: float) -> None:
         """`open_until`: when it must be open."""

@@ -23,7 +23,7 @@ No I/O and no clock: the driver calls, and time is `connection.now`.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError, StoreError
@@ -102,6 +102,9 @@ class SessionBase:
         "stopped",
         "user",
     )
+
+    stop_words: ClassVar[Mapping[int, str]] = STOP_WORDS
+    """Why input is held back, in words; a protocol adds those of its own reasons."""
 
     def __init__(self, connection: Connection, input_seconds: float = math.inf) -> None:
         self.connection = connection
@@ -390,7 +393,7 @@ class SessionBase:
     @property
     def waits_for(self) -> list[str]:
         """Why input is held back, in words."""
-        return [word for bit, word in STOP_WORDS.items() if self.stopped & bit]
+        return [word for bit, word in self.stop_words.items() if self.stopped & bit]
 
     @property
     def traffic(self) -> Mapping[str, Any]:

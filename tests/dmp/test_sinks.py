@@ -405,6 +405,7 @@ async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
     for n in range(12):
         sink.say(packed(*[b"%03d" % n + bytes(1000)] * 100))
     assert not sink.connection.reading
+    assert sink.session.waits_for == ["memory for messages"]
     assert world.broker.counts.memory_waits == 1
     held = len(queue.ready)
     assert held < 1200
