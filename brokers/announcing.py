@@ -57,7 +57,7 @@ async def feed_watchdog() -> None:
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if microseconds.isdecimal() and int(microseconds):
         while True:
-            notify("WATCHDOG=1")
+            notify("WATCHDOG=1", waits=False)
             await trio.sleep(int(microseconds) / 2e6)
 
 
@@ -94,11 +94,15 @@ def ready(
     notify("READY=1")
 
 
-def notify(state: str) -> None:
-    """Send a state to systemd (sd_notify(3)), if it started us as `Type=notify`."""
+def notify(state: str, *, waits: bool = True) -> None:
+    """Send a state to systemd (sd_notify(3)), if it started us as `Type=notify`.
+
+    `waits`: where nobody reads it for now; else it is lost, and the loop goes on.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(waits)
             sender.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
 
 

@@ -26,6 +26,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import attrs
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -71,6 +72,15 @@ class Operation:
     takes: Mapping[str, str] = {}
 
 
+class _Names(PathConvertor):
+    """The rest of a path: unlike `path`, over line feeds, which a queue's name may have."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("names", _Names())
+
+
 def routes(
     everything: Callable[[], ObjectsByProtocol],
     overview: Callable[[], Mapping[str, Any]],
@@ -101,7 +111,7 @@ def routes(
         by_path.setdefault(each.path, {})[each.method] = _strict(each)
     return [
         *(_WholePath(f"{ROOT}{path}", _by_method(ends), methods=[*ends]) for path, ends in by_path.items()),
-        _AnyMethod(f"{ROOT}/{{rest:path}}", objects),
+        _AnyMethod(f"{ROOT}/{{rest:names}}", objects),
     ]
 
 

@@ -95,9 +95,8 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
         yield from faults(tls, section)
     (key, host), insecure = config.host_of(protocol), config.serve.insecure
     if config.required_of(protocol) == "always":
-        file = config.users_file
-        if not file.exists():
-            text = f"nobody could log in: {file} is not there; see brokers user add"
+        if not config.has_users_file:
+            text = f"nobody could log in: {config.users_file} is not there; see brokers user add"
             yield ConfigError("access.required", text)
         if not (config.knows_users(protocol) or config.logs_in(protocol)):
             text = f"{protocol} does not ask for users of the users file: leave it out of serve.enable"

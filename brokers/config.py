@@ -107,9 +107,14 @@ class Config:
     def users_file(self) -> Path:
         return self.access.users_file or self.serve.data_dir / USERS_NAME
 
+    @property
+    def has_users_file(self) -> bool:
+        """Whether there is one; False, too, where it cannot be looked at, which whoever reads it says."""
+        return os.path.exists(self.users_file)
+
     def logs_in(self, protocol: str) -> bool:
         """Whether it asks every client for a name and a password where other machines reach it."""
-        if self.knows_users(protocol) and self.users_file.exists():
+        if self.knows_users(protocol) and self.has_users_file:
             return self.required_of(protocol) != "never"
         return bool(getattr(self.protocols[protocol], "logs_in", False))
 

@@ -89,7 +89,10 @@ def parse_quantity(text: str, unit: str) -> int | float:
         return numerator // denominator
     if unit != "seconds":
         raise ValueError(f"{text!r} is not a whole number of {unit}")
-    return numerator / denominator
+    try:
+        return numerator / denominator
+    except OverflowError:
+        raise ValueError(f"{text!r} is too large") from None
 
 
 def format_quantity(value: float, unit: str) -> str:

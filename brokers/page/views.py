@@ -166,7 +166,7 @@ def routes(
         Route("/logs", logs),
         Route("/trace", trace),
         *(Route(f"/{kind.name}", page(_list, kind)) for kind in KINDS.values()),
-        *(Route(f"/{kind.name}/{{rest:path}}", page(_one, kind)) for kind in KINDS.values()),
+        *(Route(f"/{kind.name}/{{rest:names}}", page(_one, kind)) for kind in KINDS.values()),
         *files.routes(),
     ]
 

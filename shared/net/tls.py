@@ -41,7 +41,11 @@ class ServerTls:
             return None
         context = server_context(settings, section)
         assert settings.certificate is not None
-        return cls(context, certificate_ends(settings.certificate))
+        try:
+            return cls(context, certificate_ends(settings.certificate))
+        except (OSError, ValueError, IndexError) as error:  # somebody writes it at this moment
+            text = f"cannot read {settings.certificate}: {error}"
+            raise ConfigError(f"{section}.certificate", text) from error
 
     def sample(self, protocol: str, now: float) -> Sample:
         """`now`: seconds since 1970."""
@@ -65,7 +69,7 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
         _readable(settings.key, f"{section}.key")
     try:
         context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
+    except (OSError, ValueError) as error:  # those of OpenSSL are OSErrors, too
         if settings.key is None:
             text = (
                 f"{settings.certificate} does not hold a certificate and its key (or name that: key): {error}"
@@ -76,7 +80,7 @@ def server_context(settings: TlsSettings, section: str = "tls") -> ssl.SSLContex
         _readable(settings.client_ca, f"{section}.client_ca")
         try:
             context.load_verify_locations(settings.client_ca)
-        except ssl.SSLError as error:
+        except OSError as error:
             raise ConfigError(f"{section}.client_ca", f"not a PEM certificate: {error}") from error
         context.verify_mode = ssl.CERT_REQUIRED
     return context
@@ -88,9 +92,13 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_ends(path: Path) -> float:
-    """When the first certificate of a PEM file expires (RFC 5280, 4.1). OpenSSL has accepted the file."""
+    """When the first certificate of a PEM file expires (RFC 5280, 4.1). OpenSSL has accepted the file.
+
+    Raises OSError, ValueError and IndexError where it has changed since.
+    """
     found = _FIRST_CERTIFICATE.search(path.read_text(errors="replace"))
-    assert found is not None
+    if found is None:
+        raise ValueError("it holds no certificate")
     der = b64decode(found[2])
     at = _element(der, _element(der, 0)[0])[0]  # inside the certificate, inside its signed part
     if der[at] == _VERSION:

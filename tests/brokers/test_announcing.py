@@ -4,6 +4,7 @@ import io
 import json
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,26 @@ async def test_the_loop_feeds_the_watchdog_where_there_is_one(
         assert [systemd.recv(100) for _ in range(3)] == [b"WATCHDOG=1"] * 3  # after 0, 30 and 60 s
         with pytest.raises(BlockingIOError):
             systemd.recv(100)
+
+
+async def test_a_watchdog_that_nobody_reads_does_not_hold_the_loop(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, near_path: Path
+) -> None:
+    name = str(near_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others,
+    ):
+        systemd.bind(name)
+        others.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                others.sendto(b"x", name)
+        with trio.move_on_after(70) as fed:
+            await announcing.feed_watchdog()
+        assert fed.cancelled_caught
 
 
 @pytest.mark.parametrize("terminal", [True, False])

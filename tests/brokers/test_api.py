@@ -238,6 +238,17 @@ def test_names_that_clients_take_out_of_a_path_have_a_spelling_that_stays(served
     assert served.ask("queues/dms/%FFa")[0] == 400
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\n", "\r", "\0", "a/b\n", "é", "?#%", " "])
+def test_an_amqp_name_of_any_characters_is_reached(served: Api, name: str) -> None:
+    path = f"exchanges/{path_part(name)}"
+    served.post("exchanges", {"name": name, "type": "topic", "durable": True})
+    assert served.get(path)["name"] == name
+    assert served.answer(f"/{path}")[0] == 200
+    assert served.ask(f"{path}/purge", {}, "POST")[1]["detail"] == "no such action here; there is delete"
+    assert served.delete(path)
+    assert served.ask(path)[0] == 404
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "...", "a/.", "%2E", "%FF.", "\xff.", "é ü", "\0"])
 def test_a_part_of_a_path_is_read_as_it_was_written(name: str) -> None:
     part = path_part(name)

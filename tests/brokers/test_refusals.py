@@ -143,6 +143,8 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
         ("[serve]\ndefinitions = 'nowhere.json'", "nowhere.json: No such file or directory"),
         ("[serve]\ndefinitions = '{file}'", "serve.definitions: {file}: a document of definitions is an"),
         ("[serve]\nenable = ['nosuch']", "serve.enable: no protocol 'nosuch' is installed"),
+        (f"[serve]\ndrain_seconds = '{400 * '9'}.5s'", "is too large"),
+        (f"[access]\nusers_file = '{300 * 'u'}'", "access.users_file: cannot read"),
     ],
 )
 def test_a_check_of_the_settings_says_what_serving_would(

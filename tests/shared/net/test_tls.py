@@ -3,6 +3,7 @@
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -10,10 +11,11 @@ import trio
 
 from shared.budget import Account
 from shared.errors import ConfigError
+from shared.net import tls
 from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
 from shared.net.network import Network
 from shared.net.settings import NetSettings, TlsSettings
-from shared.net.tls import server_context
+from shared.net.tls import ServerTls, server_context
 from tests.shared.net.served import (
     PATIENCE_SECONDS,
     Certificates,
@@ -161,3 +163,31 @@ def test_a_key_without_a_certificate_is_refused(certificates: Certificates) -> N
     with pytest.raises(ConfigError) as error:
         server_context(TlsSettings(key=certificates.server.key))
     assert error.value.key == "tls.certificate"
+
+
+@pytest.mark.parametrize("left", [None, b"", b"-----BEGIN CERTIFICATE-----MIIB-----END CERTIFICATE-----"])
+def test_a_certificate_that_is_written_at_this_moment_is_named(
+    left: bytes | None, certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any other error in a reload ended the server; a file that has changed is read within a minute."""
+    file = tmp_path / "server.pem"
+    assert certificates.server.certificate is not None
+    whole = certificates.server.certificate.read_bytes()
+    settings = attrs.evolve(certificates.server, certificate=file)
+
+    def changed() -> None:
+        file.unlink(missing_ok=True) if left is None else file.write_bytes(left)
+
+    def loaded_then_changed(*arguments: Any) -> ssl.SSLContext:
+        context = server_context(*arguments)
+        changed()
+        return context
+
+    for name, meanwhile in (("server_context", loaded_then_changed), ("_readable", lambda *_: changed())):
+        file.write_bytes(whole)
+        with monkeypatch.context() as patched:
+            patched.setattr(tls, name, meanwhile)
+            with pytest.raises(ConfigError) as error:
+                ServerTls.load(settings, "dms.tls")
+        assert error.value.key in ("dms.tls.certificate", "dms.tls.key")
+        assert "server.pem" in error.value.text
