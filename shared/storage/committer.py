@@ -920,7 +920,8 @@ class Committer:
         self._require_open()
         if change.kind is EntryKind.FIRST or change.kind is EntryKind.MODE:
             self._journal_queued(change.log)
-        batch = self._batch_with_room(len(change.body) + ENTRY_HEADER_BYTES + CommitBatch.size_of(beside))
+        room = len(change.body) + sum([len(records) for _, records, _ in beside])
+        batch = self._batch_with_room(room + (1 + len(beside)) * ENTRY_HEADER_BYTES)
         batch.add(change)
         return batch.tickets[mode]
 

@@ -10,7 +10,7 @@ import math
 import sys
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -189,11 +189,6 @@ class CommitBatch:
     held: bool = False  # more of what belongs together comes: it is not committed yet
     unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
-
-    @staticmethod
-    def size_of(parts: "Iterable[tuple[Log, bytes, int]]") -> int:
-        """The bytes that `Store.append_all` adds for these."""
-        return sum(len(records) + ENTRY_HEADER_BYTES for _, records, _ in parts)
 
     @property
     def bytes(self) -> int:
