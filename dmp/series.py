@@ -24,11 +24,10 @@ class Series:
 
     head: Head
     bodies: Sequence[bytes]
-    record_bytes: int = attrs.field(init=False)
+    record_bytes: int = attrs.field(
+        default=attrs.Factory(lambda self: put_bytes(self.head), takes_self=True), init=False
+    )
     _putter: Callable[[int], bytes] | None = attrs.field(default=None, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.record_bytes = put_bytes(self.head)
 
     def pack(self, first: int) -> bytes:
         """Their records in one queue, by the number of the first."""

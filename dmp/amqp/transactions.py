@@ -186,7 +186,7 @@ class Transaction:
         for queue in change.queues:
             mux.require(READ, queue.name)
         returned: list[tuple[Head, Sequence[bytes]]] = []
-        letters: Counter[bool] = Counter()
+        letters = [0, 0]
         for queue, series in self._entries(change, returned, letters):
             change.put(queue, series)
         broker.memory.give(self._cost_bytes)  # the queues count it from now on
@@ -196,7 +196,8 @@ class Transaction:
         except StoreError as error:
             broker.counts.refused_publishes += sum(len(bodies) for _, _, bodies in self._posts)
             raise refused_by_store(error) from error
-        _go_through(self._count(self._posts, self._deliveries, letters))
+        self._count_settled(letters)
+        self._count_published(self._posts)
         for head, bodies in returned:
             for body in bodies:
                 channel.send_return(Code.NO_ROUTE, head, body)
@@ -224,10 +225,10 @@ class Transaction:
             self._channel.mux.broker.sliced_work.add(steps)
 
     def _entries(
-        self, change: QueueChange, returned: list[tuple[Head, Sequence[bytes]]], letters: Counter[bool]
+        self, change: QueueChange, returned: list[tuple[Head, Sequence[bytes]]], letters: list[int]
     ) -> Iterator[tuple[Queue, Series]]:
         """What comes to queues, each found to have room when it is asked for. `letters`: how many dead
-        letters have a queue to go to, and how many have none. Raises Refusal."""
+        letters have no queue to go to, and how many have one. Raises Refusal."""
         if change.laborious:
             text = "the routes of the dead letters are too much work for one transaction"
             raise Refusal(Code.PRECONDITION_FAILED, text)
@@ -245,24 +246,21 @@ class Transaction:
                 found = yield from change.open_to(Series(head, (message.body,)), targets)
                 letters[found] += 1
 
-    def _count(
-        self,
-        posts: Sequence[tuple[Post, Sequence[Queue], Sequence[bytes]]],
-        deliveries: Mapping[Outcome, Mapping[int, Delivery]],
-        letters: Counter[bool],
-    ) -> Iterator[None]:
-        """Count what was committed, and record it, in slices."""
-        publishing, counts = self._channel.mux.publishing, self._channel.mux.broker.counts
+    def _count_settled(self, letters: list[int]) -> None:
+        counts = self._channel.mux.broker.counts
         counts.dead_lettered += letters[True]
         counts.dead_letters_lost += letters[False]
-        counts.acknowledged += len(deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += len(deliveries.get(Outcome.REJECTED, ()))
-        for some in batched(posts, RETURNED_AT_ONCE):
-            for post, _, bodies in some:
-                counts.published += len(bodies)
-                counts.published_bytes += len(bodies) * post.head.body_bytes
-                publishing.record(post, bodies)
-            yield
+        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
+
+    def _count_published(self, posts: Iterable[tuple[Post, Sequence[Queue], Sequence[bytes]]]) -> None:
+        """Count and record what was published."""
+        mux = self._channel.mux
+        counts = mux.broker.counts
+        for post, _, bodies in posts:
+            counts.published += len(bodies)
+            counts.published_bytes += len(bodies) * post.head.body_bytes
+            mux.publishing.record(post, bodies)
 
     # -- in slices
 
@@ -308,7 +306,7 @@ class Transaction:
         comes when all have it."""
         broker = self._channel.mux.broker
         returned: list[tuple[Head, Sequence[bytes]]] = []
-        letters: Counter[bool] = Counter()
+        letters = [0, 0]
         try:
             with paused(puts + len(change.queues)):
                 yield from wide.steps(self._slices(change, returned, letters, leaving))
@@ -329,7 +327,7 @@ class Transaction:
         self,
         change: QueueChange,
         returned: list[tuple[Head, Sequence[bytes]]],
-        letters: Counter[bool],
+        letters: list[int],
         leaving: list[Leaving],
     ) -> Iterator[Iterator[tuple[Queue, Series]]]:
         """What comes to queues; and behind it, without any, what leaves. Raises Refusal."""
@@ -351,7 +349,7 @@ class Transaction:
         change: QueueChange,
         done: Ticket,
         returned: Sequence[tuple[Head, Sequence[bytes]]],
-        letters: Counter[bool],
+        letters: list[int],
     ) -> Iterator[None]:
         """All is appended: reply when it is on the disk, and have the queues hear of it."""
         channel = self._channel
@@ -362,10 +360,13 @@ class Transaction:
                     channel.send_return(Code.NO_ROUTE, head, body)
             channel.reply(commands.Tx.CommitOk(), done)
         posts, deliveries = list(self._posts), self._deliveries
+        self._count_settled(letters)
         self._applying = False
         self._forget()
         done.when_done(lambda done: mux.broker.sliced_work.add(self._settle(change, deliveries, done)))
-        yield from self._count(posts, deliveries, letters)
+        for some in batched(posts, RETURNED_AT_ONCE):
+            self._count_published(some)
+            yield
 
     def _settle(
         self, change: QueueChange, deliveries: Mapping[Outcome, Mapping[int, Delivery]], done: Ticket
