@@ -161,7 +161,7 @@ def _rounds(
     stop = threading.Event()
     with (
         opened(folder, feed.origin) as place,
-        until_told(stop, signal.SIGTERM),  # else it would leave a JVM that has no parent
+        until_told(stop, signal.SIGTERM),  # so that it ends in order, with 0
         spark_for(f"archive {folder}", reading, bar=False) as spark,
     ):
 

@@ -83,7 +83,7 @@ def test_the_first_signal_ends_it_behind_its_round_and_the_second_at_once() -> N
 def test_a_signal_that_comes_while_spark_starts_ends_it_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It killed the process, and the JVM that it had begun to start stayed."""
+    """It killed the process: its exit code was the signal's, and nothing was closed."""
 
     @contextmanager
     def starting(*_: object, **__: object) -> Iterator[None]:
