@@ -91,11 +91,10 @@ def enabled(enable: Sequence[str], plugins: Sequence["Plugin"], source: str) -> 
     Raises InvalidSettings where a name is unknown, or is that of a plugin which does not work; `source` is
     where the list came from.
     """
-    if "all" in enable:
-        return list(plugins)
     working = {plugin.name: plugin for plugin in plugins}
+    names = [name for name in dict.fromkeys(enable) if name != "all"]
     problems = []
-    for name in dict.fromkeys(enable):
+    for name in names:
         if name not in working:
             try:
                 load(name)
@@ -103,7 +102,7 @@ def enabled(enable: Sequence[str], plugins: Sequence["Plugin"], source: str) -> 
                 problems.append(Problem("serve.enable", str(error), source))
     if problems:
         raise InvalidSettings(tuple(problems))
-    return [working[name] for name in dict.fromkeys(enable)]
+    return list(plugins) if "all" in enable else [working[name] for name in names]
 
 
 def check_rule(rule: "Rule") -> None:

@@ -9,7 +9,8 @@ checks all that it needs of the settings and of the files named there. Files tha
 certificates, are checked each minute; if one changed, that part alone reloads it under the present settings.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -18,6 +19,7 @@ import trio
 
 from brokers.checking import require_startable
 from brokers.config import OWN_SECTIONS, Config
+from brokers.errors import Failure
 from brokers.structure import take_up
 from shared.errors import BrokerError
 from shared.storage.threads import Threads
@@ -77,7 +79,8 @@ class Reloader:
         async with self._lock:
             config: Config
             reloaded: Reloaded
-            config, reloaded = await self._in_thread(self._read_and_check, abandon_on_cancel=True)
+            with self._bugs_refuse():
+                config, reloaded = await self._in_thread(self._read_and_check, abandon_on_cancel=True)
             await self._take_up(config, tuple(self._parts))
             return reloaded
 
@@ -139,12 +142,27 @@ class Reloader:
 
     async def _take_up(self, config: Config, parts: Sequence[Prepare]) -> None:
         seen = {part: self._look(part, config) for part in parts}  # before they are read
-        applies = [await prepare(config) for prepare in parts]
+        with self._bugs_refuse():
+            applies = [await prepare(config) for prepare in parts]
         with trio.move_on_after(APPLY_SECONDS, shield=True):
             for apply in applies:
                 await apply()
         self.config = config
         self._seen |= seen
+
+    @contextmanager
+    def _bugs_refuse(self) -> Iterator[None]:
+        """Refuse what meets a bug, before anything has changed: a protocol's own code is called here."""
+        try:
+            yield
+        except BrokerError:
+            raise
+        except Exception as error:
+            self._log.error(
+                "a reload met a bug, and changed nothing: the server goes on as it was; report it",
+                exc_info=error,
+            )
+            raise Failure(f"a bug, and nothing was changed; report it: {error!r}") from error
 
     def _look(self, part: Prepare, config: Config) -> "Seen":
         """What tells that a file was replaced or written, of each that the part watches."""

@@ -85,6 +85,8 @@ def test_enable_refuses_what_is_unknown_or_broken(monkeypatch: pytest.MonkeyPatc
     working, _ = plugins.load_all()
     with pytest.raises(InvalidSettings, match="did you mean logmq") as error:
         plugins.enabled(["lgomq"], working, "--enable")
+    with pytest.raises(InvalidSettings, match="did you mean logmq"):
+        plugins.enabled(["all", "lgomq"], working, "--enable")
     assert error.value.code == ExitCode.USAGE
     with pytest.raises(InvalidSettings, match="cannot be used: ImportError: x") as error:
         plugins.enabled(["c"], working, "b.toml")

@@ -170,6 +170,23 @@ async def test_where_one_part_refuses_no_part_changes_anything(
     assert (await reloader.reload()).changed == ["logmq.topics_max"]
 
 
+async def test_a_bug_in_a_part_refuses_the_reload_and_the_server_goes_on(
+    write: Write, read: Callable[[], Config]
+) -> None:
+    said = io.StringIO()
+    reloader, one, _ = _reloader(read, log=logs.configure("error", "text", said))
+
+    async def broken(config: Config) -> Apply:
+        raise ZeroDivisionError("a plugin's own")
+
+    reloader.register(broken)
+    write("[logmq]\ntopics_max = 7")
+    with pytest.raises(Failure, match="a plugin's own"):
+        await reloader.reload()
+    assert (one.times, reloader.config.protocols["logmq"].topics_max) == (0, 100_000)
+    assert "a reload met a bug" in said.getvalue()
+
+
 async def test_a_watched_file_that_changes_is_taken_up_by_its_part_alone_under_the_settings_that_hold(
     write: Write, read: Callable[[], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
