@@ -200,6 +200,10 @@ class Store:
         """
         return self._inventory.namespace(name, mode, plain_names, retention)
 
+    def has_log(self, namespace: str, name: str) -> bool:
+        """Whether there is such a log. Unlike `namespace` this makes nothing."""
+        return any((log.namespace, log.name) == (namespace, name) for log in self._inventory.all_logs())
+
     def append_each(self, logs: Sequence[Log], records: Sequence[bytes]) -> tuple[list[int], Ticket]:
         """Append one record after the other, each to its log. Stops before the first that needs `Log.append`,
         as where that would raise; returns the offsets of those appended, maybe none.
