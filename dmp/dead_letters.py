@@ -55,6 +55,7 @@ class DeadLetters:
     scheduled: float = math.inf
     _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
     _refused: list[tuple[Queue, Message, str]] = attrs.Factory(list)
+    _counted: set[Message] = attrs.Factory(set)  # those of them that are counted as passed on
     _retry_at: float = math.inf  # then these wait for their turn again
     _turns: deque[Queue] = attrs.Factory(deque)
     _work: int = 0  # of this turn, in plain letters
@@ -161,6 +162,8 @@ class DeadLetters:
         long, or it goes to very many queues.
         """
         broker = self._broker
+        counted = message in self._counted
+        self._counted.discard(message)
         self._work += 1 + len(message.head.properties) // LETTER_BYTES
         head = letter_head(broker, queue, message, reason)
         search = RouteSearch(broker.route_steps(head.exchange, head))
@@ -177,9 +180,9 @@ class DeadLetters:
 
         def moved(done: "Ticket") -> None:
             if not self._broker.was_taken_back(done):
-                broker.counts.dead_lettered += 1
                 return
             self._refused.append((queue, message, reason))
+            self._counted.add(message)
             if self._retry_at == math.inf:
                 self._retry_at = broker.timers.now() + RETRY_SECONDS
             self._go_on()
@@ -190,10 +193,10 @@ class DeadLetters:
                 moving = yield from self._move_in_slices(queue, message, head, targets)
             else:
                 moving = self._move(queue, message, head, targets)
+            if not counted:
+                broker.counts.dead_lettered += 1
             if moving is not None:
                 moving.when_done(moved)
-            else:
-                broker.counts.dead_lettered += 1
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
             broker.counts.dead_letters_lost += 1

@@ -112,7 +112,7 @@ class Bridges:
 
     async def open(self) -> None:
         """Read what is stored, once all services are open and before any is served."""
-        if TABLE in self.store.namespace(NAMESPACE, _MODE).logs:
+        if self.store.has_log(NAMESPACE, TABLE):
             with suppress(StoreError):  # `change` raises it, where there are bridges
                 table = await self._open_table()
                 if self.store.read_only is None:

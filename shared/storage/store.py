@@ -205,6 +205,10 @@ class Store:
         """
         return self._inventory.namespace(name, mode, plain_names, retention)
 
+    def has_log(self, namespace: str, name: str) -> bool:
+        """Whether there is such a log. Unlike `namespace` this makes nothing."""
+        return any((log.namespace, log.name) == (namespace, name) for log in self._inventory.all_logs())
+
     def charge_to(self, account: Account) -> None:
         """Charge the memory of records that wait for the disk or for their logs' files to `account`."""
         self._committer.tails.account = account

@@ -59,6 +59,9 @@ class FakeStore:
 
     def namespace(self, *_: Any, **__: Any) -> None: ...
 
+    def has_log(self, *_: str) -> bool:
+        return False
+
     def statistics(self) -> Any:
         """Every figure is 3."""
         return StoreStatistics(*[3] * len(attrs.fields(StoreStatistics)))
