@@ -18,7 +18,9 @@ QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
 BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
-NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS})
+LOST_AND_FOUND = "lost+found"
+"""The file system's own folder at the top of a volume, which only its owner may read."""
+NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS, LOST_AND_FOUND})
 """Folders of the data folder that hold no logs of the store."""
 SKIPPED_IDS = 1 << 20
 """Log ids that are skipped, because logs that nothing remembers had ids too, and may have left files."""

@@ -33,7 +33,7 @@ from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.lock import LOCK_NAME
 from shared.storage.os_disk import OsDisk
-from shared.storage.rebuild import BACKUPS, QUARANTINE
+from shared.storage.rebuild import BACKUPS, LOST_AND_FOUND, QUARANTINE
 from shared.storage.store import Store
 from shared.storage.tools import copying
 from shared.storage.tools.fsck import FsckReport, check
@@ -91,9 +91,10 @@ def _plain(path: str) -> bool:
     return not os.path.isabs(path) and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-# Of this process, not of the data.
+# Of this process, or of the file system, and not of the data.
 _NOT_COPIED = frozenset(
     {LOCK_NAME, "control.sock", "admin.token", BACKUPS, MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
+    | {LOST_AND_FOUND}
 )
 
 
@@ -178,7 +179,7 @@ def check_target(source: Path, target: Path) -> None:
     inside, folder = target.resolve(), source.resolve()  # a link may lead there, too
     if inside.is_relative_to(folder) and folder / BACKUPS not in inside.parents:
         raise StoreFormat(f"{target} is inside of {source}")
-    if target.exists() and os.listdir(target):
+    if target.exists() and set(os.listdir(target)) - {LOST_AND_FOUND}:
         raise StoreFormat(f"{target} is not empty")
 
 

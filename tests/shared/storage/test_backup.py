@@ -1,6 +1,7 @@
 """Backups: whole, checked, sparse, and taken while the folder is written."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import trio
 
 from shared.errors import StoreError, StoreFormat, StoreInUse
 from shared.storage import syscalls
+from shared.storage.format import MANIFEST_PATH
 from shared.storage.lock import FolderLock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -66,6 +68,20 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, folder: Pat
     assert tree(tmp_path / "full") == {"mine": b"mine"}
     (tmp_path / "empty").mkdir()
     restore(tmp_path / "backup", tmp_path / "empty")
+
+
+def test_what_a_file_system_has_at_the_top_of_a_volume_is_no_part_of_a_folder(
+    tmp_path: Path, folder: Path
+) -> None:
+    for volume in folder, tmp_path / "backup", tmp_path / "new":
+        (volume / "lost+found").mkdir(parents=True)
+        (volume / "lost+found" / "orders.log").write_bytes(b"of another")
+    backup(folder, tmp_path / "backup", now_ms=5)
+    assert "lost+found" not in (tmp_path / "backup" / MANIFEST_PATH).read_text()
+    restore(tmp_path / "backup", tmp_path / "new")
+    assert check(tmp_path / "new").findings == ()
+    shutil.rmtree(tmp_path / "new" / "lost+found")
+    assert contents(tmp_path / "new") == WORDS
 
 
 def test_what_cannot_be_backed_up_leaves_no_target(tmp_path: Path, folder: Path) -> None:
