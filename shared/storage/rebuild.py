@@ -108,11 +108,14 @@ def _owner(disk: Disk, fd: int) -> int | None:
 
 
 def _first(disk: Disk, path: str, entries: list[IndexEntry]) -> int:
-    """Where the kept bytes begin: bytes freed by retention read as zeros, and match no CRC."""
+    """Where the kept bytes begin: bytes freed by retention read as zeros, and match no CRC. The file keeps
+    its length then, so a short one is damage.
+    """
     with opened(disk, path) as fd:
+        size = disk.size(fd)
         for entry in entries:
             head = disk.read(fd, format.LENGTH_BYTES, entry.offset)
-            if any(head) or index.entry_matches(disk, fd, entry):
+            if entry.end > size or any(head) or index.entry_matches(disk, fd, entry):
                 return entry.offset
     return entries[-1].end if entries else 0
 

@@ -319,6 +319,21 @@ def test_a_rebuilt_catalog_never_uses_an_id_again(folder: Path) -> None:
     assert later > max(ids) + 1000
 
 
+@pytest.mark.parametrize("how", ["start", "repair"])
+def test_a_rebuilt_catalog_takes_an_empty_log_for_damage_and_not_for_retention(
+    folder: Path, how: str
+) -> None:
+    (folder / "CATALOG").unlink()
+    (folder / "logmq/few.log").write_bytes(b"")
+    for segment in (folder / "journal").iterdir():
+        segment.unlink()  # else it heals the log
+    if how == "start":
+        fill(folder, {})
+    else:
+        assert (FindingKind.LOG, "logmq/few.log") in damage(repair(folder))
+    assert [type(row) for row in log_dump(folder, "logmq", "few")] == [DamagedRow]
+
+
 def test_a_rebuilt_catalog_finds_where_retention_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "data"
 
