@@ -63,10 +63,20 @@ WARN_DAYS = 14
 """Before a certificate ends."""
 MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
+OWN_MEMORY_BYTES = 80 << 20
+"""That share leaves so much, too, where memory is small: an idle server takes 66 MiB."""
+LEAST_PERCENT = 12
+"""Of the memory, for clients in any case; that may be more than there is, and the start says so."""
 TELL_REFUSED_SECONDS = 60.0
 """An account that has no room is logged so often, however many requests it refuses."""
 END_SECONDS = 5.0
 """For protocols to end behind the drain; one that does not is left where it is."""
+
+
+def memory_for_clients(limit: int) -> int:
+    """How many bytes clients may make grow, of the `limit` of the machine or its control group."""
+    room = min(limit * MEMORY_PERCENT // 100, limit - OWN_MEMORY_BYTES)
+    return max(room, limit * LEAST_PERCENT // 100)
 
 
 class Host:
@@ -106,7 +116,8 @@ class Host:
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
         self.page: str | None = None
         self.admin_token = ""
-        self._budget = Account("process", memory_limit_bytes() * MEMORY_PERCENT // 100)
+        self._memory_bytes = memory_limit_bytes()
+        self._budget = Account("process", memory_for_clients(self._memory_bytes))
         self._budget.on_refused = self._tell_refused
         self._told_refused: dict[str, float] = {}
         found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
@@ -134,6 +145,12 @@ class Host:
         Raises Failure and ConfigError where it cannot start, StoreError where the last sync failed.
         """
         folder = self._config.serve.data_dir
+        if self._memory_bytes - self._budget.limit_bytes < OWN_MEMORY_BYTES:
+            self._log.warning(
+                "memory is short: the system may end the server when clients use what they may; give it more",
+                memory=self._memory_bytes,
+                clients=self._budget.limit_bytes,
+            )
         with folder_errors(folder):
             store = self._store = await self._open(folder, self._storage())
         self._network.admission.on_connections = store.reserve_descriptors

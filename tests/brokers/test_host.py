@@ -215,6 +215,26 @@ async def test_an_account_that_has_no_room_is_logged_once_a_minute(
 
 
 @pytest.mark.parametrize(
+    ("limit", "clients"), [(8192, 6144), (320, 240), (256, 176), (128, 48), (91, 11), (64, 7)]
+)
+def test_what_clients_may_use_leaves_the_server_what_it_needs(limit: int, clients: int) -> None:
+    assert host.memory_for_clients(limit * MIB) // MIB == clients
+
+
+@pytest.mark.parametrize(("limit", "warned"), [(91, 0), (90, 1)])
+async def test_memory_that_is_too_short_is_said_at_the_start(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch, limit: int, warned: int
+) -> None:
+    monkeypatch.setattr(host, "memory_limit_bytes", lambda: limit * MIB)
+    with capture_logs() as told:
+        it = make_host(log=get_logger())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(it.run)
+            it.stop()
+    assert len([line for line in told if "memory is short" in line["event"]]) == warned
+
+
+@pytest.mark.parametrize(
     ("error", "code", "advice"),
     [
         (CorruptRecord("quiet/orders.log", 7), ExitCode.FAILED, "brokers fsck --repair --data-dir {}"),
