@@ -58,7 +58,8 @@ class DmsSource:
 
     @property
     def durable(self) -> bool:
-        return self._queue.log is not None  # as `dms.disk_failed` has it, a queue goes on in memory
+        # As `dms.disk_failed` has it a queue goes on in memory; its log goes with its next change.
+        return self._queue.log is not None and not self._engine.past_saving
 
     def take(self, count: int) -> MessageRun | None:
         if self._failed:

@@ -607,14 +607,16 @@ class Queue(QueueBase):
             else:
                 seqs = [seq for _, seq, _, _ in deliveries]
             try:
-                ticket = self.log.ack(seqs, (consumer, ids, deliveries))
-                if consumer.stocks:  # now they were tried
+                if (
+                    consumer.stocks
+                ):  # now they were tried; a note may write what is pending, so it comes first
                     bodies = [body for _, _, body, _ in deliveries]
                     if type(seqs) is range:
                         self.log.note_delivered(seqs[0], bodies)
                     else:
                         for seq, body in zip(seqs, bodies, strict=True):
                             self.log.note_delivered(seq, (body,))
+                ticket = self.log.ack(seqs, (consumer, ids, deliveries))
             except StoreError as error:
                 self._detach_or_refuse(error)
         self.let_go(count)

@@ -250,7 +250,7 @@ def _quarantined(path: str, names: Container[str]) -> str:
 
 def _gather(disk: Disk, scanned: Replay) -> JournalChanges:
     changes = JournalChanges.of(disk, scanned.batches, scanned.synced_lsn)
-    changes.hinted = scanned.hinted.pieces
+    changes.hint(scanned.hinted)
     return changes
 
 

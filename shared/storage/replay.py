@@ -126,6 +126,7 @@ def _without_torn_references(disk: Disk, found: Replay, logs: Iterable[LogLine])
         each = found.batches[at]
         if each.refers and not _bears_out(disk, each, lines):
             torn = sum(later.batch.size for later in found.batches[at:])
+            found.torn.take_all(disk, found.batches[at:])
             return attrs.evolve(
                 found, batches=found.batches[:at], end_lsn=each.batch.lsn, torn_bytes=torn + found.torn_bytes
             )
@@ -301,10 +302,21 @@ class JournalChanges:
     def of(cls, disk: Disk, batches: list[FoundBatch], synced_lsn: int = 0) -> Self:
         """What these batches say. Raises ValueError and TypeError as `take`, and OSError."""
         changes = cls(synced_lsn)
+        changes.take_all(disk, batches)
+        return changes
+
+    def take_all(self, disk: Disk, batches: list[FoundBatch]) -> None:
+        """Apply batches. Raises as `of`."""
         for found, payload in read_payloads(disk, batches):
             for entry in format.unpack_entries(payload, found.batch.entries) or []:
-                changes.take(found, entry, payload)
-        return changes
+                self.take(found, entry, payload)
+
+    def hint(self, seeming: "JournalChanges") -> None:
+        """Have what damaged batches seem to have had as `hinted`, but for what a good one goes on behind."""
+        for log_id, pieces in seeming.pieces.items():
+            good = self.pieces.get(log_id)
+            end = good[-1].end if good else 0
+            self.hinted[log_id] = [piece for piece in pieces if piece.offset >= end]
 
     def take(self, found: FoundBatch, entry: Entry, payload: bytes) -> None:
         """Apply one entry of a batch with this payload. Raises ValueError and TypeError for one that no
@@ -392,7 +404,7 @@ class _BatchFinder(Segments):
             segment = self.segment_at(lsn)
             after = self.segment_from(segment.end) if segment is not None else None
             size = self._begun(segment, lsn)
-            if not size and after is not None:
+            if not size and after is not None and (end_lsn is None or after.lsn < end_lsn):
                 segment, lsn = after, after.lsn
                 size = self._begun(segment, lsn)
             if segment is None or not size:

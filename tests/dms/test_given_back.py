@@ -6,6 +6,8 @@ from math import inf
 import pytest
 import trio
 
+from dms import engine as dms_engine
+from dms import queue_log
 from dms.engine import Credit, Engine
 from dms.records import Reason
 from dms.settings import DmsSettings
@@ -107,3 +109,35 @@ async def test_what_a_bridge_held_when_the_server_was_killed_was_never_tried(
     assert found == [*held, *(behind if other == OTHERS[0] else ()), b"last"]
     dead = behind if other == OTHERS[1] else []
     assert await world.found("dms", "dead") == dead, "held by a consumer: tried"
+
+
+async def test_what_a_bridge_carries_while_a_snapshot_is_made_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_log, "NOTES_MAX", 3)
+    monkeypatch.setattr(dms_engine, "KEPT_AT_ONCE", 1)
+    disk = FakeDisk()
+    world = await World.open(await open_store(disk, SMALL))
+    engine: Engine = world.services["dms"].engine
+    engine.create("jobs", {})
+    world.store.commit_pending()
+    world.send("dms", "jobs", *[b"%02d" % number for number in range(12)])
+    queue = engine.find("jobs")
+    assert queue is not None
+    first, ahead = engine.consumer(_Holder()), engine.consumer(_Holder(), stocks=True)
+    for consumer in (first, ahead):
+        assert engine.admit(consumer)
+        queue.line_up(Credit(consumer, queue, (b"0000",) * 12, inf))
+        engine.gone(first)  # the other gets them one by one, as they came back
+    assert len(ahead.unacked.single) == 12
+    assert queue.log is not None
+    queue.log.snapshot()
+    assert engine.sliced_work.busy, "it is being made"
+    engine.ack(ahead, tuple(reversed(ahead.unacked.single)))
+    while engine.sliced_work.busy:
+        engine.sliced_work.expire(0)
+    world.store.commit_pending()
+    assert engine.counts.snapshots == 1
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store)
+    assert await world.found("dms", "jobs") == []

@@ -34,7 +34,7 @@ SMALL = StorageSettings(
 
 
 class FakeClock:
-    """The `Clock` of shared/storage/clock.py: it stands still until it is told."""
+    """The `Clock` of shared/storage/disk.py: it stands still until it is told."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self.wall = wall_ms

@@ -256,7 +256,7 @@ def _apply_journal(disk: Disk, live: bool) -> FolderView:
             raise
     else:
         view.journal = None if live else journal
-        changes.hinted = journal.hinted.pieces
+        changes.hint(journal.hinted)
     _apply(view, changes)
     return view
 

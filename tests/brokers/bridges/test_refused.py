@@ -126,6 +126,25 @@ async def test_the_guarantee_of_queues_that_go_on_in_memory_is_that_of_memory() 
     assert world.only.guarantee == "at most once"
 
 
+@pytest.mark.parametrize("target", ["pubsub", "kqmsgq", "dms"])
+async def test_a_queue_that_goes_on_in_memory_is_carried_on_though_nobody_else_changes_it(target: str) -> None:
+    disk = FakeDisk()
+    best_effort = DmsSettings(persist=True, disk_failed="best-effort")
+    world = await World.open(await open_store(disk, SMALL), dms=best_effort)
+    for name in ("in", "out"):
+        world.make("dms", name)
+    await world.bridges.change([bridge("dms:in", f"{target}:out")])
+    world.carry()
+    world.send("dms", "in", b"a")
+    fail(disk, EIO, journal_write)
+    world.send("logmq", "other", b"x")
+    assert world.store.read_only is not None
+    for _ in range(3):
+        world.later()
+    assert await world.found(target, "out") == [b"a"]
+    assert (world.only.guarantee, world.only.lag) == ("at most once", 0)
+
+
 # -- where a first run begins
 
 

@@ -241,6 +241,53 @@ async def test_a_log_that_only_a_damaged_batch_told_of_is_named() -> None:
     assert [line["of"] for line in logged if "of" in line] == ["logmq/made.log"]
 
 
+async def test_a_damaged_batch_whose_header_is_gone_names_nobody_of_the_next_segment() -> None:
+    disk, store = await fresh_store(SMALL)
+    for name in ("hit", "spared"):
+        store.namespace("logmq", ALWAYS).create(name)
+    await append_each(store, "hit", 1)
+    await append_each(store, "hit", 1)
+    await append_each(store, "spared", 2, 40_000)
+    store.abandon()
+    disk = disk.kill()
+    bad, after = batches(disk).batches[1], batches(disk).batches[-1]
+    assert (bad.segment.lsn, after.position) == (0, 0)
+    disk.write(disk.open(segment_path(0)), bytes(format.SECTOR), bad.position)
+    assert told_of_the_journal(disk.kill()) == (
+        "bytes that were once synced no longer parse; what they held is lost",
+        [],
+    )
+    with capture_logs() as logged:
+        await open_store(disk, SMALL)
+    assert [line["of"] for line in logged if "of" in line] == [""]
+
+
+async def test_what_a_good_batch_goes_on_behind_was_no_longer_than_that() -> None:
+    disk, store = await fresh_store(ROOMY)
+    for name in ("hit", "spared"):
+        store.namespace("logmq", ALWAYS).create(name)
+        await append_each(store, name, 1)
+    await store.checkpoint()
+    logs = store.namespace("logmq", ALWAYS).logs
+    first = logs["hit"].end
+    logs["hit"].append(records(bytes(300)), 1)
+    await append(store, logs["spared"], bytes(3000))
+    second = logs["hit"].end
+    await append(store, logs["hit"], b"good")
+    end = logs["hit"].end
+    store.abandon()
+    disk = disk.kill()
+    bad = batches(disk).batches[0]
+    of_the_length = bad.position + format.BATCH_HEADER_BYTES + 29
+    flip(disk, segment_path(bad.segment.lsn), of_the_length)
+    assert told_of_the_journal(disk.kill())[1] == [("logmq/hit.log", first, second - first)]
+    store = await open_store(disk, ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["hit"]
+    assert log.end == end
+    assert isinstance(await ask(log.read, first, 1), CorruptRecord)
+    assert payloads(await ask(log.read, second, 1)) == [b"good"]
+
+
 @pytest.mark.parametrize(
     "forged",
     [

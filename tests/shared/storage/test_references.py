@@ -7,6 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.errors import CorruptRecord, StoreError
@@ -85,6 +86,19 @@ async def test_what_is_large_is_written_once_behind_the_first_that_is() -> None:
     for machine in (disk.kill(), disk.power_cut().boot(lambda n, what: n - 1)):
         again = await open_store(machine, ROOMY)
         assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == expected
+
+
+async def test_a_batch_that_is_cut_as_a_file_lacks_what_it_refers_to_is_named() -> None:
+    disk, store, log = await announced()
+    end = log.end
+    await append(store, log, b"1" * LARGE)
+    store.abandon()
+    disk = disk.kill()
+    disk.truncate(disk.open("logmq/t0.log"), end)
+    with capture_logs() as logged:
+        store = await open_store(disk, ROOMY)
+    assert [line["of"] for line in logged if "of" in line] == ["logmq/t0.log"]
+    assert store.namespace("logmq", ALWAYS).logs["t0"].end == end
 
 
 async def test_both_are_synced_before_anybody_is_told_and_the_name_of_the_file_too() -> None:
