@@ -607,9 +607,7 @@ class Queue(QueueBase):
             else:
                 seqs = [seq for _, seq, _, _ in deliveries]
             try:
-                if (
-                    consumer.stocks
-                ):  # now they were tried; a note may write what is pending, so it comes first
+                if consumer.stocks:  # they were tried; before the ACK, since a note may write what is pending
                     bodies = [body for _, _, body, _ in deliveries]
                     if type(seqs) is range:
                         self.log.note_delivered(seqs[0], bodies)
