@@ -83,8 +83,8 @@ class SupervisedService:
 
     @property
     def service(self) -> Service | None:
-        """What serves; None while it does not."""
-        return self._service if self.state == "serving" else None
+        """What serves, or will once all are open; None after a crash, and at the end."""
+        return self._service if self.state in ("starting", "serving") else None
 
     @property
     def admin_verbs(self) -> Sequence[Verb]:

@@ -375,6 +375,7 @@ class QueueLog:
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
+        self.write_pending()
         self._passed(sum(runs[-1]) - 1)
         record = records.pack_run_record(RecordKind.GONE, runs, *self._times.stamp(), reason)
         _, ticket = self.append(*self._with_notes(record), reserved=True)
@@ -436,6 +437,8 @@ class QueueLog:
     def flush_notes(self) -> None:
         """Write notes that no record has taken along."""
         self._notes_awaited = False
+        if self._delivered_end or self._notes:
+            self.write_pending()  # it takes them along: behind ACKs, deliveries before those count twice
         if (self._delivered_end or self._notes) and not self.detached:
             try:
                 self.append(*self._with_notes(b"", 0), reserved=True)

@@ -7,7 +7,7 @@ import trio
 
 from dms import queue_log, records, wire
 from dms.queue_log import QueueLog
-from dms.records import RecordKind
+from dms.records import Reason, RecordKind
 from dms.wire import Status, Type
 from shared.storage.log import read_records
 from tests.dms.world import Peer, World, statuses
@@ -53,6 +53,28 @@ def test_a_round_of_many_connections_is_one_record_of_each_kind() -> None:
     assert [frame[:1] for peer in peers for frame in peer.take()].count((Type.ACK_OK,)) == 6
     world.kill()
     assert [body for _, body in world.connect().consume("q", 2)] == [b"late"]
+
+
+@pytest.mark.parametrize("record", ["of its own", "of what has expired"])
+def test_a_delivery_is_counted_once_though_an_ack_behind_it_waits_when_its_note_is_written(
+    record: str,
+) -> None:
+    world = World()
+    peer = world.connect()
+    peer.create("q")
+    peer.produce("q", b"0", b"1", b"2", b"3")
+    held = peer.consume("q", 3)
+    peer.session.receive(wire.pack(Type.ACK, held[-1][0]))
+    queue = world.engine.queues[b"q"]
+    assert queue.log is not None
+    if record == "of its own":
+        queue.log.flush_notes()
+    else:
+        queue.log_gone([(queue.head, 1)], Reason.TTL)
+        queue.drop_front(1)
+    world.settle()
+    world.kill()
+    assert sorted(world.engine.queues[b"q"].back.values()) == [(b"0", 1), (b"1", 1)]
 
 
 def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

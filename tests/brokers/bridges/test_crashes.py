@@ -5,14 +5,19 @@ is recovered, the bridge goes on, and its target has to have all that was acknow
 """
 
 import itertools
+from pathlib import Path
 
 import pytest
+import trio
 from structlog.testing import capture_logs
 
+from brokers.config import load
+from brokers.host import Host
+from logmq.plugin import plugin
 from logmq.settings import LogmqSettings
-from shared.storage.settings import Durability
+from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Store, Ticket
-from tests.brokers.bridges.world import World, bridge
+from tests.brokers.bridges.world import LOG, World, bridge
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 from tests.support.stores import SMALL, open_store
@@ -132,3 +137,34 @@ async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: s
     world.carry()
     new = [b"new 1", b"new 2", b"new 3", b"new 4"]
     assert await world.found("logmq", "out") == [b"old 1", b"old 2", b"old 3", *new]
+
+
+async def test_the_server_does_so_before_it_serves(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    settings = bridge("logmq:in", "logmq:out")
+    unsynced = LogmqSettings(durability=Durability.parse("none"))
+    world = await World.open(await open_store(disk, SMALL), settings, logmq=unsynced)
+    world.carry()
+    world.send("logmq", "in", b"old")
+    world.carry()
+    await world.bridges.change([])
+    world.carry()
+    store = await open_store(disk.power_cut().boot(lambda n, what: n - 1), SMALL)
+
+    async def opened(folder: Path, settings: StorageSettings) -> Store:
+        return store
+
+    (tmp_path / "data").mkdir()
+    environ = {
+        "BROKERS_SERVE_DATA_DIR": str(tmp_path / "data"),
+        "BROKERS_ADMIN_ENABLED": "false",
+        "BROKERS_LOGMQ_PORT": "0",
+    }
+    plugins = (plugin,)
+    with capture_logs() as logged:
+        host = Host(plugins, load(plugins, file=None, environ=environ), LOG, open_store=opened)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(host.run)
+            host.stop()
+    told = [line for line in logged if "lost its newest records" in line["event"]]
+    assert [(line["bridge"], line["topic"]) for line in told] == [("b", "in")]

@@ -127,7 +127,9 @@ async def test_the_guarantee_of_queues_that_go_on_in_memory_is_that_of_memory() 
 
 
 @pytest.mark.parametrize("target", ["pubsub", "kqmsgq", "dms"])
-async def test_a_queue_that_goes_on_in_memory_is_carried_on_though_nobody_else_changes_it(target: str) -> None:
+async def test_a_queue_that_goes_on_in_memory_is_carried_on_though_nobody_else_changes_it(
+    target: str,
+) -> None:
     disk = FakeDisk()
     best_effort = DmsSettings(persist=True, disk_failed="best-effort")
     world = await World.open(await open_store(disk, SMALL), dms=best_effort)
