@@ -83,7 +83,8 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     else:
         scanned = replay.scan(disk, found.journal_id, found.replay_lsn, found.logs)
         changes = _gather(disk, scanned)
-        paths = {line.id: line.log_path for line in [*found.logs, *changes.created.values()]}
+        lines = [*found.logs, *changes.created.values()]
+        paths = {line.id: line.log_path for line in lines if line.id not in changes.deleted}
         lost_of, torn_of = scanned.hinted.named(paths), scanned.torn.named(paths)
         _report(scanned, lost_of, torn_of)
         if scanned.missing:

@@ -128,7 +128,7 @@ def check_disk(disk: Disk) -> FsckReport:
 def _journal(view: FolderView) -> Iterator[Finding]:
     journal = view.journal
     assert journal is not None
-    paths = {log.id: log.log_path for log in [*view.logs.values(), *view.deleted]}
+    paths = {log.id: log.log_path for log in view.logs.values()}
     for damage in journal.damage:
         text = "bytes that were once synced no longer parse; what they held is lost"
         text = naming(text, journal.hinted.named(paths))

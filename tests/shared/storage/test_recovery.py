@@ -35,6 +35,7 @@ from tests.support.stores import (
 )
 
 ROOMY = attrs.evolve(SMALL, segment_bytes=1024 * KIB)
+LOST = "bytes that were once synced no longer parse; what they held is lost"
 
 
 def flip(disk: FakeDisk, path: str, position: int) -> None:
@@ -253,13 +254,32 @@ async def test_a_damaged_batch_whose_header_is_gone_names_nobody_of_the_next_seg
     bad, after = batches(disk).batches[1], batches(disk).batches[-1]
     assert (bad.segment.lsn, after.position) == (0, 0)
     disk.write(disk.open(segment_path(0)), bytes(format.SECTOR), bad.position)
-    assert told_of_the_journal(disk.kill()) == (
-        "bytes that were once synced no longer parse; what they held is lost",
-        [],
-    )
+    assert told_of_the_journal(disk.kill()) == (LOST, [])
     with capture_logs() as logged:
         await open_store(disk, SMALL)
     assert [line["of"] for line in logged if "of" in line] == [""]
+
+
+async def test_a_damaged_batch_does_not_name_what_was_deleted_behind_it() -> None:
+    """The name may be another log's by now, which has lost nothing."""
+    disk, store = await fresh_store(ROOMY)
+    namespace = store.namespace("logmq", ALWAYS)
+    namespace.create("again")
+    await append_each(store, "again", 1)
+    await store.checkpoint()
+    await append_each(store, "again", 1)
+    await store.wait(namespace.delete("again"))
+    namespace.create("again")
+    await append_each(store, "again", 2)
+    store.abandon()
+    disk = disk.kill()
+    bad = batches(disk).batches[0]
+    flip(disk, segment_path(bad.segment.lsn), bad.position + 100)
+    assert told_of_the_journal(disk.kill()) == (LOST, [])
+    with capture_logs() as logged:
+        store = await open_store(disk, ROOMY)
+    assert [line["of"] for line in logged if "of" in line] == [""]
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["again"])) == 2
 
 
 async def test_what_a_good_batch_goes_on_behind_was_no_longer_than_that() -> None:
