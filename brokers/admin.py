@@ -28,6 +28,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote_to_bytes
 
 import anyio
 import structlog
@@ -36,6 +37,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -242,7 +244,23 @@ def application(host: "Host") -> Starlette:
         exception_handlers=dict.fromkeys(
             (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
         ),
+        middleware=[Middleware(_TextQueries)],
     )
+
+
+class _TextQueries:
+    """Refuses a query that is not UTF-8. Starlette would have U+FFFD in it, which names something else."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        try:
+            unquote_to_bytes(scope.get("query_string", b"")).decode()
+        except UnicodeDecodeError:
+            app = problem(400, "the query is not UTF-8")
+        await app(scope, receive, send)
 
 
 def changes_nothing(verbs: Mapping[tuple[str, str], Verb], path: str) -> bool:

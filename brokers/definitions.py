@@ -26,7 +26,7 @@ from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
 from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
 from shared.errors import BrokerError, ConfigError
-from shared.local_path import WRITTEN_BYTES_MAX, read_file
+from shared.local_path import WRITTEN_BYTES_MAX, read_file, require_regular
 from shared.objects import BadArgument, a_text
 from shared.storage.store import Store, Ticket
 from shared.storage.threads import Threads
@@ -292,8 +292,13 @@ async def load(document: Document, path: Path) -> Taken:
 
 async def rows_of(path: Path) -> dict[str, list[Row]]:
     """The rows of a start's file, by section. Raises ConfigError."""
+
+    def read() -> bytes:
+        require_regular(path)
+        return read_file(path, BYTES_MAX)
+
     try:
-        return await parsed((await Threads()(read_file, path, BYTES_MAX)).decode())
+        return await parsed((await Threads()(read)).decode())
     except OSError as error:
         raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

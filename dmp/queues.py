@@ -820,6 +820,8 @@ class Queue(QueueBase):
             return
         super().all_returned(count)
         if not (self.returning or self.deleted):
+            if self.depth:  # more than before: some of the oldest may be too much
+                self._trim()
             self._tell_waiting()
 
     # -- who takes

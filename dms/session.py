@@ -48,7 +48,7 @@ from dms.wire import (
 from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
-from shared.net.session import SessionBase, Stop
+from shared.net.session import STOP_WORDS, SessionBase, Stop
 from shared.replies import ReplySlot
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ disk."""
 
 # A reason to hold input back, besides those of `Stop`.
 _LISTING = Stop.FIRST_OWN  # a listing is under way
+_STOP_WORDS = STOP_WORDS | {_LISTING: "a listing"}
 
 # Deadlines.
 _CREDITS, _NAMES = range(2)  # of the oldest credit; of the next names of a listing
@@ -131,6 +132,7 @@ class Session(SessionBase):
         "queue_name",
         "state",
     )
+    stop_words = _STOP_WORDS
 
     def __init__(
         self, connection: Connection, engine: Engine, refusals: Refusals, gate: Guard | None = None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kqmsgq.fanout import Producer
-from kqmsgq.wire import LENGTH_BYTES, NAME_AT, RECORDED_MESSAGES, message
+from kqmsgq.wire import ALL, ALL_IS_NO_TARGET, LENGTH_BYTES, NAME_AT, RECORDED_MESSAGES, message
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
 from shared.bridging import (
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kqmsgq.listener import KqmsgqService
     from kqmsgq.queues import Queues
 
-ALL = "*"
-"""As a source: all queues, present and future."""
 WRITTEN_AT_ONCE = 256
 """Messages that are handled between two checkpoints."""
 
@@ -110,7 +108,7 @@ class KqmsgqBridgeEnds(VolatileEnds):
 
     def target_name(self, place: str) -> NameTemplate:
         if place == ALL:
-            raise ValueError("* is all queues, which is no target")
+            raise ValueError(ALL_IS_NO_TARGET)
         return NameTemplate.parse(place)
 
     def may_feed(self, target: str, source: str) -> bool:

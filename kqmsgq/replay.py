@@ -1,13 +1,14 @@
 """KqueueMsgQ as the target of a replay, and the messages of its recordings. No message is acknowledged."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from kqmsgq.client import MESSAGE_BYTES_MAX, NAME_BYTES_MAX, PORT, Producer, open_producer
-from kqmsgq.wire import RECORDED_MESSAGES, take_messages
+from kqmsgq.wire import ALL, ALL_IS_NO_TARGET, RECORDED_MESSAGES, take_messages
+from shared.addresses import MessageOrigin
 from shared.client.dial import How
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Replays
+from shared.replaying import Batch, PastMessage, Place, Replays, one_name
 
 _ANY = (1 << 32) - 1  # the limits at the time of recording are not known
 
@@ -49,4 +50,11 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         raise ValueError("a message reaches past its end")
 
 
-REPLAYS = Replays(target, recorded=recorded)
+def place(address: str) -> Callable[[MessageOrigin], Place]:
+    """One queue. Raises ValueError."""
+    if address == ALL:
+        raise ValueError(ALL_IS_NO_TARGET)
+    return one_name(address)
+
+
+REPLAYS = Replays(target, place, recorded=recorded)

@@ -27,6 +27,10 @@ NAME_AT = 1 + LENGTH_BYTES
 HEADER_BYTES = NAME_AT + LENGTH_BYTES
 """Bytes of a message's header without the name: the event byte and both lengths."""
 
+ALL = "*"
+"""In the address of a source: all queues, present and future."""
+ALL_IS_NO_TARGET = "* is all queues, which is no target"
+
 RECORDED_MESSAGES = 1
 """The codec of recorded blocks (RECORDING.md): whole message events as a producer sent them."""
 

@@ -50,7 +50,7 @@ from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.session import SessionBase, Stop
+from shared.net.session import STOP_WORDS, SessionBase, Stop
 from shared.replies import ReplySlot
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ MARKED_BYTES = 32 * 1024 * 1024
 # Reasons to hold input back, besides those of `Stop`.
 _TURN = Stop.FIRST_OWN  # an earlier answer has to leave first
 _READ = Stop.FIRST_OWN << 1  # a read is under way
+_STOP_WORDS = STOP_WORDS | {_TURN: "its earlier answers", _READ: "a read of a log"}
 
 # Deadlines.
 _SOON, _FETCHES = range(2)
@@ -125,6 +126,7 @@ class Session(SessionBase):
         "topics",
         "written",
     )
+    stop_words = _STOP_WORDS
 
     def __init__(self, connection: Connection, broker: "Broker") -> None:
         super().__init__(connection, broker.settings.line_seconds)

@@ -603,10 +603,7 @@ class Guard:
         key = (user, "subscribe", pattern)
         found = self._decisions.get(key)
         if found is None:
-            try:
-                covered = covers_subscription(topic_globs(self._patterns(user, READ)), pattern.decode())
-            except UnicodeDecodeError:
-                covered = None
+            covered = covers_subscription(topic_globs(self._patterns(user, READ)), text_of(pattern))
             self.in_doubt += covered is None
             found = self._keep(key, bool(covered))
         return found

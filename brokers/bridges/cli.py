@@ -73,8 +73,9 @@ def _position(said: str) -> str:
         return said
     try:
         at = moment_ms(said, time.time_ns() // 1_000_000)
-    except ValueError as error:
-        raise UsageError("--to", str(error)) from None
+    except ValueError:
+        text = f"{said!r} is no time; understood: first, end, an offset, 30m ago, 1h, 2d, 2026-01-31T12:00"
+        raise UsageError("--to", text) from None
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds")
 
 

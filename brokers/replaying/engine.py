@@ -122,7 +122,7 @@ class Progress:
 
     def __init__(self, file: Path | None, of: Mapping[str, Any], flag: str = "--progress") -> None:
         self._file = file
-        self._flag = flag
+        self.flag = flag
         self._of = json.loads(json.dumps(of))
 
     def load(self) -> ReplayBatch | None:
@@ -134,9 +134,9 @@ class Progress:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise UsageError(self._flag, f"{self._file} is not the file of a replay") from None
+            raise UsageError(self.flag, f"{self._file} is not the file of a replay") from None
         if found.of != self._of:
-            raise UsageError(self._flag, f"{self._file} is of another replay; give this one another")
+            raise UsageError(self.flag, f"{self._file} is of another replay; give this one another")
         return found
 
     def begin(self, extents: Extents, began_ms: int | None = None) -> ReplayBatch:
@@ -219,7 +219,7 @@ async def replay(
 
     last: Sequence[SourcedRecord] = ()
     if resumed:
-        last, source = begun_batch(source, place)
+        last, source = begun_batch(source, place, progress.flag)
         await send(last)
     async with aclosing(due_batches(source, pace)) as batches:
         async for batch in batches:
@@ -246,9 +246,10 @@ def contents_of(batch: Sequence[SourcedRecord]) -> dict[str, list[int]]:
 
 
 def begun_batch(
-    records: Iterator[SourcedRecord], place: ReplayBatch
+    records: Iterator[SourcedRecord], place: ReplayBatch, flag: str = "--progress"
 ) -> tuple[Sequence[SourcedRecord], Iterator[SourcedRecord]]:
-    """Return the records of the batch that was begun, and all others. Raises OtherRecords."""
+    """Return the records of the batch that was begun, and all others. `flag`: that of the progress file.
+    Raises OtherRecords."""
     left = {log: count for log, (count, _) in place.batch.items()}
     batch: list[SourcedRecord] = []
     others: list[
@@ -266,7 +267,7 @@ def begun_batch(
     if contents_of(batch) != {log: list(contents) for log, contents in place.batch.items()}:
         raise OtherRecords(
             f"batch {place.seq} was begun and cannot be sent again: its records are not there any "
-            "more, or are others. Whether the target has them nobody can tell; a new --progress begins anew"
+            f"more, or are others. Whether the target has them nobody can tell; a new {flag} begins anew"
         )
     return batch, chain(others, records)
 

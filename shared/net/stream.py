@@ -12,6 +12,7 @@ import trio
 from shared.net import liveness
 from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
+from shared.net.outbox import Policy
 from shared.net.settings import CertificateUser
 from shared.net.tls import TlsStream, in_words
 
@@ -158,6 +159,13 @@ class StreamConnection(DrivenConnection):
             if self.outbox.size > self.outbox.bound:
                 self._limit_slow_peer()
             self._changed.unpark_all()
+
+    def _limit_slow_peer(self) -> None:
+        """What the writer takes next, a moment from now, counts as begun: a peer is not slow for that."""
+        outbox = self.outbox
+        if outbox.policy is not Policy.WAIT and outbox.begun is None and outbox.chunks:
+            outbox.begun = outbox.chunks[0]
+        super()._limit_slow_peer()
 
     def _advance(self) -> None:
         if self.outbox.size and not self._has_time_to_flush():

@@ -127,6 +127,8 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         (f"queues?limit={'9' * 5000}", None, 400),
         (f"queues?limit={'0' * 8}1{'0' * 5000}", None, 400),
         ("queues?colour=red", None, 400),
+        ("subscriptions?topic=%FF%FE/q", None, 400),
+        ("queues?match=%C3", None, 400),
         ("queues", {}, 405),
         ("topics/none/trim", {}, 404),
     ):

@@ -198,7 +198,8 @@ def test_what_a_start_reads_is_a_file_and_all_else_is_named(
     data.mkdir()
     odd, settings = tmp_path / "odd", tmp_path / "b.toml"
     make(odd)
-    for key in ("access.users_file", "tls.certificate", "tls.client_ca", "admin.tls.key"):
+    certificates = "tls.certificate", "tls.client_ca", "admin.tls.key"
+    for key in ("access.users_file", "serve.definitions", *certificates):
         section, _, name = key.rpartition(".")
         certificate = "" if name == "certificate" else f"certificate = '{__file__}'\n"
         settings.write_text(f"[{section}]\n{certificate if 'tls' in section else ''}{name} = '{odd}'")

@@ -278,6 +278,7 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         (("logmq:jobs", "--to", "zap:y"), "--to: 'zap' is no protocol; there are dmp, dms,"),
         (("logmq:jobs",), "appended to itself"),
         (("logmq:jobs", "--to", "dms:{x}"), "is no field"),
+        (("logmq:jobs", "--to", "kqmsgq:*"), "--to: * is all queues, which is no target"),
         (("logmq:jobs", "--to", "jobs"), "begins with a protocol"),
         (("logmq:jobs", "--to", "dms:x", "--rate", "fast"), "is not 1x, 10x, 500/s or max"),
         (("logmq:jobs", "--to", "dms:x", "--rate", "0x"), "is not 1x"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from dmp import wire
 from dmp.data_types import short, take_short
@@ -63,7 +64,7 @@ class Application:
     def exchange(self, name: bytes, type_: str = "topic") -> None:
         self.world.topology.declare_exchange(name, ExchangeKind(type_))
 
-    def queue(self, name: bytes, exchange: bytes | None = None, key: bytes = b"#", **kind: bool) -> Queue:
+    def queue(self, name: bytes, exchange: bytes | None = None, key: bytes = b"#", **kind: Any) -> Queue:
         """An exclusive queue, bound."""
         declared = self.world.topology.declare_queue(name, QueueKind(exclusive=True, **kind), self.owner)[0]
         if exchange is not None:

@@ -141,6 +141,19 @@ async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_do
     assert [message.body for message in queue.ready] == [b"3"]
 
 
+async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
+    world: World, app: Application
+) -> None:
+    limits = QueueArguments(messages_max=2)
+    queue = app.queue(b"mine", b"quotes", arguments=limits)
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1", b"2", b"3", b"4")
+    assert queue.depth == 0
+    feed.close()
+    assert [message.body for message in queue.ready] == [b"3", b"4"]
+    assert world.broker.counts.overflowed == 2
+
+
 async def test_while_a_feed_is_open_consumers_get_nothing(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     consumer = Taker()

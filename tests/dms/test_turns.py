@@ -297,6 +297,7 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
     peer.session.receive(b"".join((*lists, wire.pack(Type.DELETE_QUEUE, 3, wire.pack_name("q05")), after)))
     assert peer.connection.taken() == b""
     assert not peer.connection.reading
+    assert peer.session.waits_for == ["a listing"]
     assert len(world.engine.queues) == COUNT, "what comes behind a listing waits"
     other = world.connect()
     assert statuses(other.produce("q00", b"x")) == [Status.OK]

@@ -7,6 +7,19 @@ from shared.access import ANONYMOUS, Access, Rule, User
 from tests.logmq.world import TIGHT, Peer, World, record, records, slow_reads
 
 
+def test_what_a_connection_waits_for_is_said_in_words() -> None:
+    world = World()
+    peer = world.connect()
+    peer.send(b"PRODUCE t one\nDELETE t\n")
+    assert peer.session.waits_for == ["its earlier answers"]
+    assert peer.ask(b"PRODUCE t two\n").splitlines()[0] == b"OK 0"
+    with slow_reads("t") as disk:
+        peer.send(b"CONSUME t 0\n")
+        assert peer.session.waits_for == ["a read of a log"]
+        disk.thaw()
+    assert peer.session.waits_for == []
+
+
 def test_a_congested_store_holds_input_back() -> None:
     world = World(storage=TIGHT)
     peer = world.connect()

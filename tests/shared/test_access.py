@@ -250,7 +250,11 @@ def test_a_subscription_is_allowed_exactly_when_no_topic_outside_the_rules_match
         (["*"], b"*", True),
         (["a/*", "b/*"], b"+/x", False),
         (["home/*"], "home/é/+".encode(), True),
-        (["*"], b"\xff", False),  # no text: refused in doubt
+        (["*"], b"\xff", True),
+        (["*"], b"home/\xff/+", True),
+        (["home/?"], b"home/\xff", True),  # each byte that is not UTF-8 is a character
+        (["home/?"], b"home/\xff\xff", False),
+        (["home/x"], b"home/\xff", False),
         ([], b"x", False),
     ],
 )

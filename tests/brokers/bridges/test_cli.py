@@ -48,5 +48,8 @@ def test_what_is_no_position_is_a_mistake_on_the_command_line(
     asked: Sequence[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(("bridge", "reset", "jobs", "--to", "soon")) == ExitCode.USAGE
-    assert capsys.readouterr().err.startswith("brokers: --to: 'soon' is no time")
+    said = capsys.readouterr().err
+    assert said.startswith("brokers: --to: 'soon' is no time")
+    assert "an offset" in said
+    assert "milliseconds" not in said, "a number alone is an offset"
     assert asked == []

@@ -178,8 +178,10 @@ def test_a_batch_that_was_begun_is_the_same_or_none(tmp_path: Path) -> None:
     ]
     with pytest.raises(OtherRecords):
         run(other, broker, progress)
-    with pytest.raises(OtherRecords):
+    with pytest.raises(OtherRecords, match="a new --progress begins anew"):
         run(first[:-1], broker, progress)
+    with pytest.raises(OtherRecords, match="a new --resume begins anew"):
+        run(first[:-1], broker, Progress(tmp_path / "progress", OF, "--resume"))
     assert broker.messages == {}
     run([*sorted(first), *second], broker, progress)
     for topic, messages in broker.messages.items():

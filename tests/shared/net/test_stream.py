@@ -127,6 +127,20 @@ async def test_a_chunk_that_is_being_sent_is_not_dropped() -> None:
         assert connection.outbox.dropped_chunks == 4
 
 
+@pytest.mark.parametrize("policy", [Policy.DROP, Policy.DISCONNECT])
+async def test_what_is_large_and_written_first_is_sent_whatever_is_written_before_the_writer_has_its_turn(
+    policy: Policy,
+) -> None:
+    async with joined(lockstep_stream_pair()) as (_, near, session):
+        connection = session.connection
+        connection.outbox.bound, connection.outbox.policy = 10, policy
+        connection.write(b"kept" * 5)
+        connection.write(b"new")
+        with trio.fail_after(5):
+            assert await read_all(near, 23) == b"kept" * 5 + b"new"
+        assert connection.outbox.dropped_chunks == 0
+
+
 async def test_one_serves_on_when_another_reader_is_stuck(autojump_clock: MockClock) -> None:
     server = StreamServer()
     stuck_near, stuck_far = lockstep_stream_pair()
