@@ -9,8 +9,8 @@ called, tickets resolve. On failure everything appended and not durable is rolle
 all behind it, whose offsets follow from it.
 
 A commit is `Committer._take`, `Commit.run`, `Committer._finish`. `Commit.run` blocks, in a thread or on the
-loop, and touches nothing that the loop reads. The outcome stays in the `Commit`, and in a `LogCommit` for each
-log whose file it may touch. All else is the trio thread's.
+loop, and touches nothing that the loop reads. The outcome stays in the `Commit`, and in a `LogCommit` for
+each log whose file it may touch. All else is the trio thread's.
 """
 
 import math
