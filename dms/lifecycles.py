@@ -8,7 +8,7 @@
 A lifecycle ends once, and each of its events is in the log once. So minima, maxima and counts are enough, in
 one pass and in any order. Offsets tell which came first, because clocks may be set back. What no record says
 is inferred as the broker does when it opens the queue (STORAGE.md). So a message before the row's head that
-has not left was delivered, even if a crash lost the note.
+has not left was delivered, even if a crash lost the note, unless a record has its number of deliveries.
 
 Spark uses minima and maxima by offset; one process uses the first and the last in the order of the log. There
 a message is an index into arrays, and each batch is added as a whole.
@@ -97,7 +97,7 @@ def lifecycles(events: "DataFrame") -> "DataFrame":
         "noted",
         fn.col("counted") + again.cast("int"),
         fn.when(fn.col("produced").isNull(), fn.coalesce("kept", fn.lit(0)) + fn.col("noted_since")),
-        fn.when(out | (fn.col("end") == ACKNOWLEDGED), 1).otherwise(0),
+        fn.when((out & fn.col("counted").isNull()) | (fn.col("end") == ACKNOWLEDGED), 1).otherwise(0),
     )
     return gathered.select(
         "log",
@@ -294,7 +294,7 @@ class _Lifecycles:
                 of["noted"],
                 np.where(of["counted"] == _NONE, 0, of["counted"] + again),
                 np.where(produced == _NONE, inferred, 0),
-                out | (end == _ACKNOWLEDGED),
+                (out & (of["counted"] == _NONE)) | (end == _ACKNOWLEDGED),
             ]
         )
         log = pa.array(logs, pa.string()).take(pa.array(order // _PAGE))

@@ -116,17 +116,17 @@ def lives(those: Sequence[Placed]) -> dict[tuple[str, int], dict[str, Any]]:
                     ("bytes", "origin", "produced", "delivered", "redelivered", "returned", "ended")
                 )
                 | dict.fromkeys(("reason", "target", "outcome"))
-                | {"deliveries": 0, "returns": 0, "held": False},
+                | {"deliveries": 0, "returns": 0, "held": False, "counted": False},
             )
             _tell(life, event)
     for (queue, seq), life in found.items():
         if life["outcome"] is None:
             out = seq < heads.get(queue, 0)
             life["outcome"] = ("held" if life["held"] else "returned") if out else "waiting"
-            life["deliveries"] = max(life["deliveries"], int(out))
+            life["deliveries"] = max(life["deliveries"], int(out and not life["counted"]))
         elif life["outcome"] == "acknowledged":
             life["deliveries"] = max(life["deliveries"], 1)
-        del life["held"]
+        del life["held"], life["counted"]
         for name, end in (("until_delivered_ms", "delivered"), ("in_queue_ms", "ended")):
             both = life["produced"] is not None and life[end] is not None
             life[name] = max(life[end] - life["produced"], 0) if both else None
@@ -148,7 +148,7 @@ def _tell(life: dict[str, Any], event: dict[str, Any]) -> None:
         life["held"] = True
     elif what in ("returned", "kept"):
         life["deliveries"] = max(event["deliveries"], life["deliveries"])
-        life["held"] = False
+        life |= {"held": False, "counted": True}
         if what == "returned":
             life["returned"] = time
             life["returns"] += 1

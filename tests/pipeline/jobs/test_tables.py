@@ -14,8 +14,9 @@ from brokers.pipeline.jobs import tables as job
 from brokers.pipeline.jobs.frames import rows_of
 from brokers.pipeline.jobs.job_input import JobInput, check_folder
 from brokers.pipeline.jobs.tables import NoTable, offered
-from dms import events
+from dms import events, records
 from dms.lifecycles import lifecycles, lifecycles_of
+from dms.records import RecordKind
 from shared.errors import StoreFormat
 from shared.tables.table import LIVES, VOLUMES
 from tests.dms import plain_events
@@ -58,6 +59,26 @@ def test_a_life_is_what_the_records_tell_one_by_one(engine: "SparkSession | None
     assert {life["outcome"] for life in expected.values()} >= {
         *("acknowledged", "dead-lettered", "redriven", "purged", "waiting", "held", "returned")
     }
+
+
+def test_what_a_bridge_held_ahead_and_never_tried_was_not_delivered(engine: "SparkSession | None") -> None:
+    record = records.pack
+    those = [
+        record(RecordKind.ENQUEUED, 3, 1, 5, 0, records.pack_bodies([b"a", b"b", b"c"])),
+        record(RecordKind.RETURNED, 2, 0, 5, 0, records.pack_returned([(1, 0, 0), (2, 0, 0)])),
+        records.pack_run_record(RecordKind.DELIVERED, [(2, 2)], 5, 0),
+        records.pack_run_record(RecordKind.ACKED, [(3, 1)], 5, 0),
+    ]
+    placed = [("jobs", 100 * number, each[4:]) for number, each in enumerate(those)]
+    batch = events.events(plain_events.batch_of(placed))
+    if engine is None:
+        table = lifecycles_of([batch])
+    else:
+        table = lifecycles(engine.createDataFrame(pa.Table.from_batches([batch])))
+    found = by_message(rows_of(table))
+    assert found == plain_events.lives(placed)
+    told = [(seq, life["outcome"], life["deliveries"]) for (_, seq), life in sorted(found.items())]
+    assert told == [(1, "returned", 0), (2, "held", 1), (3, "acknowledged", 1)]
 
 
 def test_lives_of_what_a_server_wrote(engine: "SparkSession | None", passed: Path) -> None:
