@@ -158,8 +158,8 @@ class Reloader:
                     await apply()
                 except Exception as error:
                     self._log.error(
-                        "a reload met a bug where it applies changes: one part has some of them from the next "
-                        "start on, all else has them; report it",
+                        "a reload met a bug where it applies changes: one part has some of them from the "
+                        "next start on, all else has them; report it",
                         exc_info=error,
                     )
                     bugs.append(error)
@@ -168,7 +168,7 @@ class Reloader:
         if bugs:
             found = ", ".join(map(repr, bugs))
             raise PartlyReloaded(
-                f"a bug, and changes are in effect in part until a restart; report it: {found}"
+                f"a bug, and it is done in part until a restart; report it: {found}"
             )
 
     @contextmanager
