@@ -167,9 +167,7 @@ class Reloader:
         self._seen |= seen
         if bugs:
             found = ", ".join(map(repr, bugs))
-            raise PartlyReloaded(
-                f"a bug, and it is done in part until a restart; report it: {found}"
-            )
+            raise PartlyReloaded(f"a bug, and it is done in part until a restart; report it: {found}")
 
     @contextmanager
     def _bugs_refuse(self) -> Iterator[None]:
