@@ -95,8 +95,13 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
         yield from faults(tls, section)
     (key, host), insecure = config.host_of(protocol), config.serve.insecure
     if config.required_of(protocol) == "always":
-        if not config.has_users_file:
+        try:
+            config.users_file.stat()
+        except (FileNotFoundError, NotADirectoryError):
             text = f"nobody could log in: {config.users_file} is not there; see brokers user add"
+            yield ConfigError("access.required", text)
+        except OSError as error:
+            text = f"nobody could log in: cannot read {config.users_file}: {error.strerror}"
             yield ConfigError("access.required", text)
         if not (config.knows_users(protocol) or config.logs_in(protocol)):
             text = f"{protocol} does not ask for users of the users file: leave it out of serve.enable"

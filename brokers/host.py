@@ -180,10 +180,11 @@ class Host:
     async def _await_ends(self, store: Store) -> None:
         """Leave the process if a protocol does not end although it is cancelled: its code shields itself."""
         with trio.CancelScope(shield=True):
-            with trio.move_on_after(END_SECONDS):
-                for service in self._services:
-                    await service.ended.wait()
-                return
+            for _ in range(2):  # a machine that is suspended meanwhile takes one of the halves
+                with trio.move_on_after(END_SECONDS / 2):
+                    for service in self._services:
+                        await service.ended.wait()
+                    return
             self._log.error(
                 "a protocol does not end when it is told to: it is left in the middle; what was acknowledged "
                 "is on disk; report this bug",
@@ -501,7 +502,7 @@ class Host:
     async def reload(
         self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
     ) -> Mapping[str, Any]:
-        """Take up what changed (`brokers.reloading`). Raises BrokerError, and all is as it was.
+        """Take up what changed (`brokers.reloading`). Raises as `Reloader.reload`.
 
         `action`, `name`: what was done to which user, for the audit log: then the users file alone is read.
         `user`, `peer`: who asks.

@@ -25,6 +25,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
+from brokers.reloading import PartlyReloaded
 from shared.errors import BrokerError
 from shared.plugin import Plugin
 from shared.process_limits import (
@@ -158,6 +159,8 @@ async def _reload(host: Host, log: structlog.stdlib.BoundLogger) -> None:
     announcing.reloading()
     try:
         found = await host.reload(peer="SIGHUP")
+    except PartlyReloaded as error:
+        log.error("reloaded in part", error=str(error))
     except BrokerError as error:
         log.error("reload refused: nothing has changed; put it right and reload again", error=str(error))
     else:

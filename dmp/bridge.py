@@ -187,6 +187,7 @@ class DmpSource(_Taking):
             queue.requeue(held)
         if not queue.deleted:
             queue.dispatch()
+            queue.trim()
             self._broker.topology.consumer_left(queue)
 
 

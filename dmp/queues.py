@@ -495,6 +495,11 @@ class Queue(QueueBase):
         if self.depth:
             self._trim()
 
+    def trim(self) -> None:
+        """Messages are back: the oldest go where there are too many now. You have dispatched."""
+        if self.depth and not self.returning:
+            self._trim()
+
     def _trim(self) -> None:
         """What is ready and too much goes, the oldest first, some at a time: the timers bring the next."""
         arguments = self.kind.arguments
@@ -820,8 +825,7 @@ class Queue(QueueBase):
             return
         super().all_returned(count)
         if not (self.returning or self.deleted):
-            if self.depth:  # more than before: some of the oldest may be too much
-                self._trim()
+            self.trim()
             self._tell_waiting()
 
     # -- who takes

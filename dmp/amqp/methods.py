@@ -474,4 +474,6 @@ def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> N
         for queue in queues:
             if not queue.deleted:
                 queue.dispatch()
+                if requeue:
+                    queue.trim()
     channel.dispatch()  # others of its consumers may have room now, too

@@ -214,6 +214,9 @@ class Transaction:
         for queue, messages in change.requeued.items():
             queue.requeue(messages)
         _go_through(dispatched(change.queues))
+        for queue in change.requeued:
+            if not queue.deleted:
+                queue.trim()
         channel.crowded = False
         channel.dispatch()
         if broker.memory.full:

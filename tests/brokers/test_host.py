@@ -176,6 +176,31 @@ async def test_a_protocol_that_does_not_end_is_named_and_left_when_all_is_on_dis
     assert [line["error"] for line in errors[1:]] == (["the disk is gone"] if fails else [])
 
 
+async def test_a_protocol_whose_end_is_one_long_step_is_no_bug(
+    make_host: MakeHost, store: FakeStore, done: list[str], mock_clock: trio.testing.MockClock
+) -> None:
+    """As where the machine is suspended then: the time is up, and all have ended."""
+    told: list[Mapping[str, Any]] = []
+
+    class Slow(Idle):
+        async def run(self) -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                mock_clock.jump(host.END_SECONDS + 1)
+
+    async def open_slow(_: Context, __: Any) -> Service:
+        return Slow()
+
+    slow = plugin("slow", open=open_slow), plugin("slower", open=open_slow)
+    it = make_host(*slow, log=quiet_log(told), leave=lambda code: done.append(f"left with {code}"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(it.run)
+        it.stop()
+    assert done == ["store open", "store closed"]
+    assert not [line for line in told if "protocols" in line]
+
+
 async def test_a_stop_that_comes_before_it_is_ready_is_heard(
     make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:

@@ -215,6 +215,18 @@ def test_what_a_start_reads_is_a_file_and_all_else_is_named(
     assert f"{data}/admin.token: Not text; remove it" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
+def test_a_users_file_that_cannot_be_looked_at_is_not_said_to_be_missing(
+    command: Run, tmp_path: Path
+) -> None:
+    settings = tmp_path / "b.toml"
+    for name, says in (("none", "is not there"), ("u" * 300, "File name too long")):
+        settings.write_text(f"[access]\nrequired = 'always'\nusers_file = '{tmp_path / name}'\n")
+        words = ("--config", str(settings), "--enable", "logmq")
+        line = refused(command, tmp_path, ExitCode.CONFIGURATION, *words)
+        assert "nobody could log in" in line
+        assert says in line
+
+
 def test_a_protocol_s_own_certificate_is_checked_as_that_of_all(
     command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

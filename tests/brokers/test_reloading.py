@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from brokers import logs, plugins, reloading
 from brokers.config import Config, load
 from brokers.errors import Failure, InvalidSettings
-from brokers.reloading import Apply, Reloader
+from brokers.reloading import Apply, PartlyReloaded, Reloader
 from shared.net.settings import TlsSettings
 from shared.net.tls import ServerTls
 from tests.support.installed import quiet_log
@@ -185,6 +185,42 @@ async def test_a_bug_in_a_part_refuses_the_reload_and_the_server_goes_on(
         await reloader.reload()
     assert (one.times, reloader.config.protocols["logmq"].topics_max) == (0, 100_000)
     assert "a reload met a bug" in said.getvalue()
+
+
+async def test_a_bug_where_changes_are_applied_keeps_none_of_the_others_and_ends_no_look_at_files(
+    write: Write, read: Callable[[], Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+    reloader, one, _ = _reloader(read, log=logs.configure("error", "text", said))
+    watched = tmp_path / "watched"
+    watched.touch()
+
+    looked = trio.Event()
+
+    async def prepare(config: Config) -> Apply:
+        async def broken() -> None:
+            if watched.read_text():
+                looked.set()
+            raise ZeroDivisionError("a plugin's own")
+
+        return broken
+
+    reloader.register(prepare, lambda config: [watched])
+    late = Reloadable(reloader.config)
+    reloader.register(late.prepare)
+    write("[logmq]\ntopics_max = 7")
+    with pytest.raises(PartlyReloaded, match=r"in part.*a plugin's own"):
+        await reloader.reload()
+    assert (one.has, late.has, reloader.config.protocols["logmq"].topics_max) == (7, 7, 7)
+    monkeypatch.setattr(reloading, "LOOK_SECONDS", 0.01)
+    _replace(watched, "x")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reloader.run)
+        with trio.fail_after(5):
+            await looked.wait()
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert said.getvalue().count("a reload met a bug") == 2
 
 
 async def test_a_watched_file_that_changes_is_taken_up_by_its_part_alone_under_the_settings_that_hold(

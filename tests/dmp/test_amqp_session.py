@@ -333,3 +333,24 @@ async def test_a_delete_that_is_refused_holds_back_nothing_later(world: World) -
     assert peer.names() == ["Channel.Close"]
     world.topology.delete_queue(world.broker.queues[b"q"])
     assert peer.names() == ["Basic.Cancel"]
+
+
+@pytest.mark.parametrize("transaction", [False, True])
+@pytest.mark.parametrize("count", [3, 600])
+async def test_the_oldest_go_where_more_is_requeued_than_the_queue_may_hold(
+    count: int, transaction: bool
+) -> None:
+    world, peer = await opened()
+    peer.ask(C.Queue.Declare(0, "q", arguments={"x-max-length": 2}))
+    for _ in range(count):
+        peer.publish("", "q", b"old")
+        peer.say(C.Basic.Get(0, "q"))
+    peer.publish("", "q", b"3", b"4")
+    if transaction:
+        peer.ask(C.Tx.Select())
+    peer.say(C.Basic.Nack(0, multiple=True, requeue=True))
+    if transaction:
+        peer.say(C.Tx.Commit())
+    world.settle()
+    assert [message.body for message in world.broker.queues[b"q"].ready] == [b"3", b"4"]
+    assert world.broker.counts.overflowed == count
