@@ -29,10 +29,15 @@ class Series:
     )
     _putter: Callable[[int], bytes] | None = attrs.field(default=None, init=False)
 
-    def pack(self, first: int) -> bytes:
-        """Their records in one queue, by the number of the first."""
+    def prepare(self) -> None:
+        """Make now what all their records have, which is most of the work: the batch may be cut short."""
         if self._putter is None:
             self._putter = putter(self.head, self.bodies)
+
+    def pack(self, first: int) -> bytes:
+        """Their records in one queue, by the number of the first."""
+        self.prepare()
+        assert self._putter is not None
         return self._putter(first)
 
 

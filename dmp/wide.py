@@ -130,6 +130,7 @@ class WideAppend:
         if log is not None:
             self._bytes += series.record_bytes * len(series.bodies)
             if head.persistent or queue.paged:
+                series.prepare()
                 self._logged = True
                 self._modes.add(log.log.mode)
                 if head.large:
