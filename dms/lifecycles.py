@@ -8,7 +8,8 @@
 A lifecycle ends once, and each of its events is in the log once. So minima, maxima and counts are enough, in
 one pass and in any order. Offsets tell which came first, because clocks may be set back. What no record says
 is inferred as the broker does when it opens the queue (STORAGE.md). So a message before the row's head that
-has not left was delivered, even if a crash lost the note, unless a record has its number of deliveries.
+has not left was delivered, even if a crash lost the note. Where a record has its number of deliveries, that
+counts.
 
 Spark uses minima and maxima by offset; one process uses the first and the last in the order of the log. There
 a message is an index into arrays, and each batch is added as a whole.
