@@ -142,6 +142,12 @@ class Inventory:
             found.logs.update((log.name, log) for log in self._unclaimed.pop(name, ()))
         return found
 
+    def has_log(self, namespace: str, name: str) -> bool:
+        found = self.namespaces.get(namespace)
+        if found is not None:
+            return name in found.logs
+        return any(log.name == name for log in self._unclaimed.get(namespace, ()))
+
     def all_logs(self) -> list[Log]:
         return list(self.logs.values())
 

@@ -207,7 +207,7 @@ class Store:
 
     def has_log(self, namespace: str, name: str) -> bool:
         """Whether there is such a log. Unlike `namespace` this makes nothing."""
-        return any((log.namespace, log.name) == (namespace, name) for log in self._inventory.all_logs())
+        return self._inventory.has_log(namespace, name)
 
     def charge_to(self, account: Account) -> None:
         """Charge the memory of records that wait for the disk or for their logs' files to `account`."""

@@ -106,16 +106,24 @@ async def test_a_crash_anywhere_separates_nothing(source: str, target: str) -> N
     assert len(crashes) > ROUNDS
 
 
+UNSYNCED = LogmqSettings(durability=Durability.parse("none"))
+IN_TO_OUT = bridge("logmq:in", "logmq:out")
+
+
+async def _carried(disk: FakeDisk, *bodies: bytes) -> World:
+    """A bridge that has carried these, from a topic whose records are not synced."""
+    world = await World.open(await open_store(disk, SMALL), IN_TO_OUT, logmq=UNSYNCED)
+    world.carry()
+    world.send("logmq", "in", *bodies)
+    world.carry()
+    return world
+
+
 @pytest.mark.parametrize("how", ["paused", "removed"])
 async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: str) -> None:
     """The position is durable, and the records before it were not."""
     disk = FakeDisk()
-    settings = bridge("logmq:in", "logmq:out")
-    unsynced = LogmqSettings(durability=Durability.parse("none"))
-    world = await World.open(await open_store(disk, SMALL), settings, logmq=unsynced)
-    world.carry()
-    world.send("logmq", "in", b"old 1", b"old 2", b"old 3")
-    world.carry()
+    world = await _carried(disk, b"old 1", b"old 2", b"old 3")
     assert await world.found("logmq", "out") == [b"old 1", b"old 2", b"old 3"]
     if how == "paused":
         world.only.set_paused(True)
@@ -124,7 +132,7 @@ async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: s
     world.carry()
     store = await open_store(disk.power_cut().boot(lambda n, what: n - 1), SMALL)
     with capture_logs() as logged:
-        world = await World.open(store, *([settings] if how == "paused" else []), logmq=unsynced)
+        world = await World.open(store, *([IN_TO_OUT] if how == "paused" else []), logmq=UNSYNCED)
         world.carry()
     told = [line for line in logged if "lost its newest records" in line["event"]]
     assert [(line["bridge"], line["topic"]) for line in told] == [("b", "in")]
@@ -133,7 +141,7 @@ async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: s
     if how == "paused":
         world.only.set_paused(False)
     else:
-        await world.bridges.change([settings])
+        await world.bridges.change([IN_TO_OUT])
     world.carry()
     new = [b"new 1", b"new 2", b"new 3", b"new 4"]
     assert await world.found("logmq", "out") == [b"old 1", b"old 2", b"old 3", *new]
@@ -141,12 +149,7 @@ async def test_what_comes_after_a_power_cut_is_not_taken_for_what_it_took(how: s
 
 async def test_the_server_does_so_before_it_serves(tmp_path: Path) -> None:
     disk = FakeDisk()
-    settings = bridge("logmq:in", "logmq:out")
-    unsynced = LogmqSettings(durability=Durability.parse("none"))
-    world = await World.open(await open_store(disk, SMALL), settings, logmq=unsynced)
-    world.carry()
-    world.send("logmq", "in", b"old")
-    world.carry()
+    world = await _carried(disk, b"old")
     await world.bridges.change([])
     world.carry()
     store = await open_store(disk.power_cut().boot(lambda n, what: n - 1), SMALL)
