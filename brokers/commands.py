@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "replaying.cli:replay",
         "Send messages of the past again: recorded traffic, a log, or an archive.",
     ),
-    "bench": ("bench.cli:app", "Measure this machine: the network layer, or a protocol's server."),
+    "bench": ("bench.cli:bench", "Load a server, its own or one that runs, and show what it does."),
     "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
     "pipeline": (
         "pipeline.cli:app",
