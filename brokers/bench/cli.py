@@ -19,6 +19,7 @@ from brokers.bench.login import log_in_as
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.servers import serving
 from brokers.errors import ExitCode, Failure
+from brokers.flags import host_command
 from brokers.render import Following
 from shared.cli.options import Json, Port, at_least_one
 from shared.cli.progress import progress
@@ -70,7 +71,7 @@ def adapter_of(protocol: Protocol, mode: str) -> Adapter:
     return adapters[mode]
 
 
-def bench(
+def measure(
     protocol: Protocol,
     /,
     *,
@@ -94,12 +95,20 @@ def bench(
 ) -> Iterable[Any]:
     """Load a server, and show what it does.
 
-    Without --port a server is started for each mode, on a new data folder. Modes: logmq produce,
-    consume, fetch, tail; dms synced (durable) and memory; kqmsgq and pubsub fan-out; dmp direct
-    (sinks and feeds) and basic (AMQP). With --rate messages are due by the clock: a latency begins
-    when its message is due, so it shows what clients see of a server that falls behind.
-    `cpu_us`: the server's processor time for a message. `load_percent`: how busy the load's own
-    process is; near 100 it is the load that is measured.
+    Without --port a server is started for each mode, on a new data folder. Modes:
+
+    logmq: produce, consume, fetch, tail
+
+    dms: synced (durable), memory
+
+    kqmsgq, pubsub: fan-out
+
+    dmp: direct (sinks and feeds), basic (AMQP)
+
+    With --rate messages are due by the clock, and a latency begins when its message is due.
+
+    cpu_us is the server's processor time for a message. load_percent is how busy the load's own
+    process is: near 100 it is the load that is measured.
     """
     # A running server keeps messages as its settings say, so modes that differ in settings alone are one.
     chosen = modes or (MODES[protocol][:1] if protocol == "dms" and port is not None else MODES[protocol])
@@ -189,3 +198,11 @@ def row_of(adapter: Adapter, point: Point, measured: Measured) -> dict[str, Any]
         "cpu_us": None if measured.cpu_us is None else round(measured.cpu_us, 2),
         "load_percent": round(measured.load_percent),
     }
+
+
+bench = host_command(
+    "bench",
+    "brokers bench logmq --sizes 100 4096 --clients 1 64 --json",
+    "brokers bench dms --modes synced --window 1 --data-dir /srv/brokers",
+    "brokers bench pubsub --rate 20000 --port 7070",
+)(measure)

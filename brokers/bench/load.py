@@ -194,7 +194,7 @@ def lines(ends_each: int = 1) -> Callable[[bytes], int]:
 
 
 @attrs.define(eq=False)
-class _Asker:
+class _Requester:
     """A connection of `run`. `sent`: how many requests are under way, and since when, oldest first. `cold`:
     answers to have before the round's clock starts."""
 
@@ -221,12 +221,12 @@ class _Asker:
         return count
 
 
-class _Clock:
-    """Says how many messages are due. Without a rate as many as fit a window."""
+class DueClock:
+    """Says how many messages are due; without a rate, as many as fit. `begun`: by `perf_counter_ns`."""
 
-    def __init__(self, rate: float | None) -> None:
+    def __init__(self, rate: float | None, begun: int) -> None:
         self._rate = rate
-        self._begun = perf_counter_ns()
+        self._begun = begun
         self._issued = 0
 
     def take(self, room: int, now: int) -> tuple[int, int]:
@@ -249,7 +249,9 @@ def run(
     """
     trips = histogram()
     with _connected(address, len(talks)) as sockets, select.epoll() as poll:
-        askers = {sock.fileno(): _Asker(sock, talk, cold) for sock, talk in zip(sockets, talks, strict=True)}
+        askers = {
+            sock.fileno(): _Requester(sock, talk, cold) for sock, talk in zip(sockets, talks, strict=True)
+        }
         for fd, asker in askers.items():
             poll.register(fd, select.EPOLLIN)
             asker.ask(
@@ -258,14 +260,14 @@ def run(
         span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
         give_up = monotonic() + COLD_SECONDS
         turns = deque(askers.values())
-        clock = None if cold else _Clock(rate)
+        clock = None if cold else DueClock(rate, perf_counter_ns())
         answered = total = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
             if clock is None:
                 span = _later(seconds, give_up)
                 if all(asker.cold <= 0 for asker in askers.values()):
-                    clock = _Clock(rate)
+                    clock = DueClock(rate, perf_counter_ns())
             for fd, _ in poll.poll(1.0 if rate is None else TICK_SECONDS):
                 asker = askers[fd]
                 count = asker.read()
@@ -506,7 +508,7 @@ class _Passing:
         self.trips = histogram()
         self._fan = fan
         self._poll = poll
-        self._clock = _Clock(rate)
+        self._clock = DueClock(rate, perf_counter_ns())
         self._consumers = [Consumer(sock, fan, number % groups) for number, sock in enumerate(inward)]
         self._producers = [Producer(sock, fan, number % groups) for number, sock in enumerate(outward)]
         step = fan.queues if window >= fan.queues else 1

@@ -57,7 +57,7 @@ ROUND: dict[str, Any] = {"seconds": 0.05, "rounds": 1}
 @pytest.mark.parametrize("protocol", MODES)
 def test_every_mode_of_a_protocol_is_loaded_at_every_point(protocol: cli.Protocol, tmp_path: Path) -> None:
     points: dict[str, Any] = {"sizes": (24,), "names": (1, 3), "clients": (3,), "window": 4}
-    rows = cli.bench(protocol, **points, **ROUND, data_dir=tmp_path, json=True)
+    rows = cli.measure(protocol, **points, **ROUND, data_dir=tmp_path, json=True)
     assert isinstance(rows, Following), "each row is out when it is measured"
     shown = [json.loads(json.dumps(row)) for row in rows]
     assert [(row["mode"], row["names"], row["clients"], row["window"]) for row in shown] == [
@@ -76,7 +76,7 @@ def test_every_mode_of_a_protocol_is_loaded_at_every_point(protocol: cli.Protoco
     ("protocol", "mode"), [("logmq", "produce"), ("pubsub", "fan-out"), ("dmp", "direct")]
 )
 def test_with_a_rate_messages_are_due_by_the_clock(protocol: cli.Protocol, mode: str, tmp_path: Path) -> None:
-    (row,) = cli.bench(
+    (row,) = cli.measure(
         protocol, modes=(mode,), clients=(1,), rate=500, seconds=0.3, rounds=1, data_dir=tmp_path
     )
     assert row["rate"] == 500
@@ -84,8 +84,8 @@ def test_with_a_rate_messages_are_due_by_the_clock(protocol: cli.Protocol, mode:
 
 
 def test_an_open_loop_counts_a_latency_from_when_its_request_was_due() -> None:
-    clock = load._Clock(1000.0)
-    begun = clock._begun
+    begun = 7
+    clock = load.DueClock(1000.0, begun)
     assert clock.take(100, begun + 50_000_000) == (50, begun)
     assert clock.take(3, begun + 60_000_000) == (3, begun + 50_000_000), "no more than there is room for"
     assert clock.take(100, begun + 60_000_000) == (7, begun + 53_000_000)
@@ -105,14 +105,14 @@ def test_a_running_server_is_loaded_as_the_user_of_the_environment(
     host, port = server.address("logmq")
     try:
         with pytest.raises(Failure, match="refuses the login"):  # there is no such user
-            list(cli.bench("logmq", host=host, port=port, clients=(1,), **ROUND))
+            list(cli.measure("logmq", host=host, port=port, clients=(1,), **ROUND))
         assert load.SAID_FIRST[host, port] == (b"AUTH ann swordfish\n", b"OK\n")
         assert b'"user": "ann", "password": "swordfish"' in dms.dms_talk(24, 1).greeting
         hello = pubsub.fan_out_of(Point(24, 1, 1, 1)).hello_consumer(0)
         assert pubsub_wire.encode_login("ann", "swordfish") in hello
         monkeypatch.delenv("BROKERS_USER")
         load.SAID_FIRST.clear()
-        (row,) = cli.bench("logmq", modes=("produce",), host=host, port=port, clients=(2,), **ROUND)
+        (row,) = cli.measure("logmq", modes=("produce",), host=host, port=port, clients=(2,), **ROUND)
         assert row["messages_per_second"] > 0
         assert row["cpu_us"] is None, "nobody knows its process"
     finally:
@@ -135,7 +135,7 @@ def test_a_running_server_is_loaded_as_the_user_of_the_environment(
 )
 def test_what_cannot_be_loaded_is_refused(protocol: cli.Protocol, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(Failure, match=said) as refused:
-        cli.bench(protocol, **wrong)
+        cli.measure(protocol, **wrong)
     assert refused.value.code is (ExitCode.UNAVAILABLE if "answers" in said else ExitCode.USAGE)
 
 
