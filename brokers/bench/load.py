@@ -8,7 +8,7 @@ Bare system calls and one epoll, so that the server is what is measured. There a
   slowest consumer has had the last. So no server wins by throwing away or by leaving one side behind.
 
 Both are a closed loop unless a rate is given: a window stays full. With a rate messages are due by the clock,
-and a latency begins when its message was due: a server that falls behind cannot slow the clock down.
+and a latency begins when its message was due. A server that falls behind cannot slow the clock down.
 Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).
 """
 
