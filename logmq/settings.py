@@ -53,7 +53,7 @@ class LogmqSettings:
     commits_max: int = limit(100_000, 1, 10_000_000)
     """The most committed offsets, one for each group and topic."""
     writers_max: int = limit(1024, 1, 100_000)
-    """BATCH writers that are remembered; a new one replaces the one that was silent longest."""
+    """BATCH writers of a user that are remembered; a new one replaces that user's longest silent one."""
     fetch_bytes_max: int = limit(64 * MIB, 1, 64 * MIB)
     """The most bytes of one FETCH's answer, also if it asks for more."""
     fetch_wait_ms_max: int = limit(60_000, 0, 3_600_000)
