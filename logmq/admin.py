@@ -228,9 +228,9 @@ _TOPIC_VALUES: Mapping[str, Callable[[Log], Any]] = {
     "end": attrgetter("visible"),
     "bytes": lambda log: log.visible - log.first,
     "durability": lambda log: str(log.mode),
-    "retention_bytes": lambda log: log.retention and log.retention.bytes_max,
+    "retention_bytes": lambda log: log.retention and log.retention.bytes_kept,
     "retention_seconds": lambda log: (
-        log.retention.ms_max / 1000 if log.retention and log.retention.ms_max else None
+        log.retention.ms_kept / 1000 if log.retention and log.retention.ms_kept else None
     ),
     "created": lambda log: time_text(log.created_ms),
 }

@@ -30,7 +30,7 @@ class TopicSettings:
     durability: Durability | None = None
     """As in `[logmq]`; fixed when a topic is created."""
     retention_bytes: int | None = attrs.field(default=None, validator=_no_less(0))
-    """Bytes that a topic keeps; older records are dropped. 0: keep all."""
+    """Bytes that a topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
     """Age at which records are dropped; 0: keep all."""
 
@@ -63,7 +63,7 @@ class LogmqSettings:
     body_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """The longest time for the bytes after an APPEND or BATCH line, which programs send."""
     retention_bytes: int = limit(0, 0, 1 << 62)
-    """Bytes that each topic keeps; older records are dropped. 0: keep all."""
+    """Bytes that each topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int = limit(0, 0, 1 << 62)
     """Age at which records are dropped. 0: keep all."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
