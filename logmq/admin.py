@@ -146,7 +146,10 @@ class Admin:
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
         row = self._committed(found)
-        return None if row is None else {**attrs.asdict(row), "lag_bytes": row.behind_bytes}
+        if row is None:
+            return None
+        shown = attrs.asdict(row)
+        return {**shown, "lag_bytes": shown.pop("behind_bytes")}
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
         log, row = found[0], self._committed(found)
