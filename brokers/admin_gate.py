@@ -72,6 +72,20 @@ HEADERS: Mapping[str, str] = {
 }
 
 
+LIVE = b"GET /livez "
+LIVE_ANSWER = "\r\n".join(
+    [
+        "HTTP/1.1 200 OK",
+        *(f"{name}: {value}" for name, value in HEADERS.items()),
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Length: 3",
+        "Connection: close",
+        "",
+        "ok\n",
+    ]
+).encode()
+
+
 def token_of(folder: Path) -> str:
     """The token of a data folder, made at the first start (0600). Raises OSError."""
     path = folder / TOKEN_NAME
@@ -150,6 +164,10 @@ class Gate:
         self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+
+    def answer_at_once(self, data: bytes) -> bytes:
+        """The answer to a whole request of `/livez` where that is open; it waits for nobody. Empty for others."""
+        return LIVE_ANSWER if self._loopback and data.startswith(LIVE) and data.endswith(b"\r\n\r\n") else b""
 
     def take_settings(self, names: tuple[str, ...], *, secure: bool) -> None:
         """Hold to these from now on."""

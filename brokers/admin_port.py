@@ -84,13 +84,6 @@ def http_config() -> Config:
     return config
 
 
-LIVE = b"GET /livez "
-LIVE_ANSWER = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 3\r\n"
-    b"Connection: close\r\n\r\nok\n"
-)
-
-
 class TurnPace:
     """Spaces turns so many seconds apart, except for a `burst` after a silence."""
 
@@ -232,7 +225,7 @@ class AdminPort:
             self._strangers,
             places=lambda: max(SILENT_LEAST, CONNECTIONS_MAX - len(self._open)),
             silent_seconds=SILENT_SECONDS,
-            answer_at_once=self._answer_at_once,
+            answer_at_once=gate.answer_at_once,
         )
         async with trio.open_nursery() as nursery:
             try:
@@ -256,11 +249,6 @@ class AdminPort:
             self._open[opened] = None
             nursery.start_soon(self._connection, opened, gate)
             await self._pace.turn()
-
-    def _answer_at_once(self, data: bytes) -> bytes:
-        """The answer to a whole request of `/livez` on loopback, which waits for nobody; empty for others."""
-        live = data.startswith(LIVE) and data.endswith(b"\r\n\r\n") and is_loopback(self.address[0])
-        return LIVE_ANSWER if live else b""
 
     def _make_room(self) -> bool:
         for opened in self._open:
