@@ -166,7 +166,7 @@ class Gate:
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
 
     def answer_at_once(self, data: bytes) -> bytes:
-        """The answer to a whole request of `/livez` where that is open; it waits for nobody. Empty for others."""
+        """The answer to a whole request of `/livez` where that is open, which waits for nobody; or b""."""
         return LIVE_ANSWER if self._loopback and data.startswith(LIVE) and data.endswith(b"\r\n\r\n") else b""
 
     def take_settings(self, names: tuple[str, ...], *, secure: bool) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO, cast
+from weakref import WeakSet
 
 import structlog
 
@@ -41,6 +42,8 @@ LINES_PER_SECOND = 50
 MATTERS_MAX = 200
 """More of them in one second have one bound together."""
 LEFT_OUT = "lines left out"
+NAMED_MAX = 50
+"""Values that a line of gathered ones names."""
 _LIMITED = frozenset(("info", "warning"))
 _PLAIN = (bool, int, float, type(None))
 
@@ -117,16 +120,61 @@ def _unfiltered(processors: tuple[Any, ...]) -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger.bind())
 
 
-def audit(**fields: str) -> None:
-    """Log who did or tried what: user, peer, protocol, action, name, result. At every level and rate."""
-    unfiltered().info("audit", **fields)
+_GATHERED: WeakSet["Gathered"] = WeakSet()
+
+
+class Gathered:
+    """Lines that clients can bring about at any rate: each kind has a line a second, and none is left out.
+
+    The first of a kind is logged at once. Those that follow within the second are counted, and told in one
+    line, with the first `NAMED_MAX` of what they name. `by`: the fields that lines of a kind share.
+    """
+
+    def __init__(self, log: Callable[..., object], *by: str) -> None:
+        self._log = log
+        self._by = by
+        self._kinds: dict[tuple[str, ...], tuple[Counter[str], dict[str, dict[str, None]]]] = {}
+        _GATHERED.add(self)
+
+    def __call__(self, **fields: str) -> None:
+        kind = tuple(fields[name] for name in self._by)
+        if kind not in self._kinds:
+            self._kinds[kind] = Counter(), {}
+            self._log(**fields)
+            return
+        count, named = self._kinds[kind]
+        count["count"] += 1
+        for name in fields.keys() - self._by:
+            values = named.setdefault(name, {})
+            if len(values) < NAMED_MAX:
+                values[fields[name]] = None
+
+    def tell(self) -> None:
+        """Log what was gathered in the second that is over."""
+        kinds, self._kinds = self._kinds, {}
+        for kind, (count, named) in kinds.items():
+            if count:
+                self._kinds[kind] = Counter(), {}
+                more = {
+                    name: [*values] if len(values) > 1 else "".join(values) for name, values in named.items()
+                }
+                self._log(**dict(zip(self._by, kind, strict=True)), **more, **count)
+
+
+audit = Gathered(
+    lambda **fields: unfiltered().info("audit", **fields), "user", "protocol", "action", "result"
+)
+"""Logs who did or tried what: user, peer, protocol, action, name, result. At every level."""
 
 
 def tell_left_out() -> None:
-    """Log what was left out; called once a second, since there may be no other line that would do it."""
+    """Log what was left out or gathered; called once a second, since there may be no other line that would do
+    it."""
     for each in structlog.get_config()["processors"]:
         if isinstance(each, _AtMost):
             each.tell()
+    for lines in tuple(_GATHERED):
+        lines.tell()
 
 
 class _LineWriter:

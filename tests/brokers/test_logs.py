@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,9 @@ from brokers.escape import escape, escape_name
 from brokers.logs import (
     LINES_PER_SECOND,
     MATTERS_MAX,
+    NAMED_MAX,
     RECENT,
+    Gathered,
     audit,
     configure,
     line_of,
@@ -265,6 +267,27 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next(pipe: Pip
     log.error("read again")
     last = (cut + reader.read1()).splitlines()[-1]
     assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
+
+
+def test_lines_that_come_at_any_rate_are_one_a_second_and_none_is_left_out() -> None:
+    told: list[dict[str, Any]] = []
+    lines = Gathered(lambda **fields: told.append(fields), "user", "action")
+    for n in range(3 * NAMED_MAX):
+        lines(user="ann", action="purge", name=f"q{n}", peer="1.2.3.4:5")
+    lines(user="bob", action="purge", name="q", peer="1.2.3.4:6")
+    assert [(line["user"], line["name"]) for line in told] == [("ann", "q0"), ("bob", "q")]
+    del told[:]
+    tell_left_out()
+    (line,) = told
+    assert (line["user"], line["action"], line["peer"]) == ("ann", "purge", "1.2.3.4:5")
+    assert (line["count"], line["name"]) == (3 * NAMED_MAX - 1, [f"q{n}" for n in range(1, 1 + NAMED_MAX)])
+    lines(user="ann", action="purge", name="q", peer="1.2.3.4:5")
+    assert len(told) == 1, "the flood goes on: a line a second"
+    tell_left_out()
+    tell_left_out()
+    assert (len(told), told[1]["count"], told[1]["name"]) == (2, 1, "q")
+    lines(user="ann", action="purge", name="q", peer="1.2.3.4:5")
+    assert len(told) == 3, "it is over: the next line comes at once"
 
 
 def test_a_line_that_is_kept_is_shown_as_it_was_written() -> None:
