@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
 from brokers.logs import (
+    KINDS_MAX,
     LINES_PER_SECOND,
     MATTERS_MAX,
-    NAMED_MAX,
     RECENT,
     Gathered,
     audit,
@@ -269,25 +269,34 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next(pipe: Pip
     assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
 
 
-def test_lines_that_come_at_any_rate_are_one_a_second_and_none_is_left_out() -> None:
+def test_a_line_that_repeats_comes_once_a_second_and_is_counted() -> None:
     told: list[dict[str, Any]] = []
-    lines = Gathered(lambda **fields: told.append(fields), "user", "action")
-    for n in range(3 * NAMED_MAX):
-        lines(user="ann", action="purge", name=f"q{n}", peer="1.2.3.4:5")
-    lines(user="bob", action="purge", name="q", peer="1.2.3.4:6")
-    assert [(line["user"], line["name"]) for line in told] == [("ann", "q0"), ("bob", "q")]
-    del told[:]
+    lines = Gathered(lambda **fields: told.append(fields), "user", "name")
+    for _ in range(1000):
+        lines(user="ann", name="q", peer="1.2.3.4:5")
+    lines(user="bob", name="q", peer="1.2.3.4:6")
+    assert [line["user"] for line in told] == ["ann", "bob"]
     tell_left_out()
-    (line,) = told
-    assert (line["user"], line["action"], line["peer"]) == ("ann", "purge", "1.2.3.4:5")
-    assert (line["count"], line["name"]) == (3 * NAMED_MAX - 1, [f"q{n}" for n in range(1, 1 + NAMED_MAX)])
-    lines(user="ann", action="purge", name="q", peer="1.2.3.4:5")
-    assert len(told) == 1, "the flood goes on: a line a second"
+    assert told[2:] == [{"user": "ann", "name": "q", "peer": "1.2.3.4:5", "count": 999}]
+    lines(user="ann", name="q", peer="1.2.3.4:5")
+    assert len(told) == 3, "the flood goes on: a line a second"
     tell_left_out()
     tell_left_out()
-    assert (len(told), told[1]["count"], told[1]["name"]) == (2, 1, "q")
-    lines(user="ann", action="purge", name="q", peer="1.2.3.4:5")
-    assert len(told) == 3, "it is over: the next line comes at once"
+    assert (len(told), told[3]["count"]) == (4, 1)
+    lines(user="ann", name="q", peer="1.2.3.4:5")
+    assert len(told) == 5, "it is over: the next line comes at once"
+
+
+def test_lines_of_very_many_names_are_one_that_counts_them_and_names_the_first() -> None:
+    told: list[dict[str, Any]] = []
+    lines = Gathered(lambda **fields: told.append(fields), "user", "name")
+    for n in range(KINDS_MAX + 1000):
+        lines(user="ann", name=f"q{n}", peer="1.2.3.4:5")
+    assert [line["name"] for line in told] == [f"q{n}" for n in range(KINDS_MAX)]
+    tell_left_out()
+    (line,) = told[KINDS_MAX:]
+    named = [f"q{n}" for n in range(KINDS_MAX, 2 * KINDS_MAX)]
+    assert line == {"user": "ann", "name": named, "peer": "1.2.3.4:5", "count": 1000}
 
 
 def test_a_line_that_is_kept_is_shown_as_it_was_written() -> None:
