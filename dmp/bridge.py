@@ -180,14 +180,14 @@ class DmpSource(_Taking):
     def close(self) -> None:
         if self._closed:
             return
+        queue = self._queue
+        queue.await_returns()  # the next consumer gets what was held first
         super().close()
         held, self._held = list(self._held), {}
-        queue = self._queue
         if held:
             queue.requeue(held)
+        queue.all_returned()
         if not queue.deleted:
-            queue.dispatch()
-            queue.trim()
             self._broker.topology.consumer_left(queue)
 
 

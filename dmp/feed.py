@@ -145,9 +145,11 @@ class Feed:
         self._session.deadline(IDLE, idle_at)
 
     def release(self) -> None:
-        """Take nothing more."""
+        """Take nothing more. The queue gives out nothing until what was not sent is back, before all there
+        is."""
         self.ended = True
         if self._queue.feed is self:
+            self._queue.await_returns()
             self._queue.detach_feed(self)
 
     def connection_lost(self) -> None:
@@ -156,7 +158,6 @@ class Feed:
         broker.counts.feeds -= 1
         if not queue.deleted:
             queue.feed_lease = None
-            queue.await_returns()
             broker.sliced_work.add(self._come_back(self._not_begun()))
             broker.topology.consumer_left(queue)
         self._owner.release()

@@ -362,7 +362,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     """Raises Refusal."""
     queue = channel.mux.broker.topology.queue(name, channel.mux.owner)
     single = queue.kind.arguments.single_active
-    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
+    if queue.exclusive_consumer or (method.exclusive and (queue.consumers.count or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     return queue
 
