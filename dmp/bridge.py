@@ -57,6 +57,7 @@ class _Taking:
     durable = gives_back = False
     no_ack = True
     priority = 0
+    pool = None
 
     def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
         self._broker = broker

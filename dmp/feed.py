@@ -55,6 +55,7 @@ class Feed:
     delivered: int = attrs.field(default=0, init=False)  # messages written, sent or not
     no_ack: bool = attrs.field(default=True, init=False)
     priority: int = attrs.field(default=0, init=False)
+    pool: None = attrs.field(default=None, init=False)
     ended: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -642,9 +642,10 @@ class Queue(QueueBase):
                 self._go_on()
                 break
             given, given_bytes = share_out(self.ready, shares) if self.ready or self._warm() else (0, 0)
-            self.consumers.given(given)
             if not given:
                 break
+            if feed is None:
+                self.consumers.given(shares, given)
             given_now += given
             bytes_now += given_bytes
             late: list[Message] = []
