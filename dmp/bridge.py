@@ -57,6 +57,7 @@ class _Taking:
     durable = gives_back = False
     no_ack = True
     priority = 0
+    pool = None
 
     def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
         self._broker = broker
@@ -180,14 +181,14 @@ class DmpSource(_Taking):
     def close(self) -> None:
         if self._closed:
             return
+        queue = self._queue
+        queue.await_returns()  # the next consumer gets what was held first
         super().close()
         held, self._held = list(self._held), {}
-        queue = self._queue
         if held:
             queue.requeue(held)
+        queue.all_returned()
         if not queue.deleted:
-            queue.dispatch()
-            queue.trim()
             self._broker.topology.consumer_left(queue)
 
 

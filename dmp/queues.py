@@ -491,7 +491,6 @@ class Queue(QueueBase):
             self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
-            self._arm()
         if self.depth:
             self._trim()
 
@@ -533,15 +532,20 @@ class Queue(QueueBase):
             self._count_in(messages)
 
     def _count_in(self, messages: Sequence[Message]) -> None:
+        """Count messages that were put into `ready`. The front may be another."""
         body_bytes, cost_bytes = _sizes(messages)
         self.ready_bytes += body_bytes
         self._hot_bytes += cost_bytes
+        if self._timed:
+            self._arm()
 
     def _count_out(self, messages: Sequence[Message]) -> None:
-        """Count messages that were taken out of `ready`."""
+        """Count messages that were taken out of `ready`, whoever took them. The front may be another."""
         body_bytes, cost_bytes = _sizes(messages)
         self.ready_bytes -= body_bytes
         self._hot_bytes -= cost_bytes
+        if self._timed and (self.ready or not self._warm()):  # what is warmed counts in, and arms
+            self._arm()
 
     # -- what is cold
 
@@ -615,8 +619,6 @@ class Queue(QueueBase):
         if self._timed:
             self._expire_ready()
         self._dispatch_ready(check=self._timed)
-        if self._timed:
-            self._arm()
 
     def _dispatch_ready(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
@@ -640,9 +642,10 @@ class Queue(QueueBase):
                 self._go_on()
                 break
             given, given_bytes = share_out(self.ready, shares) if self.ready or self._warm() else (0, 0)
-            self.consumers.given(given)
             if not given:
                 break
+            if feed is None:
+                self.consumers.given(shares, given)
             given_now += given
             bytes_now += given_bytes
             late: list[Message] = []
@@ -869,6 +872,7 @@ class Queue(QueueBase):
         self.adopted = False
         self.limits_changed()
         self.consumers.single = kind.arguments.single_active
+        self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
     # -- time, and the end
@@ -900,9 +904,10 @@ class Queue(QueueBase):
             len(expired) < EXPIRED_AT_ONCE and (self.ready or self._warm()) and self.ready[0].expires <= now
         ):
             expired.append(self.ready.popleft())
-        self._behind = bool(self.ready) and self.ready[0].expires <= now
         if expired:
             self._count_out(expired)
+        self._behind = bool(self.ready) and self.ready[0].expires <= now
+        if expired:
             self._expired(expired)
 
     def _expired(self, messages: list[Message]) -> None:

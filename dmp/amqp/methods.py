@@ -362,7 +362,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     """Raises Refusal."""
     queue = channel.mux.broker.topology.queue(name, channel.mux.owner)
     single = queue.kind.arguments.single_active
-    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
+    if queue.exclusive_consumer or (method.exclusive and (queue.consumers.count or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     return queue
 
@@ -416,7 +416,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     channel.delivered += 1
     tag = channel.delivered
     if not method.no_ack:
-        channel.unacked[tag] = None, queue, message
+        channel.unacked[tag] = channel.gets, queue, message
+        channel.gets.unacked += 1
     head = message.head
     found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
     channel.reply_content(found, head, message.body)
@@ -471,9 +472,11 @@ def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> N
         queues = by_queue(deliveries)
         for queue, messages in queues.items():
             (queue.requeue if requeue else queue.reject)(messages)
+        channel.dispatch()  # others of its consumers may have room now, and have waited longer
         for queue in queues:
             if not queue.deleted:
                 queue.dispatch()
                 if requeue:
                     queue.trim()
-    channel.dispatch()  # others of its consumers may have room now, too
+        return
+    channel.dispatch()

@@ -9,11 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from brokers.bridges.bridges import KEPT_SECONDS, row
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.message import Head
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
 from tests.brokers.bridges.world import World, bridge
+from tests.dmp.world import Taker
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import SMALL, open_store, reopen
 
@@ -409,6 +411,23 @@ async def test_what_a_topic_has_dropped_meanwhile_is_told_and_the_rest_is_carrie
 
 
 # -- operating
+
+
+async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back() -> None:
+    world = await World.open(None, bridge("dmp:in", "logmq:out", rate="2/s"))
+    broker = world.services["dmp"].broker
+    kind = QueueKind(arguments=QueueArguments(single_active=True))
+    queue, _ = broker.topology.declare_queue(b"in", kind, broker.new_owner(""))
+    world.later()
+    following = Taker()
+    queue.add_consumer(following)
+    bodies = [b"%04d" % number for number in range(3000)]
+    world.send("dmp", "in", *bodies)
+    world.carry()
+    assert following.bodies == []
+    await world.bridges.change(())
+    assert following.bodies
+    assert following.bodies == sorted(following.bodies)
 
 
 async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> None:
