@@ -149,7 +149,8 @@ class Admin:
         if row is None:
             return None
         shown = attrs.asdict(row)
-        return {**shown, "lag_bytes": shown.pop("behind_bytes")}
+        behind = shown.pop("behind_bytes")
+        return {**shown, "lag_bytes": behind}
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
         log, row = found[0], self._committed(found)
