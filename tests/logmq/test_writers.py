@@ -8,6 +8,7 @@ from logmq.settings import LogmqSettings
 from logmq.wire import Refusal
 from logmq.writers import WINDOW
 from shared.access import Access, Rule, User
+from shared.storage.format import PUT
 from tests.logmq.world import Peer, World, record
 from tests.support.stores import ALWAYS
 
@@ -122,9 +123,15 @@ def test_no_user_has_anothers_writers_forgotten() -> None:
 
 def test_writers_without_a_user_of_an_older_folder_are_anonymous_own(world: World) -> None:
     """The key on disk of before: the log's id, the writer's name, the slot."""
-    world.connect().ask(batch(1))
-    (key,) = [key for key, _ in world.broker.writers._table.items()]
-    assert key == world.log("t").id.to_bytes(8, "big") + b"w" + (1).to_bytes(2, "big")
+    world.connect().ask(b"PRODUCE t one\n")
+    key = world.log("t").id.to_bytes(8, "big") + b"w" + (1).to_bytes(2, "big")
+    written = (1).to_bytes(8, "big") + (0).to_bytes(8, "big")  # seq 1, at offset 0
+    change = bytes([PUT]) + len(key).to_bytes(2, "big") + key + written
+    world.store.namespace("logmq-tables", ALWAYS).logs["writers"].append(record(change), 1)
+    world.commit()
+    world.restart()
+    assert world.connect().ask(batch(1)) == b"OK 0\n"
+    assert users_peer(world, "ann").ask(batch(1)) == b"OK 7\n"
 
 
 def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record(peer: Peer) -> None:
