@@ -683,7 +683,7 @@ class Bridge:
             self._dead = self._open_target(self.settings.dead, ", where dead messages go")
         name = self._dead_template.name_for(run.origin)
         stamp = self._host.stamp()
-        for cut in (False, True):
+        for cut in (False, True) if len(run.bodies[at]) <= forms.DEAD_WHOLE_BYTES_MAX else (True,):
             body = forms.dead_letter_of(run, at, trail, *stamp, refused.reason, str(refused), cut=cut)
             try:
                 self._dead.write(name, [body], trail)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 from structlog.testing import capture_logs
 
+from brokers.bridges import forms
 from brokers.bridges.bridges import KEPT_SECONDS, row
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.message import Head
@@ -146,6 +147,22 @@ async def test_a_message_that_never_fits_is_set_apart_and_holds_nobody_up() -> N
     assert (dead["reason"], dead["position"], len(dead["value"])) == ("too_large", 5, 5000)
     assert dead["bridges"] == ["b"]
     assert dict(world.only.counts.dead) == {"too_large": 1}
+
+
+async def test_of_a_dead_message_that_no_log_has_room_for_the_beginning_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    make = forms.dead_letter_of
+    monkeypatch.setattr(
+        forms, "dead_letter_of", lambda *given, **cut: written.append(1) or make(*given, **cut)
+    )
+    world = await _crossing("kqmsgq:in", "logmq:out")
+    world.send("kqmsgq", "in", bytes(3 << 20))
+    world.carry()
+    (dead,) = map(json.loads, await world.found("logmq", "dead.b"))
+    assert (dead["cut_from_bytes"], len(dead["value"])) == (3 << 20, forms.DEAD_VALUE_BYTES_MAX)
+    assert len(written) == 1, "the whole was not made first, which takes the loop's time"
 
 
 async def test_a_name_that_comes_out_empty_holds_nobody_up() -> None:
