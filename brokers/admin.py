@@ -301,8 +301,7 @@ async def serve(
     app = _NotForPages(application(host), log)
 
     async def connection(stream: trio.SocketStream) -> None:
-        # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host. A
-        # malformed request (an upgrade to HTTP/2 with bad settings) causes one.
+        # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host.
         user = _owner(stream)
 
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:

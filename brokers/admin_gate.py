@@ -12,14 +12,13 @@ the form; `POST /login` begins a session, and `POST /logout` ends it. 5. The use
 reading, also by a protocol's verb that changes nothing, `admin:manage` for changes (403). The token allows
 both.
 
-Requests without a login are answered at most one every `STRANGER_SECONDS`, all together. Probes of `/livez`
-and `/readyz` do not wait for the others. Answers carry a policy by which a page loads from this server alone.
+A connection without a login gets one answer, and is closed. Answers carry a policy by which a page loads
+from this server alone.
 """
 
 import binascii
 import errno
 import json
-import math
 import secrets
 from base64 import b64decode
 from collections.abc import Callable, Mapping, MutableMapping
@@ -40,7 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from brokers.api import LOOKING, body_of
 from brokers.logins import Logins
 from brokers.page import files, shown
-from shared.access import ADMIN, MANAGE, READ, Access, Guard
+from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
 from shared.net.keepalive import is_loopback
 
@@ -51,8 +50,6 @@ SESSIONS_MAX = 1000
 """Sessions of browsers; above this the least recently used one ends."""
 SESSION_SECONDS = 12 * 3600.0
 """A session ends after so long without a request."""
-STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
-"""After a burst, the pause between two requests without a login, so that protocols keep the loop."""
 CREDENTIALS_BYTES_MAX = 2048
 """The bytes of a header or a body with a login."""
 
@@ -73,6 +70,20 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+LIVE = b"GET /livez "
+LIVE_ANSWER = "\r\n".join(
+    [
+        "HTTP/1.1 200 OK",
+        *(f"{name}: {value}" for name, value in HEADERS.items()),
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Length: 3",
+        "Connection: close",
+        "",
+        "ok\n",
+    ]
+).encode()
 
 
 def token_of(folder: Path) -> str:
@@ -123,22 +134,6 @@ class _BrowserSession:
         self.end()
 
 
-class TurnPace:
-    """Spaces turns so many seconds apart, except for a `burst` after a silence."""
-
-    def __init__(self, seconds: float, burst: int) -> None:
-        self._seconds, self._slack = seconds, seconds * burst
-        self._last = -math.inf
-
-    async def turn(self) -> None:
-        self._last = max(self._last + self._seconds, trio.current_time() - self._slack)
-        await trio.sleep_until(self._last)
-
-    def give_back(self) -> None:
-        """Give back a turn that cost nothing."""
-        self._last -= self._seconds
-
-
 class Gate:
     """Lets requests on the admin port through to `app`, or answers them itself."""
 
@@ -167,9 +162,12 @@ class Gate:
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies ignore ports, so two servers on a machine need two names
         self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
-        self._strangers, self._probes = (TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE) for _ in range(2))
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+
+    def answer_at_once(self, data: bytes) -> bytes:
+        """The answer to a whole request of `/livez` where that is open, which waits for nobody; or b""."""
+        return LIVE_ANSWER if self._loopback and data.startswith(LIVE) and data.endswith(b"\r\n\r\n") else b""
 
     def take_settings(self, names: tuple[str, ...], *, secure: bool) -> None:
         """Hold to these from now on."""
@@ -193,6 +191,8 @@ class Gate:
                     more.setdefault(name, value)
                 for cookie in cookies:
                     more.append("Set-Cookie", cookie)
+                if not caller.trusted:
+                    more["Connection"] = "close"
             await send(message)
 
         refusal = self._refusal(scope, headers)
@@ -207,11 +207,10 @@ class Gate:
             if isinstance(found, str):
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
+                ASKER.set("" if found == TOKEN_USER else found)
                 # A stream checks the user's rights again while it runs.
                 scope["brokers.allowed"] = partial(self._may, found, self._action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
-        if not caller.trusted:
-            await (self._probes if scope["path"] in HEALTH else self._strangers).turn()
         await (refusal or self._app)(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:

@@ -120,7 +120,8 @@ class Host:
         self._budget = Account("process", memory_for_clients(self._memory_bytes))
         self._budget.on_refused = self._tell_refused
         self._told_refused: dict[str, float] = {}
-        found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
+        found = users.load(config, log.warning)
+        denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(found, audit=logs.audit, denied=denied)
         self._in_thread = Threads()
         self._network = Network(config.net, self._budget, config.access.certificate_user)

@@ -149,8 +149,11 @@ async def _obey_input(said_exit: socket.socket, host: Host, log: structlog.stdli
 
 
 async def _tell_left_out() -> None:
-    while True:
-        await trio.sleep(1)
+    try:
+        while True:
+            await trio.sleep(1)
+            logs.tell_left_out()
+    finally:
         logs.tell_left_out()
 
 

@@ -81,8 +81,6 @@ STOPPED_AT_ONCE = 2000
 """Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
-PARTED_AT_ONCE = 200
-"""Deliveries whose queues are looked up in a user's rules per slice: half a millisecond."""
 RETURNED_QUEUES = 100
 """The most queues of a slice: each takes longer than a delivery."""
 REDELIVERED_AT_ONCE = 500
@@ -1286,31 +1284,6 @@ class Engine:
                 yield
         del self.returning[number]
         self.tell_budget()
-
-    def take_back(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> None:
-        """Return what a consumer holds of queues that it may not read any more, in slices."""
-        if consumer.unacked:
-            self.sliced_work.add(self._take_back_in_slices(consumer, may_keep))
-
-    def _take_back_in_slices(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> Iterator[None]:
-        """These deliveries are parted from the others; then they return as those of a lost connection do."""
-        parted: Unacked[Queue] = Unacked()
-        number = next(self._numbers)
-        self.returning[number] = Returning(parted)
-        keeps: dict[Queue, bool] = {}
-        for ids in batched(tuple(consumer.unacked), PARTED_AT_ONCE):
-            for each in ids:
-                delivery = consumer.unacked.get(each)
-                if delivery is None:
-                    continue  # it has been acknowledged meanwhile
-                queue = delivery[0]
-                if queue not in keeps:
-                    keeps[queue] = may_keep(queue)
-                if not keeps[queue]:
-                    consumer.unacked.pop(each)
-                    parted.single[each] = delivery
-            yield
-        yield from self._return_in_slices(number)
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""

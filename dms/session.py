@@ -907,7 +907,7 @@ class Session(SessionBase):
         }
 
     def access_changed(self) -> None:
-        """End what may no longer be read: waiting CONSUMEs are refused, deliveries are returned."""
+        """End what may no longer be read: waiting CONSUMEs are refused. What is held may be acknowledged."""
         super().access_changed()
         if self.ended:
             return
@@ -918,7 +918,6 @@ class Session(SessionBase):
         consumer = self.consumer
         if consumer.credits and not guard.may(self.user, READ, consumer.credits[0].queue.name):
             consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
-        self._engine.take_back(consumer, lambda queue: guard.may(self.user, READ, queue.name))
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 

@@ -463,7 +463,7 @@ class Bridge:
             self.close()
             return False
         self._gives_back = self._source.gives_back
-        self.state = "running"
+        self._runs()
         return True
 
     def _gather(self) -> list[MessageRun]:
@@ -622,8 +622,6 @@ class Bridge:
                 count = self._target.write(name, bodies[at:] if at else bodies, trail)
                 carried = True
                 self._delay = 0.0
-                if self.state == "waiting":
-                    self.state = "running"
             except (BridgeRefusal, StoreError) as error:
                 refused = _as_refusal(error)
                 if not self._settle_refused(run, at, trail, refused, entry):
@@ -636,6 +634,8 @@ class Bridge:
     def _settle(self, run: MessageRun, entry: _Entry, *, carried: bool) -> None:
         assert self._source is not None
         self._source.confirm(run)
+        if self.state == "waiting":
+            self._runs()
         self._settled += len(run)
         entry.runs.append(run)
         entry.size += run.size
@@ -690,6 +690,10 @@ class Bridge:
             except BridgeRefusal as error:
                 if cut or error.reason != "too_large":
                     raise
+
+    def _runs(self) -> None:
+        """What it waited for is over, and no error any more."""
+        self.state, self.last_error, self.last_error_ms = "running", "", None
 
     def _wait(self, error: BridgeRefusal | StoreError, most: float) -> None:
         refused = _as_refusal(error)

@@ -168,16 +168,13 @@ class Mux:
             raise _not_allowed(name)
 
     def access_changed(self) -> None:
-        """Rules are others now: consumers of what may not be read any more are cancelled, and what they and
-        `basic.get` hold of it goes back.
+        """Rules are others now: consumers of what may not be read any more are cancelled. What is held may be
+        acknowledged.
         """
         self.publishing.forget()
         guard, user = self.session.guard, self.session.user
         if guard is None:
             return
-        self.settle_now()
-        unacked: list[Iterator[Delivery]] = []
-        queues: set[Queue] = set()
         lost: list[Consumer] = []
         for channel in self.by_number.values():
             for reader in channel.consumers.values():
@@ -185,24 +182,9 @@ class Mux:
                 name = REPLY_TO if reader is channel.reply_consumer else reader.queue.name
                 if not guard.may(user, READ, name):
                     lost.append(reader)
-            back = {
-                tag: delivery
-                for tag, delivery in channel.unacked.items()
-                if not guard.may(user, READ, delivery[1].name)
-            }
-            for tag in back:
-                del channel.unacked[tag]
-            forget_unacked(back.values())
-            queues.update(map(_QUEUE, back.values()))
-            unacked.append(_newest_first(back))
-        for queue in queues:
-            queue.await_returns()
         for consumer in lost:
             consumer.channel.remove_consumer(consumer)
             consumer.channel.notify_cancelled(consumer)
-        if queues:
-            self.broker.sliced_work.add(_come_back(unacked, queues))
-        self.dispatch()
         self.broker.flush()
         self.broker.store.commit_pending()
 

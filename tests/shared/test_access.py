@@ -112,7 +112,7 @@ class Client:
         self.told.append("closed")
 
 
-def test_connections_of_users_who_are_gone_are_closed_and_the_others_hear_of_new_rules() -> None:
+def test_connections_of_users_who_are_gone_are_closed_and_those_with_new_rules_hear_of_them() -> None:
     secret = Secret(bytes(16), bytes(32))
     users = Access({name: User(name, password=secret) for name in ("ann", "bob", "eve")})
     clients = [Client(name) for name in ("ann", "bob", "eve", "anonymous", "")]
@@ -125,9 +125,11 @@ def test_connections_of_users_who_are_gone_are_closed_and_the_others_hear_of_new
         ["changed"],
         ["closed"],
         ["closed"],
-        ["changed"],
-        ["changed"],
+        [],
+        [],
     ]
+    users.replace(None)
+    assert [client.told[-1:] for client in clients[3:]] == [["changed"], ["changed"]]
 
 
 @pytest.mark.parametrize(
@@ -222,18 +224,16 @@ globs = st.lists(st.text("ab/*?", max_size=5), max_size=3)
 
 
 @given(patterns, globs)
-def test_a_subscription_is_allowed_exactly_when_no_topic_outside_the_rules_matches_it(
+def test_a_subscription_that_is_allowed_matches_no_topic_outside_the_rules(
     pattern: str, allowed: list[str]
 ) -> None:
     outside = [
         topic
         for topic in topics()
         if matches(tuple(pattern.split("/")), tuple(topic.split("/")))
-        and not any(globbed(glob, topic) for glob in allowed)
+        and not any(globbed(glob, topic) for glob in topic_globs(allowed))
     ]
-    found = covers_subscription(allowed, pattern, topic_bytes_max=BYTES_MAX)
-    assert found is not None, "so small a question is never in doubt"
-    assert found is (not outside), outside[:3]
+    assert not (outside and covers_subscription(allowed)(pattern)), outside[:3]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,14 @@ def test_a_subscription_is_allowed_exactly_when_no_topic_outside_the_rules_match
         (["home/*"], b"home", True),
         (["home/*"], b"homes", False),
         (["home/?"], b"home/+", False),
-        (["*/temp", "temp"], b"*/temp", True),
+        (["*temp"], b"*/temp", True),
+        (["*/temp", "temp"], b"*/temp", False),  # no single rule covers it
+        (["*/temp"], b"*/temp", False),  # which matches `temp`, too
+        (["*/temp"], b"home/*/temp", True),
+        (["home/*"], b"home/*/*/temp", True),
+        (["home/*"], b"home/+/*", True),
+        (["home/*/x"], b"home/*/x", False),  # which matches `home/x`, too
+        (["*"], b"*/*", True),
         (["*"], b"*", True),
         (["a/*", "b/*"], b"+/x", False),
         (["home/*"], "home/é/+".encode(), True),
@@ -262,14 +269,6 @@ def test_a_subscription_is_decided_on_its_pattern(allow: list[str], pattern: byt
     guard = access(ann=[f"pubsub:read:{each}" for each in allow]).guard("pubsub")
     assert guard.may_subscribe("ann", pattern) is allowed
     assert guard.may_subscribe("ann", pattern) is allowed
-
-
-def test_a_subscription_that_takes_too_long_to_decide_is_refused_and_counted() -> None:
-    # The shortest topics outside have 25 letters; the 25th from the end of any other is an a.
-    allow = ["pubsub:read:x/*a" + "?" * 24, *(f"pubsub:read:x/{'?' * n}" for n in range(25))]
-    guard = access(ann=allow).guard("pubsub")
-    assert not guard.may_subscribe("ann", b"x/+")
-    assert guard.in_doubt == 1
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,21 @@ async def test_a_queue_that_is_missing_is_waited_for_at_both_ends() -> None:
     world.make("dms", "out")
     world.later()
     assert await world.found("dms", "out") == [b"a"]
+    shown = row(world.only)
+    assert (shown["state"], shown["last_error"], shown["last_error_time"]) == ("running", None, None)
+
+
+async def test_a_bridge_that_waited_for_the_place_of_dead_messages_runs_once_that_is_there() -> None:
+    world = await World.open(None)
+    world.services["dms"].engine.create("in", {"depth": 1})
+    await world.bridges.change([bridge("logmq:in", "dms:in", on_refused="dead:dms:dead")])
+    world.carry()
+    world.send("logmq", "in", b"1", b"2")
+    world.carry()
+    assert (world.only.state, world.only.last_error) == ("waiting", "there is no queue dead")
+    world.make("dms", "dead")
+    world.later()
+    assert (world.only.state, row(world.only)["last_error"]) == ("running", None)
 
 
 async def test_a_queue_that_is_deleted_and_made_again_is_taken_from_again() -> None:
