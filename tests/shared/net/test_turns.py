@@ -129,8 +129,8 @@ async def test_after_a_large_message_for_one_the_clock_is_looked_at_before_the_n
     speakers = [Speaker(told, loop_turn.MUCH_BYTES + 1) for _ in range(20)]
     made.to_send += speakers  # type: ignore[arg-type]
     made.begin()
-    assert made.end()
-    assert 0 < len(told) < 10
+    assert made.end(), "others run while there is more"
+    assert 0 < len(told) < len(speakers)
 
 
 async def test_a_drain_of_many_connections_leaves_the_rest_to_later_turns(made: LoopTurn) -> None:
