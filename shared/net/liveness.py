@@ -1,10 +1,10 @@
 """Finding dead peers among those that receive pushes.
 
 TCP's user timeout would also end a living peer that keeps its window closed, because probes of a closed
-window count as unacknowledged. So these connections have none. Instead they are examined. A peer is
-dead if data is in flight or a probe is unanswered, and nothing was acknowledged for the whole timeout. A living
-peer answers each probe of its closed window. Where data cannot even be sent, as without a route, nothing is
-in flight, and no probe is answered. (If nothing waits to be sent, keepalive probes.)
+window count as unacknowledged. So these connections have none. Instead they are examined. A peer is dead if
+data is in flight or a probe is unanswered, and nothing was acknowledged for the whole timeout. A living peer
+answers each probe of its closed window. Where data cannot even be sent, as without a route, nothing is in
+flight, and no probe is answered. (If nothing waits to be sent, keepalive probes.)
 """
 
 import math
