@@ -315,7 +315,7 @@ class Bridge:
         ((_, fate, trail),) = self._parts(run) if self._wanted(origin.name) else [(1, "filtered", ())]
         if fate:
             return {"result": fate, "to": None, "body": None}
-        (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), self._host.wall_ms())
+        (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), *self._host.stamp())
         to = self._template.name_for(origin)
         told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
         refused = self._refusal(to, written)
@@ -600,7 +600,8 @@ class Bridge:
             yield len(bodies), "circled" if self.name in trail else "", trail
             return
         for at, body in enumerate(bodies, 1):
-            passed = (*trail, *(name for name in forms.bridges_passed(body) if name not in trail))
+            found = forms.bridges_passed(body, self._host.key)
+            passed = (*trail, *(name for name in found if name not in trail))
             fate = "circled" if self.name in passed else ""
             yield at, fate if self.settings.filter.fits(body) else "filtered", passed
 
@@ -611,7 +612,7 @@ class Bridge:
         if "date" in self._template.fields and not origin.time:
             origin = attrs.evolve(origin, time=self._host.wall_ms() / 1000)
         name = self._template.name_for(origin)
-        bodies = forms.bodies_of(self.settings.form, run, trail, self._host.wall_ms())
+        bodies = forms.bodies_of(self.settings.form, run, trail, *self._host.stamp())
         at = 0
         while at < len(run):
             try:
@@ -681,9 +682,9 @@ class Bridge:
         if self._dead is None:
             self._dead = self._open_target(self.settings.dead, ", where dead messages go")
         name = self._dead_template.name_for(run.origin)
-        wall_ms = self._host.wall_ms()
-        for cut in (False, True):
-            body = forms.dead_letter_of(run, at, trail, wall_ms, refused.reason, str(refused), cut=cut)
+        stamp = self._host.stamp()
+        for cut in (False, True) if len(run.bodies[at]) <= forms.DEAD_WHOLE_BYTES_MAX else (True,):
+            body = forms.dead_letter_of(run, at, trail, *stamp, refused.reason, str(refused), cut=cut)
             try:
                 self._dead.write(name, [body], trail)
                 return
