@@ -195,8 +195,8 @@ class DeadLetters:
             if broker.timers.now() >= self._tell_at:
                 self._tell_at = broker.timers.now() + TELL_SECONDS
                 broker.log.warning(
-                    "dead letters are lost: no queue takes them, or it has had them; look at where their queue "
-                    "sends them",
+                    "dead letters are lost: no queue takes them, or it has had them; look at where "
+                    "their queue sends them",
                     queue=shown(queue.name),
                     exchange=shown(head.exchange),
                     key=shown(head.key),
