@@ -328,8 +328,8 @@ def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | 
 def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     """Set the prefetch as RabbitMQ does: without `global` for each consumer to come, with it for the channel.
 
-    py-amqp never says `global`, and kombu raises the prefetch of consumers that are there already, as many as
-    there are tasks that must wait for their time: it stalls unless that counts for the channel, and at once.
+    From py-amqp it counts for the channel, at once. kombu raises the prefetch of consumers that are there by
+    each task that must wait for its time, never says `global`, and stalls otherwise.
     """
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
