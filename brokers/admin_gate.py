@@ -39,7 +39,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from brokers.api import LOOKING, body_of
 from brokers.logins import Logins
 from brokers.page import files, shown
-from shared.access import ADMIN, MANAGE, READ, Access, Guard
+from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
 from shared.net.keepalive import is_loopback
 
@@ -207,6 +207,7 @@ class Gate:
             if isinstance(found, str):
                 caller.trusted = caller.trusted or refusal is None
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
+                ASKER.set("" if found == TOKEN_USER else found)
                 # A stream checks the user's rights again while it runs.
                 scope["brokers.allowed"] = partial(self._may, found, self._action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)

@@ -287,7 +287,7 @@ class Topology:
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""
-        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused, queue.marked_from)
         return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -564,6 +564,7 @@ class Topology:
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
+        queue.marked_from = saved.marked_from
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
@@ -591,6 +592,10 @@ class Topology:
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
+        if queue.marked_from < 0:
+            queue.marked_from = following
+            if broker.store.read_only is None:
+                self._save(queue)
         if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "

@@ -17,6 +17,7 @@ import tomllib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -38,6 +39,10 @@ ANONYMOUS = "anonymous"
 UDP = "udp"
 """The user of all datagrams, whose senders cannot log in."""
 PSEUDO_USERS = (ANONYMOUS, UDP)
+
+ASKER: ContextVar[str] = ContextVar("asker", default="")
+"""The user who asks for the administrative action under way. "": who holds the server's token or folder, and
+may do everything."""
 
 CLIENTS_AT_ONCE = 500
 """Clients that one step after a change of users looks at, up to the first whose user has changed."""
@@ -393,6 +398,12 @@ def _must_log_in_again(name: str, before: Mapping[str, User], after: Mapping[str
         return False
     was, now = before[name], after.get(name)
     return now is None or (now.password, now.certificate) != (was.password, was.certificate)
+
+
+def asker_may(guard: "Guard | None", action: str, name: str | bytes) -> bool:
+    """Whether who asks for an administrative action may also do this, to another name that it reaches."""
+    user = ASKER.get()
+    return not user or guard is None or guard.may(user, action, name)
 
 
 class Guard:

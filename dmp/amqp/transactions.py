@@ -502,7 +502,7 @@ class QueueChange:
             targets: Sequence[Queue] = ()
             try:
                 found, route_work = search.found()
-                targets = without_circles(head, found, "rejected")
+                targets = without_circles(head, found)
                 work += route_work
             except Refusal:  # the exchange is not there
                 pass

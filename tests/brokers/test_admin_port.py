@@ -157,12 +157,13 @@ async def test_users_do_what_their_admin_rules_allow(port: Port) -> None:
     assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
     assert (await port.ask("/status", basic("eve"))).status == 403
     assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
-    assert port.host.calls == [{}]
+    assert (port.host.calls, port.host.askers) == ([{}], ["bob"])
     assert [line["user"] for line in port.audited] == ["ann"]
 
 
 async def test_a_token_opens_everything_and_another_nothing(port: Port) -> None:
     assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
+    assert port.host.askers == [""], "who may do everything"
     for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
         assert (await port.ask("/status", {"Authorization": wrong})).status == 401
     assert port.access.guards["admin"].logins_failed == 4
