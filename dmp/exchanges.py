@@ -9,7 +9,6 @@ exchanges, whose own answers are added. Nothing comes twice, and no circle of ex
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from datetime import datetime
 from itertools import chain, starmap
 from typing import Any, TypeAlias, TypeVar
 
@@ -70,6 +69,12 @@ _VOID, _VALUE = "?", "="
 _ANYTHING, _TRUE, _FALSE = object(), object(), object()
 
 
+def check_not_default(name: bytes) -> None:
+    """Raises Refusal for the default exchange, which takes messages and nothing else."""
+    if name == DEFAULT:
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+
+
 class HeaderMatch:
     """Which headers a message must have: a headers exchange's binding.
 
@@ -117,7 +122,6 @@ _PLAIN: Mapping[type, Callable[[Any], object]] = {
     bool: lambda value: _TRUE if value else _FALSE,
     str: str.encode,  # text that is not UTF-8 is read as bytes
     bytearray: bytes,
-    datetime: lambda value: int(value.timestamp()),
 }
 
 

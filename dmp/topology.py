@@ -34,6 +34,7 @@ from dmp.exchanges import (
     Destination,
     Exchange,
     HeaderMatch,
+    check_not_default,
 )
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
@@ -668,12 +669,6 @@ class Topology:
     def destinations_of(self, is_exchange: bool) -> Mapping[bytes, Destination]:
         """Where bindings may lead: all exchanges, or all queues, by name."""
         return self._broker.exchanges if is_exchange else self._broker.queues
-
-
-def check_not_default(name: bytes) -> None:
-    """Raises Refusal for the default exchange, which takes messages and nothing else."""
-    if name == DEFAULT:
-        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
 def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:

@@ -32,11 +32,10 @@ from dmp.declarations import (
     check_known,
     text_argument,
 )
-from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
+from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination, check_not_default
 from dmp.memory import check
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
-from dmp.topology import check_not_default
 from shared.access import MANAGE, READ, WRITE
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """Routing without a wire: four types, exchanges behind exchanges, what goes with what."""
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,7 +134,6 @@ async def test_the_alternate_exchange_gets_what_nobody_wants(world: World) -> No
         ({"a": 1}, {"a": True}, False),
         ({"a": 1}, {"a": 1.0}, True),
         ({"a": "x"}, {"a": bytearray(b"x")}, True),
-        ({"a": 5}, {"a": datetime.fromtimestamp(5, UTC)}, True),
         ({"x-y": 1}, {}, True),
         ({"x-match": "all-with-x", "x-y": 1}, {}, False),
         ({"x-match": "any-with-x", "x-y": 1}, {"x-y": 1}, True),
@@ -172,14 +170,7 @@ def same(one: object, other: object) -> bool:
     """Whether two values are one, however they are written."""
     if isinstance(one, bool) != isinstance(other, bool):
         return False
-    one, other = (
-        value.encode()
-        if isinstance(value, str)
-        else value.timestamp()
-        if isinstance(value, datetime)
-        else value
-        for value in (one, other)
-    )
+    one, other = (value.encode() if isinstance(value, str) else value for value in (one, other))
     return one == other
 
 
