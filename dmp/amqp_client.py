@@ -71,6 +71,9 @@ class NotTaken(BrokerError):
     """The server could not keep the message: a full queue, a disk that fails."""
 
 
+_NOT_KEPT = "the server could not keep a message: a queue is full, or its disk takes nothing"
+
+
 class _Answer(Generic[T]):
     """A value or an error that comes once. Whether anybody waits for it does not matter."""
 
@@ -251,9 +254,7 @@ class _Channel:
             case commands.Basic.Ack():
                 self._confirm(method.delivery_tag or 0, method.multiple, True)
             case commands.Basic.Nack():
-                self._confirm(
-                    method.delivery_tag, method.multiple, NotTaken("the server could not keep the message")
-                )
+                self._confirm(method.delivery_tag, method.multiple, NotTaken(_NOT_KEPT))
             case commands.Basic.Cancel():
                 self.lose(error_for(404, "the queue was deleted"))
             case commands.Channel.Close():
