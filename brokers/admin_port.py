@@ -36,7 +36,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.admin_gate import HEAD_BYTES_MAX, Caller, Gate
+from brokers.admin_gate import CONNECTIONS_MAX, HEAD_BYTES_MAX, Caller, Gate
 from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
@@ -44,8 +44,6 @@ from shared.net.settings import CertificateUser
 from shared.net.strangers import Strangers
 from shared.net.tls import ServerTls, TlsStream
 
-CONNECTIONS_MAX = 128
-"""A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
 SILENT_LEAST = 32
 """Connections that may be silent even beside so many that are not."""
 SILENT_SECONDS = 5.0
@@ -252,7 +250,7 @@ class AdminPort:
 
     def _make_room(self) -> bool:
         for opened in self._open:
-            if not opened.caller.trusted:
+            if not opened.caller.user:
                 self._end(opened)
                 return True
         return False
@@ -283,7 +281,8 @@ class AdminPort:
             )
         finally:
             self._end(opened)
-            if opened.caller.trusted:
+            gate.left(opened.caller)
+            if opened.caller.user:
                 self._pace.give_back()
 
 
@@ -315,7 +314,7 @@ class _BoundedStream:
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         data = await self._stream.receive_some(READ_BYTES)
         # Only now: a request that was read before may have logged in meanwhile, and an end costs nothing.
-        if data and self._begun and not self._caller.trusted:
+        if data and self._begun and not self._caller.user:
             await self._pace.turn()  # a peer that sends single bytes gets no more of the loop than others
         self._begun = True
         return data

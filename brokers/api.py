@@ -275,18 +275,24 @@ def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -
 async def _run_action(
     protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
 ) -> Response:
-    """Run an action. One that changes something leaves a line in the audit log."""
+    """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
-    unseen = dry_run or action.looks
+    if action.looks and not request.scope.get(READS, True):
+        raise HTTPException(403, "denied")
+    shows = action.answers == MESSAGES
+    unseen = dry_run or (action.looks and not shows)
     with nullcontext() if unseen else audited(request, protocol, action.name, name):
         return as_json(await action.call(found, arguments, dry_run))
 
 
 PEER = "brokers.peer"
 """The key of a request's scope with the client's address. Requests on the control socket have no such key."""
+READS, GIVER = "brokers.reads", "brokers.giver"
+"""The keys of whether the caller may read, and of the user by whose rights users are made. The control socket
+and the token have neither."""
 CONTROL = "control"
 """Stands for the address of clients on the control socket."""
 

@@ -224,7 +224,7 @@ class Admin:
             return [self._describe(self._queue(arguments))]
         return [self._describe(queue) for _, queue in sorted(self._engine.queues.items())]
 
-    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"))
+    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"), shows="queue")
     async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
         queue = self._queue(arguments)

@@ -2,7 +2,7 @@
 
 A rule is `<protocol or *>:<action or *>:<pattern>`. Its pattern is a glob over the name (`*`: any run of
 characters, `?`: one). A request is allowed if one of the user's rules allows it. `admin:read`,
-`admin:manage` and `admin:*` have no pattern, and no `*` in a rule's first field includes `admin`.
+`admin:manage`, `admin:users` and `admin:*` have no pattern. No `*` in a rule's first field includes `admin`.
 
 `Access` holds the users of the process; `Access.guard` makes the `Guard` of one protocol. Without a users
 file sessions have no guard. Decisions are cached by (user, action, name) until the users change.
@@ -23,13 +23,16 @@ from typing import Any, Literal, Protocol
 import attrs
 
 from shared.errors import BrokerError, printable
-from shared.globs import matcher
+from shared.globs import expression, matcher
 from shared.metrics import Sample
 
 READ, WRITE, MANAGE = "read", "write", "manage"
 ACTIONS = (READ, WRITE, MANAGE)
 ADMIN = "admin"
-ADMIN_ACTIONS = (READ, MANAGE)
+USERS = "users"
+ADMIN_ACTIONS = (READ, MANAGE, USERS)
+USER_SHARE = 50
+"""The share of a user in every bound, in percent, unless his entry or `access.user_share` has another."""
 
 _SEE, _TOPIC, _SUBSCRIBE = "see", "topic", "subscribe"
 """Actions that no rule names: any of `ACTIONS`; `write`, to a topic of pub/sub; `read`, a pattern of its."""
@@ -70,6 +73,9 @@ class UsersError(BrokerError):
 
 # Rules.
 
+_ANY, _LEVEL, _REST = "\ud800", "\ud801", "\ud802"
+"""In place of a subscription's wildcards: any text, a level, and `/*` at the end. No name has these."""
+
 
 @attrs.frozen
 class Rule:
@@ -86,7 +92,9 @@ class Rule:
         action, colon, pattern = rest.partition(":")
         if protocol == ADMIN:
             if colon or action not in (*ADMIN_ACTIONS, "*"):
-                raise UsersError(f"rule {_shown(text)}: of admin there are admin:read, admin:manage, admin:*")
+                raise UsersError(
+                    f"rule {_shown(text)}: of admin there are admin:read, admin:manage, admin:users, admin:*"
+                )
             return cls(protocol, action, "")
         if not colon or not pattern or not (protocol == "*" or _WORD.fullmatch(protocol)):
             raise UsersError(f"rule {_shown(text)}: write <protocol or *>:<action or *>:<pattern>")
@@ -106,6 +114,15 @@ class Rule:
         if self.protocol != protocol and (self.protocol != "*" or protocol == ADMIN):
             return False
         return self.action in ("*", action)
+
+    def includes(self, other: "Rule") -> bool:
+        """Whether all that the other rule allows is allowed by this one."""
+        if not self.covers(other.protocol, other.action):
+            return False
+        # Characters stand in place of the other's wildcards: one only `*` matches, one `?` does, too.
+        glob = self.pattern.replace("[", "[[]").replace("?", f"[!{_ANY}]")
+        text = other.pattern.replace("*", _ANY).replace("?", _LEVEL)
+        return expression(glob, sets=True).match(text) is not None
 
 
 def text_of(name: str | bytes) -> str:
@@ -128,10 +145,6 @@ def topic_globs(globs: Iterable[str]) -> list[str]:
         if glob.endswith("/*"):
             found[glob[:-2]] = None
     return list(found)
-
-
-_ANY, _LEVEL, _REST = "\ud800", "\ud801", "\ud802"
-"""In place of a subscription's wildcards: any text, a level, and `/*` at the end. No name has these."""
 
 
 def covers_subscription(globs: Iterable[str]) -> Callable[[str], bool]:
@@ -219,6 +232,8 @@ class User:
     allow: tuple[Rule, ...] = ()
     password: Secret | None = None
     certificate: bool = False
+    user_share: int = 0
+    """Percent of every bound; 0: as for all users."""
 
 
 def parse_users(text: str) -> dict[str, User]:
@@ -247,9 +262,14 @@ def user_of(name: str, table: Any) -> User:
         raise UsersError(f"{where}: a name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     if not isinstance(table, dict):
         raise UsersError(f"{where}: write a table [users.NAME] for each user")
-    unknown = sorted(set(table) - {"password", "certificate", "allow"})
+    unknown = sorted(set(table) - {"password", "certificate", "allow", "user_share"})
     if unknown:
-        raise UsersError(f"{where}.{_shown(unknown[0])}: there are password, certificate and allow")
+        raise UsersError(
+            f"{where}.{_shown(unknown[0])}: there are password, certificate, allow and user_share"
+        )
+    share = table.get("user_share", 0)
+    if "user_share" in table and (type(share) is not int or not 1 <= share <= 100):
+        raise UsersError(f"{where}.user_share: a number of percent, from 1 to 100")
     certificate, allow = table.get("certificate", False), table.get("allow", [])
     if not isinstance(certificate, bool):
         raise UsersError(f"{where}.certificate: true or false")
@@ -269,7 +289,7 @@ def user_of(name: str, table: Any) -> User:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))
     except UsersError as error:
         raise UsersError(f"{where}.allow: {error}") from None
-    return User(name, rules, secret, certificate)
+    return User(name, rules, secret, certificate, share)
 
 
 def written_users(users: Mapping[str, User]) -> str:
@@ -286,6 +306,8 @@ def written_users(users: Mapping[str, User]) -> str:
             lines.append(f"password = {quoted(user.password.written())}")
         if user.certificate:
             lines.append("certificate = true")
+        if user.user_share:
+            lines.append(f"user_share = {user.user_share}")
         lines.append(f"allow = [{', '.join(quoted(str(rule)) for rule in user.allow)}]")
         parts.append("\n".join(lines) + "\n")
     return "".join(parts)
@@ -330,6 +352,7 @@ class Access:
     ) -> None:
         self.users = users
         self.guards: dict[str, Guard] = {}
+        self.user_share = USER_SHARE
         self.audit = audit
         self.denied = denied
         self.check_password: CheckPassword = lambda user, password, peer, done: done(False)
@@ -383,9 +406,30 @@ class Access:
             del old[-USERS_AT_ONCE:]
 
     def may_admin(self, user: str, action: str) -> bool:
-        """Whether a user may do `read` or `manage` of the administration."""
+        """Whether a user may do one of `ADMIN_ACTIONS`."""
         found = (self.users or {}).get(user)
         return found is not None and any(rule.covers(ADMIN, action) for rule in found.allow)
+
+    def share_of(self, user: str) -> int:
+        """The percent of every bound that a user may have (`shared.shares.PercentOf`): all where no other is
+        known."""
+        users = self.users
+        if users is None or users.keys() <= {user}:
+            return 100
+        found = users.get(user)
+        if found is None:  # a bridge is the server's own, and so is its owner
+            return 100 if "/" in user or user.startswith("(") else self.user_share
+        return found.user_share or self.user_share
+
+    def refusal_of_gift(self, giver: str, given: User) -> str:
+        """Why `giver` may not make this user; "" if he may: nobody gives what he has not."""
+        own = (self.users or {}).get(giver)
+        if own is None or not self.may_admin(giver, USERS):
+            return f"to make the user {given.name} takes the rule admin:users"
+        for rule in given.allow:
+            if not any(each.includes(rule) for each in own.allow):
+                return f"{giver} cannot give {given.name} the rule {rule}, which {giver} has not"
+        return "" if given.user_share <= self.share_of(giver) else f"{giver} has no such user_share"
 
     def samples(self) -> Iterator[Sample]:
         for guard in self.guards.values():

@@ -109,7 +109,7 @@ class Mux:
     method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
     `work`: what the stretch of input under way has done, in messages put into a queue.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
-    `capabilities`: the client's. `payload_max`: bytes that a frame holds.
+    `capabilities`, `product`: the client's, as it says. `payload_max`: bytes that a frame holds.
     """
 
     def __init__(self, session: SessionBase, broker: Broker, refuse: Callable[[Refusal], None]) -> None:
@@ -120,6 +120,7 @@ class Mux:
         self.broker = broker
         self.owner = broker.new_owner("")
         self.capabilities: dict[str, bool] = {}
+        self.product: object = None
         self.payload_max = 0
         self.by_number: dict[int, Channel] = {}
         self.at = 0

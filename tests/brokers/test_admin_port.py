@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from brokers.logins import Logins
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.strangers import Strangers
+from shared.plugin import Verb
 from tests.brokers.test_admin import Host
 from tests.support.forked import quick_passwords
 from tests.support.installed import quiet_log
@@ -588,3 +589,56 @@ async def test_http_2_is_not_spoken(port: Port, path: str) -> None:
     async with await port.connect() as stream:
         await stream.send_all(port.head(f"GET {path}", *upgrade))
         assert (await heard(stream)).status == 200
+
+
+async def test_one_user_leaves_others_connections_and_ends_no_session_but_his_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_gate, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(admin_gate, "SESSIONS_MAX", 8)
+    async with admin_port_at() as port, AsyncExitStack() as streams:
+        ann = basic("ann")["Authorization"]
+        answers = []
+        for _ in range(6):
+            stream = await streams.enter_async_context(await port.connect())
+            await stream.send_all(port.head("GET /status", f"Authorization: {ann}"))
+            answers.append(stream)
+        statuses = []
+        for stream in answers:
+            data = b""
+            while b"HTTP/1.1 " not in data:
+                data += await stream.receive_some()
+            statuses.append(int(data.split()[1]))
+        assert statuses.count(503) == 2
+        assert (await port.ask("/status", basic("bob"))).status == 200
+    async with admin_port_at() as port:
+        bob, first = [await log_in(port, {"user": each, "password": "secret"}) for each in ("bob", "ann")]
+        for _ in range(4):
+            assert (await log_in(port, {"user": "ann", "password": "secret"})).status == 200
+        cookies = [{"Cookie": each.headers["set-cookie"].partition(";")[0]} for each in (bob, first)]
+        assert [(await port.ask("/status", each)).status for each in cookies] == [200, 401]
+
+
+async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, most, full, go = 0, 0, trio.Event(), trio.Event()
+
+    async def hold(_: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == admin_gate.AT_ONCE:
+            full.set()
+        await go.wait()
+        now -= 1
+
+    async with admin_port_at() as port, trio.open_nursery() as nursery:
+        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "hold"): Verb("hold", "Hold.", hold)})
+        for _ in range(3 * admin_gate.AT_ONCE):
+            nursery.start_soon(port.ask, "/a/hold", {**basic("bob"), **JSON}, "POST", b"{}")
+        with trio.fail_after(5):
+            await full.wait()
+            assert (await port.ask("/status", basic("ann"))).status == 200
+        go.set()
+    assert most == admin_gate.AT_ONCE

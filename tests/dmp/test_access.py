@@ -225,7 +225,7 @@ async def test_a_certificate_is_a_login_by_itself() -> None:
 
 async def test_external_is_offered_to_who_showed_a_certificate() -> None:
     place = await Place.open(EVERYTHING)
-    for certificate, mechanisms in (("", "PLAIN"), ("sensor", "PLAIN EXTERNAL")):
+    for certificate, mechanisms in (("", "PLAIN AMQPLAIN"), ("sensor", "PLAIN AMQPLAIN EXTERNAL")):
         one = Peer(place.world)
         one.connection.certificate_user = certificate
         one.send(AMQP_HEADER)

@@ -25,6 +25,7 @@ from shared.access import (
     topic_globs,
     written_users,
 )
+from shared.shares import Shares
 
 
 def access(**users: list[str]) -> Access:
@@ -65,6 +66,56 @@ def test_every_protocol_is_not_the_administration() -> None:
     assert not users.may_admin("bob", "manage")
     assert users.may_admin("eve", "manage")
     assert not access(bob=["admin:*"]).guard("logmq").may("bob", "read", "orders")
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "includes"),
+    [
+        ("*:*:*", "dms:read:jobs", True),
+        ("*:*:*", "*:*:*", True),
+        ("*:*:*", "admin:read", False),
+        ("admin:*", "admin:users", True),
+        ("admin:manage", "admin:*", False),
+        ("dms:*:*", "*:read:jobs", False),
+        ("dms:read:*", "dms:*:jobs", False),
+        ("dms:read:jobs.*", "dms:read:jobs.*", True),
+        ("dms:read:jobs.*", "dms:read:jobs*", False),
+        ("dms:read:*.eu", "dms:read:jobs.*.eu", True),
+        ("dms:read:?", "dms:read:*", False),
+        ("dms:read:a?", "dms:read:a?", True),
+        ("dms:read:a*", "dms:read:a?", True),
+        ("dms:read:ab", "dms:read:a?", False),
+        ("pubsub:read:home/*", "pubsub:read:home/*", True),
+        ("pubsub:read:home/?*", "pubsub:read:home/*", False),
+    ],
+)
+def test_nobody_gives_what_he_has_not(own: str, given: str, includes: bool) -> None:
+    assert Rule.parse(own).includes(Rule.parse(given)) is includes
+    users = access(ann=[own, "admin:users"], bob=[own])
+    eve = User("eve", (Rule.parse(given),))
+    assert (not users.refusal_of_gift("ann", eve)) is (includes or given == "admin:users")
+    assert bool(users.refusal_of_gift("bob", eve)) or own == "admin:*"
+
+
+def test_a_share_is_of_users_among_others_and_each_may_have_his_own() -> None:
+    assert Access().share_of("ann") == access(ann=[]).share_of("ann") == 100
+    users = access(ann=[], bob=[], udp=[])
+    users.users = {**(users.users or {}), "eve": User("eve", user_share=80)}
+    assert [users.share_of(name) for name in ("ann", "anonymous", "udp", "eve")] == [50, 50, 50, 80]
+    assert [users.share_of(name) for name in ("(token)", "bridge/x")] == [100, 100]
+    assert access(ann=[]).share_of("anonymous") == 50
+    users.user_share = 10
+    shares = Shares(users.share_of)
+    for _ in range(10):
+        assert shares.fits("ann", 100)
+        shares.add("ann")
+    assert not shares.fits("ann", 100)
+    assert shares.fits("bob", 100, 10)
+    assert not shares.fits("bob", 100, 11)
+    assert shares.fits("", 100, 1000)
+    assert shares.fits("bob", 1), "one always"
+    shares.add("ann", -1)
+    assert shares.fits("ann", 100)
 
 
 @pytest.mark.parametrize(
