@@ -124,6 +124,7 @@ class Host:
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(found, audit=logs.audit, denied=denied)
         self._access.user_share = config.access.user_share
+        self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
         self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._logins = Logins(self._access, self._network.strangers)
