@@ -28,7 +28,7 @@ class Shares:
     def fits(self, user: str, most: float, more: int = 1) -> bool:
         """Whether a user may have `more`, of a bound of `most` for all users together."""
         percent = self._percent_of(user) if user else 100
-        return percent >= 100 or self._taken.get(user, 0) + more <= max(1, most * percent // 100)
+        return percent >= 100 or self._taken.get(user, 0) + more <= max(1, most * percent / 100)
 
     def add(self, user: str, count: int = 1) -> None:
         """A user has so many more; negative: fewer."""
