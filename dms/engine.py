@@ -96,8 +96,6 @@ FLUSHED_AT_ONCE = 50
 KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
-NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
-NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
 
@@ -339,7 +337,7 @@ class Queue(QueueBase):
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.full and self.log is None and not moved:
-                raise NO_MEMORY
+                raise no_memory()
         ticket = None
         if self.log is not None:
             try:
@@ -1225,16 +1223,18 @@ class Engine:
         return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """Acknowledge as `ack` does, but each by itself; an id that is not held gets NOT_HELD."""
+        """Acknowledge as `ack` does, but each by itself; an id that is not held is refused."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
+        refused: Refusal | None = None
         for each in ids:
             delivery = consumer.unacked.pop(each)
             if delivery is not None:
                 outcomes.append(((each,), self._ack(consumer, delivery[0], (each,), (delivery,))))
-            elif outcomes and outcomes[-1][1] is NOT_HELD:
-                outcomes[-1] = (*outcomes[-1][0], each), NOT_HELD
+            elif refused is not None and outcomes[-1][1] is refused:
+                outcomes[-1] = (*outcomes[-1][0], each), refused
             else:
-                outcomes.append(((each,), NOT_HELD))
+                refused = not_held()
+                outcomes.append(((each,), refused))
         return outcomes
 
     def _ack(
@@ -1363,6 +1363,14 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def no_memory() -> Refusal:
+    return Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
+
+
+def not_held() -> Refusal:
+    return malformed("this connection holds no delivery of that id")
 
 
 def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[Delivery[Queue]]]:

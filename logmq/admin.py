@@ -27,7 +27,7 @@ from shared.objects import (
     time_text,
 )
 from shared.storage.format import LENGTH_BYTES, length_at
-from shared.storage.log import RecordTimes, read_records
+from shared.storage.log import RecordTimes, read_records, require_record_start
 from shared.storage.store import Log
 
 RECORDS_MAX = 1000
@@ -222,7 +222,7 @@ class Admin:
         if "offset" not in arguments:
             raise BadArgument("offset is missing")
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
-        await read_records(log, offset, 1)  # it reports an offset inside a record
+        await require_record_start(log, offset)
         return offset
 
 

@@ -14,6 +14,7 @@ import attrs
 
 from logmq.wire import Code, Refusal, check_memory
 from shared.budget import Account, unbounded
+from shared.errors import StoreError
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
@@ -61,10 +62,18 @@ class Groups:
         return self._count
 
     def committed(self, group: str, log: Log) -> tuple[int, Ticket | None] | None:
-        """The offset, and the ticket that the answer waits for; None in its place: it is durable."""
+        """The offset, and the ticket that the answer waits for; None in its place: it is durable. Raises
+        StoreError where damage may have taken it."""
         key = _key(group, log)
         value = self._table.get(key)
-        return None if value is None else (int.from_bytes(value, "big"), self._unsynced.get(key))
+        if value is not None:
+            return int.from_bytes(value, "big"), self._unsynced.get(key)
+        if self._table.hides_keys:
+            raise StoreError(
+                f"the commits are damaged: whether group {group} has committed anything of {log.name} is not "
+                "known; COMMIT where it goes on"
+            )
+        return None
 
     def commit(self, group: str, log: Log, offset: int, user: str = "") -> Ticket:
         """Commit for a user. Raises Refusal (LIMIT) and StoreError."""

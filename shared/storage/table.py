@@ -94,6 +94,11 @@ class Table:
         log.rolled_back = table._rolled_back
         return table
 
+    @property
+    def hides_keys(self) -> bool:
+        """Whether damage may have taken a missing key; until that range is dropped."""
+        return any(lost.end > self.log.first for lost in self.lost)
+
     def __len__(self) -> int:
         return len(self._live)
 

@@ -58,6 +58,15 @@ def test_the_groups_that_are_farthest_behind_are_metrics(world: World, peer: Pee
     assert all(dict(sample.labels).keys() == {"group", "topic"} for sample in lags)
 
 
+def test_a_commit_that_damage_may_have_taken_is_not_answered_as_none(world: World) -> None:
+    world.damage("groups", namespace="logmq-tables")
+    world.restart()
+    peer = world.connect()
+    refused = b"ERR STORAGE the commits are damaged: whether group g has committed anything of t is not known"
+    assert peer.ask(b"COMMITTED g t\n").startswith(refused)
+    assert peer.ask(b"COMMIT g t 7\nCOMMITTED g t\n") == b"OK 7\nOK 7\n"
+
+
 def test_commits_are_there_after_a_restart(world: World) -> None:
     world.restart()
     assert len(world.broker.groups) == 3
