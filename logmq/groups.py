@@ -45,6 +45,7 @@ class Groups:
         """`memory`: the account that commits are charged to."""
         self._table = table
         self._memory = memory or unbounded()
+        self._of_users = self._memory.new_shares()
         self.commits_max = commits_max
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
@@ -74,13 +75,16 @@ class Groups:
             )
         return None
 
-    def commit(self, group: str, log: Log, offset: int) -> Ticket:
-        """Commit. Raises Refusal (LIMIT) and StoreError."""
+    def commit(self, group: str, log: Log, offset: int, user: str = "") -> Ticket:
+        """Commit for a user. Raises Refusal (LIMIT) and StoreError."""
         key = _key(group, log)
         if self._table.get(key) is None:
             if self._count >= self.commits_max:
                 raise Refusal(Code.LIMIT, f"there are commits_max = {self.commits_max} commits already")
+            if not self._of_users.fits(user, self.commits_max):
+                raise Refusal(Code.LIMIT, f"{user} has his share of commits_max")
             check_memory(self._memory, COMMIT_BYTES)
+            self._of_users.take(key, user)
         ticket = self._table.put(key, offset.to_bytes(_OFFSET_BYTES, "big"))
         self._remember(key)
         self._unsynced[key] = ticket
@@ -97,6 +101,7 @@ class Groups:
         if not keys:
             del self._by_log[log.id]
         self._count -= 1
+        self._of_users.drop(key)
         self._memory.give(COMMIT_BYTES)
         return ticket
 
@@ -109,6 +114,8 @@ class Groups:
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
         self._memory.give(COMMIT_BYTES * len(keys))
+        for key in keys:
+            self._of_users.drop(key)
         self._table.discard([*keys], done)
 
     def close_grave(self, log_id: int) -> None:
