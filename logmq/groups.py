@@ -161,6 +161,33 @@ class Groups:
                     part = []
         yield part
 
+    def idle_in_parts(
+        self, logs: Callable[[int], Log | None], since_ms: int
+    ) -> Iterator[list[tuple[str, Log]]]:
+        """Groups that have committed nothing in a topic since `since_ms`, though all that time they had
+        records to read; in parts as of `in_parts`.
+
+        Times are those of the logs' indexes, so a group is found late rather than early. Raises StoreError.
+        """
+        committed_since = self._table.log.seek(since_ms)
+        part: list[tuple[str, Log]] = []
+        looked = 0
+        for log_id in list(self._by_log):
+            log, keys = logs(log_id), self._by_log.get(log_id, ())
+            old = [key for key in keys if key in self._table and self._table.offset(key) < committed_since]
+            if log is not None and old:
+                came_since = log.seek(since_ms)
+                part += [
+                    (group_of(key), log)
+                    for key in old
+                    if int.from_bytes(self._table[key], "big") < came_since
+                ]
+            looked += 1 + len(keys)
+            if looked >= PART:
+                yield part
+                part, looked = [], 0
+        yield part
+
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
         """Set commits past the end of a log to its end; done at the start.
 
