@@ -54,7 +54,7 @@ SESSIONS_MAX = 1000
 """Sessions of browsers; above this the least recently used one ends, of a user above his share his own."""
 CONNECTIONS_MAX = 128
 """A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
-AT_ONCE = 4
+AT_ONCE = 2
 """Requests of one user that are served at the same time; the others wait. 110 lists at once took 85 ms of
 each turn of the loop."""
 SESSION_SECONDS = 12 * 3600.0
@@ -240,7 +240,8 @@ class Gate:
                     more.append("Set-Cookie", cookie)
                 if not caller.user:
                     more["Connection"] = "close"
-                if more.get("Content-Type", "").startswith("text/event-stream"):
+                made = "Content-Length" in more  # else it is made while it is read
+                if made or more.get("Content-Type", "").startswith("text/event-stream"):
                     for end in ends:
                         end()
             await send(message)

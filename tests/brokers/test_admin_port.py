@@ -679,3 +679,19 @@ async def test_a_sessions_cookie_opens_nothing_from_another_address(secure: bool
     assert cookie.startswith(f"{name}=")
     for peer, status in (("10.0.0.1:2", 200), ("10.0.0.2:1", 401), ("127.0.0.1:1", 401)):
         assert (await ask(peer, "/status", cookie=cookie))[0] == status
+
+
+async def test_an_answer_that_is_not_read_keeps_no_other_request_of_its_user_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def much(_: Any) -> Any:
+        return "x" * (32 << 20)
+
+    async with admin_port_at() as port, AsyncExitStack() as streams:
+        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "much"): Verb("much", "Say much.", much)})
+        for _ in range(2 * admin_gate.AT_ONCE):
+            stream = await streams.enter_async_context(await port.connect())
+            await stream.send_all(port.head("POST /a/much", LOGIN, AS_JSON, "Content-Length: 2") + b"{}")
+            await stream.receive_some(1)
+        with trio.fail_after(5):
+            assert (await port.ask("/status", BEARER)).status == 200
