@@ -37,7 +37,7 @@ def extend(
     now = max(now_ms, last_ms)
     closed: list[IndexEntry] = []
     entry = open_entry
-    if entry is not None and now - entry.first_ms >= ENTRY_COVERS_SECONDS * 1000:
+    if entry is not None and now - entry.first_ms > ENTRY_COVERS_SECONDS * 1000:
         closed.append(entry)
         entry = None
     for begun, chunk, count in _pieces(chunks, counts):
@@ -86,35 +86,23 @@ def extend_by_tail(
     closed: list[IndexEntry] = []
     entry = open_entry
     start = at = len(tail) - sum([size for _, size, _ in commits])
-    first_ms = last_ms = covered = records = 0
-
-    def gathered() -> IndexEntry | None:
-        """The open entry, with what commits have added since."""
-        if start == at:
-            return entry
-        crc = _crc(tail[start:at], 0 if entry is None else entry.crc32c)
-        if entry is None:
-            return IndexEntry(end - len(tail) + start, first_ms, last_ms, at - start, records, crc)
-        return _add(entry, last_ms, entry.end, at - start, records, crc)
-
+    first_ms = covered = records = 0
     for time_ms, size, count in commits:
-        opened_ms = entry.first_ms if entry is not None else first_ms if start < at else time_ms
-        if time_ms - opened_ms >= ENTRY_COVERS_SECONDS * 1000 or covered >= ENTRY_COVERS_BYTES:
-            whole = gathered()
-            assert whole is not None
-            closed.append(whole)
-            entry, start, records = None, at, 0
         if start == at:
             first_ms = time_ms
             covered = 0 if entry is None else entry.length
         at += size
-        covered += size
         records += count
-        last_ms = time_ms
-    entry = gathered()
-    if entry is not None and entry.length >= ENTRY_COVERS_BYTES:
-        closed.append(entry)
-        entry = None
+        if covered + at - start >= ENTRY_COVERS_BYTES or at == len(tail):
+            crc = _crc(tail[start:at], 0 if entry is None else entry.crc32c)
+            if entry is None:
+                entry = IndexEntry(end - len(tail) + start, first_ms, time_ms, at - start, records, crc)
+            else:
+                entry = _add(entry, time_ms, entry.end, at - start, records, crc)
+            if entry.length >= ENTRY_COVERS_BYTES:
+                closed.append(entry)
+                entry = None
+            start, records = at, 0
     return closed, entry
 
 

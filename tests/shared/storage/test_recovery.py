@@ -489,7 +489,9 @@ async def test_a_log_that_only_the_journal_has_gets_the_files_that_a_look_at_old
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_times_that_only_the_journal_has_are_as_fine_after_a_crash_as_before(checkpointed: bool) -> None:
+async def test_times_that_only_the_journal_has_are_as_fine_after_a_crash_as_before(
+    checkpointed: bool,
+) -> None:
     clock = HandClock()
     disk, store = await fresh_store(ROOMY, clock)
     log, ticket = store.namespace("logmq", ALWAYS).create("orders")
