@@ -874,6 +874,7 @@ class Engine:
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
         self.queue_memory = budget.account("queues")
+        self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)
         """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
         self.full = self.held_full = False
@@ -956,10 +957,11 @@ class Engine:
     def find(self, name: str) -> Queue | None:
         return self.queues.get(name.encode())
 
-    def create(self, name: str, asked: Mapping[str, Any]) -> tuple[Queue, Ticket | None]:
-        """Make a queue. Raises Refusal."""
-        self.check_new(name, asked)
+    def create(self, name: str, asked: Mapping[str, Any], user: str = "") -> tuple[Queue, Ticket | None]:
+        """Make a queue for a user. Raises Refusal."""
+        self.check_new(name, asked, user)
         queue = self.adopt(name, asked)
+        self._queues_of_users.take(queue, user)
         self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
@@ -980,7 +982,7 @@ class Engine:
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
 
-    def check_new(self, name: str, asked: Mapping[str, Any]) -> None:
+    def check_new(self, name: str, asked: Mapping[str, Any], user: str = "") -> None:
         """Raises Refusal where this queue would be refused."""
         settings = self.settings
         if name.encode() in self.queues:
@@ -988,6 +990,8 @@ class Engine:
         if len(self.queues) >= settings.queues_max:
             text = f"there are queues_max = {settings.queues_max} queues already"
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
+        if not self._queues_of_users.fits(user, settings.queues_max):
+            raise Refusal(Status.INTERNAL, f"{user} has his share of queues_max", limit="queues_max")
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
@@ -1043,6 +1047,7 @@ class Engine:
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
             self.queue_memory.give(QUEUE_BYTES)
+            self._queues_of_users.drop(queue)
         self._asked.pop(queue, None)
         if self._names is not None and queue.name not in self.queues:
             place = bisect_left(self._names, queue.name)
@@ -1193,11 +1198,14 @@ class Engine:
         """A consumer for a session, or a bridge; it is not admitted yet."""
         return Consumer(self, next(self._numbers), receiver, stocks=stocks)
 
-    def admit(self, consumer: Consumer) -> bool:
-        """Admit a consumer: it may hold messages. False: there are `clients_max` already."""
-        if len(self.consumers) >= self.settings.clients_max:
+    def admit(self, consumer: Consumer, user: str = "") -> bool:
+        """Admit a consumer: it may hold messages. False: there are `clients_max` already, or the user's
+        share of them."""
+        most = self.settings.clients_max
+        if len(self.consumers) >= most or not self._clients_of_users.fits(user, most):
             return False
         self.consumers[consumer.number] = consumer
+        self._clients_of_users.take(consumer.number, user)
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
@@ -1248,6 +1256,7 @@ class Engine:
         `untried`: whether a delivery, by its id, does not count. None: all count.
         """
         self.consumers.pop(consumer.number, None)
+        self._clients_of_users.drop(consumer.number)
         consumer.gone = True
         consumer.forget_credits()
         self.give_back(consumer, untried)

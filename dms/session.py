@@ -747,10 +747,10 @@ class Session(SessionBase):
             text = 'log in first: a HANDSHAKE of {"user": "...", "password": "..."}'
             self._refuse_login(message_id, text)
             return
-        if not self._engine.admit(self.consumer):
+        if not self._engine.admit(self.consumer, self.user):
             limit = self._engine.settings.clients_max
             self._engine.counts.clients_refused += 1
-            text = f"there are clients_max = {limit} clients already"
+            text = f"there are clients_max = {limit} clients already, or {self.user}'s share of them"
             self._refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
             self._end(Event.TOO_MANY)
             return
@@ -769,7 +769,7 @@ class Session(SessionBase):
         self._require(MANAGE, name_bytes)
         if asked.get("dead_letter"):
             self._require(WRITE, str(asked["dead_letter"]))
-        _, ticket = self._engine.create(name, asked)
+        _, ticket = self._engine.create(name, asked, self.user)
         self._engine.log.debug("queue created", peer=self.connection.peer, queue=name, options=asked)
         self._confirm(ticket, Type.CREATE_QUEUE, message_id)
 
