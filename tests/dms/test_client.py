@@ -328,12 +328,12 @@ async def test_a_consumer_that_ends_says_so(peer: Peer, client: Client, how: str
 
 
 async def test_a_client_that_is_cancelled_whole_says_goodbye_for_its_consumers_too(peer: Peer) -> None:
-    peer.queues["jobs"] = deque()
+    peer.queues["jobs"] = deque([(peer.new_id(), b"one")])
     with trio.CancelScope() as scope:
         async with connect() as client, client.consume("jobs", prefetch=4) as messages:
-            await messages._reconnecting.connected()
-            scope.cancel()
             await anext(messages)
+            scope.cancel()
+            await trio.sleep_forever()
     assert peer.requests.count(spec.DISCONNECT) == 2
 
 
