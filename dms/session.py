@@ -1070,8 +1070,8 @@ class Session(SessionBase):
     def _not_sent(self, chunks: Collection[Any], begun: Any) -> None:
         """The connection ends, and these bytes were not sent: nobody could try the messages in them.
 
-        `begun`: the first chunk, whole. Where it is no longer than what is left of it, the transport does not
-        tell how far it came: then all of it counts as sent.
+        `begun`: the first chunk, whole. If it is no longer than what is left of it, the transport does not
+        tell how much was sent. Then the whole chunk counts as sent.
         """
         if not (chunks and self.consumer.unacked):
             return
