@@ -54,6 +54,12 @@ GAUGES = (
         lambda engine: sum(queue.depth - queue.held for queue in engine.queues.values()),
     ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
+    Gauge(
+        "messages_dead",
+        "Dead messages that are held back: their queue is missing or full, or they leave in a moment.",
+        lambda engine: sum(queue.expiry.dead for queue in engine.queues.values() if queue.expiry is not None),
+    ),
+    Gauge("consumers", "Connections and bridges that consume a queue.", _all_of("consumers")),
     Gauge("consumes_waiting", "CONSUMEs that wait.", summed("waiting", of="consumers")),
     Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.hot_bytes),
 )
