@@ -102,6 +102,12 @@ class Worker:
             self.witness.drop_below(log, last)
             self.settle()
 
+    async def change_mode(self, name: str) -> None:
+        """Between its own mode and `none`."""
+        log, own = self.log(name), MODES[name[0]]
+        self.witness.change_mode(self.namespace, log, "none" if str(log.mode) == own else own)
+        self.settle()
+
     async def put(self, name: str, key: bytes) -> None:
         """Change a table, or take the key out of it."""
         if self._table is None:
@@ -183,6 +189,9 @@ LARGE: dict[str, Operation] = {
 SEVERAL: dict[str, Operation] = {
     "append, make again, append": lambda worker: worker.do("append", "delete or make again", "append"),
     "drop, change two, append large": lambda worker: worker.do("drop", "change two", "append large"),
+    "append, change mode, append, change mode, append": lambda worker: worker.do(
+        "append", "change mode", "append", "change mode", "append"
+    ),
     "append none, change weak, append none": lambda worker: worker.do(
         "append none", "change weak", "append none"
     ),
@@ -196,6 +205,7 @@ OPERATIONS: dict[str, Operation] = {
     **SMALL,
     **LARGE,
     **SEVERAL,
+    "change mode": lambda worker: worker.change_mode("a"),
     "append unjournaled": lambda worker: worker.append("u"),
     "change unjournaled": lambda worker: worker.append_all("u", "a"),
     "delete unjournaled": lambda worker: worker.replace("u"),
@@ -272,8 +282,10 @@ async def _draw_one(worker: Worker, source: random.Random, names: list[str], rol
         await worker.delete(name)
     elif roll < 0.83:
         await worker.replace(name)
-    elif roll < 0.87:
+    elif roll < 0.86:
         await worker.drop(name)
+    elif roll < 0.87:
+        await worker.change_mode(name)
     elif roll < 0.92:
         await worker.put("t", source.choice((b"one", b"two")))
     elif roll < 0.94:
