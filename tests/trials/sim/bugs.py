@@ -606,7 +606,7 @@ def bridge_confirms_apart() -> list[Change]:
     ]
 
 
-@bug("bridges")
+@bug("bridges", seeds_max=300)
 def bridge_does_not_ask_the_disk() -> list[Change]:
     """An entry that the disk refused counts as carried."""
     return [(Bridge, "_written", lambda self, ticket, entry: self._carried(entry))]
