@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
 .PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-replay trial-cluster trial-opening trials
-.PHONY: bench-compare bench-picture pictures clean
+.PHONY: bench-compare bench-peers pictures clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -82,12 +82,12 @@ trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood t
 	trial-attacks trial-fairness trial-archive trial-replay trial-cluster trial-opening
 
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
-bench-compare: $(VENV)/.serve
+bench-compare: $(VENV)/.test
 	@.ci/bench-compare $(BIN)/python "$(BASE)" $(ARGS)
 
-# The README's picture of speed: every protocol beside its peers and a server without a broker. Some 6 minutes.
-bench-picture: $(VENV)/.spark
-	@$(BIN)/python -m brokers bench all --picture brokers/bench/ratios.png $(ARGS)
+# Every protocol beside the peers that are installed and beside a bare loop: a row of JSON each.
+bench-peers: $(VENV)/.test
+	@$(BIN)/python -m tests.bench.sweep $(ARGS)
 
 # The README's pictures of the admin page, from a real server.
 pictures: $(VENV)/.test

@@ -23,7 +23,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "restore": ("folder_cli:restore", "Make a data folder from a backup."),
     "log": ("folder_cli:log", "Look into the logs of a data folder; a server may be running."),
     **{kind: (f"object_cli:{kind}", f"List the {kind}.") for kind in OBJECT_KINDS},
-    "top": ("top:top", "Show what is busy now, until q."),
     "logs": ("follow_cli:logs", "Show the running server's log."),
     "trace": ("follow_cli:trace", "Show copies of messages that pass a name."),
     "kick": ("object_cli:kick", "Close connections."),
@@ -37,7 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "replaying.cli:replay",
         "Send messages of the past again: recorded traffic, a log, or an archive.",
     ),
-    "bench": ("bench.cli:app", "Measure this machine: the network layer, or a protocol's server."),
+    "bench": ("bench.cli:bench", "Load a server, its own or one that runs, and show what it does."),
     "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
     "pipeline": (
         "pipeline.cli:app",

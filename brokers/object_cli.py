@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from brokers.control import PAGE
+from brokers.control import PAGE, AdminClient
 from brokers.errors import ExitCode, Failure
 from brokers.flags import host_command
-from brokers.render import CommandResult, Listing
+from brokers.render import CommandResult, Listing, Watched
 from brokers.server_address import ServerAddress
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
@@ -40,7 +40,7 @@ def list_app(kind: ObjectKind) -> App:
     return command(_list_verb(kind))
 
 
-def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
+def _list_verb(kind: ObjectKind) -> Callable[..., Listing | Watched]:
     def list_objects(
         *wanted: Annotated[
             str,
@@ -52,35 +52,50 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing]:
             int | None, Parameter(name=("--limit", "-n"), help="So many; else all.", validator=at_least_one)
         ] = None,
         after: Annotated[str | None, Parameter(help="Those behind this name, for the next page.")] = None,
+        watch: Annotated[bool, flag("Show it anew every 2 s, until Ctrl-C.", "--watch", "-w")] = False,
         at: ServerAddress,
         json: Json = False,
-    ) -> Listing:
-        query = _query(wanted)
-        units = {column.name: column.unit for column in kind.columns}
-        if sort is None:
-            if reverse:
-                raise UsageError("--reverse", "needs --sort")
-            rows, following = at.client().pages(kind.name, query, limit, after)
-            return Listing(rows, units, following)
-        ordered = [name for name, unit in units.items() if unit not in UNSORTED]
-        if sort not in ordered:
-            raise UsageError("--sort", f"{kind.name} are not sorted by {sort}; but by {', '.join(ordered)}")
-        if after is not None:
-            raise UsageError("--after", "is by name, and not with --sort")
-        descending = (units[sort] not in SMALLEST_FIRST) is not reverse
-        looked_up = any(column.looked_up for column in kind.columns if column.name == sort)
-        if limit is not None and limit <= PAGE and not looked_up:  # by the others the API sorts
-            order = f"-{sort}" if descending else sort
-            first = at.client().get(kind.name, **{**query, "sort": order, "limit": limit})
-            return Listing(first["items"], units, sorted_by=sort)
-        rows, _ = at.client().pages(kind.name, query)
-        there = [row for row in rows if row[sort] is not None]
-        there.sort(key=lambda row: row[sort], reverse=descending)
-        ranked = [*there, *(row for row in rows if row[sort] is None)]
-        return Listing(ranked[:limit], units, sorted_by=sort)
+    ) -> Listing | Watched:
+        def look() -> Listing:
+            return _listing(kind, at.client(), _query(wanted), sort, reverse, limit, after)
+
+        return Watched(look) if watch else look()
 
     list_objects.__doc__ = f"List the {kind.name}.\n\n{kind.help}"
     return list_objects
+
+
+def _listing(
+    kind: ObjectKind,
+    client: AdminClient,
+    query: Mapping[str, str],
+    sort: str | None,
+    reverse: bool,
+    limit: int | None,
+    after: str | None,
+) -> Listing:
+    units = {column.name: column.unit for column in kind.columns}
+    if sort is None:
+        if reverse:
+            raise UsageError("--reverse", "needs --sort")
+        rows, following = client.pages(kind.name, query, limit, after)
+        return Listing(rows, units, following)
+    ordered = [name for name, unit in units.items() if unit not in UNSORTED]
+    if sort not in ordered:
+        raise UsageError("--sort", f"{kind.name} are not sorted by {sort}; but by {', '.join(ordered)}")
+    if after is not None:
+        raise UsageError("--after", "is by name, and not with --sort")
+    descending = (units[sort] not in SMALLEST_FIRST) is not reverse
+    looked_up = any(column.looked_up for column in kind.columns if column.name == sort)
+    if limit is not None and limit <= PAGE and not looked_up:  # by the others the API sorts
+        order = f"-{sort}" if descending else sort
+        first = client.get(kind.name, **{**query, "sort": order, "limit": limit})
+        return Listing(first["items"], units, sorted_by=sort)
+    rows, _ = client.pages(kind.name, query)
+    there = [row for row in rows if row[sort] is not None]
+    there.sort(key=lambda row: row[sort], reverse=descending)
+    ranked = [*there, *(row for row in rows if row[sort] is None)]
+    return Listing(ranked[:limit], units, sorted_by=sort)
 
 
 def _query(wanted: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ A command returns what it found and never prints:
 - one mapping or attrs object: its fields, one a line;
 - a sequence of them: the rows of a table; an iterator or async iterator: rows as they come;
 - `Following` rows: as they come from somebody else;
-- a `Listing`: rows whose columns have units;
+- a `Listing`: rows whose columns have units; `Watched`: one that is shown anew until Ctrl-C;
 - `Several` results: one after the other, with a blank line between;
 - `CommandResult`: a result, and the exit code of the command.
 
@@ -26,6 +26,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from time import monotonic, sleep
 from typing import Any, TextIO
 
 import attrs
@@ -45,6 +46,12 @@ PLACES = frozenset(
     {"offset", "first", "end", "last", "committed", "seq", "id", "pid", "port", "delivery", "value"}
 )
 """Numbers in these columns are not grouped, because users copy them into commands and settings."""
+
+
+WATCH_SECONDS = 2.0
+WATCH_REST = 9
+"""Times as long as the server took to answer: a look at very many queues costs it a tenth of a processor."""
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 @attrs.frozen
@@ -75,6 +82,19 @@ class Following:
 
     def __iter__(self) -> Iterator[Any]:
         return self.rows
+
+
+@attrs.frozen
+class Watched:
+    """A listing that is shown anew until the command is interrupted. `look` asks for it."""
+
+    look: Callable[[], Listing]
+
+    def __iter__(self) -> Iterator[Listing]:
+        while True:
+            began = monotonic()
+            yield self.look()
+            sleep(max(WATCH_SECONDS, WATCH_REST * (monotonic() - began)))
 
 
 @attrs.frozen
@@ -129,6 +149,11 @@ class Output:
             for item in result.rows:
                 self._next(item)
                 self._stream.flush()
+        elif isinstance(result, Watched):
+            for listing in result:
+                if self._terminal and not self._json:
+                    self._stream.write(CLEAR_SCREEN)
+                self.show(listing)
         elif isinstance(result, Listing):
             self._rows(result.rows, result.units, result.sorted_by)
             if result.following is not None and self._terminal and not self._json:

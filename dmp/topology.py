@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dmp.data_types import EMPTY_TABLE
-from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.data_types import EMPTY_TABLE, describe_field, sorted_table
+from dmp.declarations import FIELDS, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
     GENERATED,
@@ -34,11 +34,12 @@ from dmp.exchanges import (
     Destination,
     Exchange,
     HeaderMatch,
+    check_not_default,
 )
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import Owner, Queue
-from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from dmp.refusals import Code, Refusal, inequivalent, locked, not_found, shown
 from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
@@ -115,43 +116,51 @@ class Topology:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._memory = broker.accounts
+        self._of_users = {
+            setting: broker.accounts.queues.new_shares()
+            for setting in ("exchanges_max", "queues_max", "bindings_max", "wild_words_max")
+        }
         self.waiting = WaitingBindings(broker.accounts.bindings)
         for name, type_ in PREDECLARED.items():
             kind = ExchangeKind(type_, durable=True)
             broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
 
-    def _need_room(self, setting: str, there: int) -> None:
-        """Raises Refusal where so many are as many as the setting allows."""
+    def _need_room(self, setting: str, there: int, user: str, more: int = 1) -> None:
+        """Raises Refusal where `more` are more than the setting allows, or than the user's share of it."""
         most = getattr(self._broker.settings, setting)
-        if there >= most:
+        if there + more > most:
             raise Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")
+        if not self._of_users[setting].fits(user, most, more):
+            raise Refusal(Code.PRECONDITION_FAILED, f"{user} has his share of {setting} = {most}")
 
     # -- exchanges
 
-    def check_exchange(self, name: bytes, kind: ExchangeKind) -> bool:
+    def check_exchange(self, name: bytes, kind: ExchangeKind, user: str = "") -> bool:
         """Whether one would be made. Raises Refusal where it would be refused."""
         broker = self._broker
-        _not_default(name)
+        check_not_default(name)
         if kind.type not in TYPES:
-            raise Refusal(Code.COMMAND_INVALID, f"unknown exchange type {shown(kind.type.encode())}")
+            raise Refusal(Code.PRECONDITION_FAILED, f"invalid exchange type {shown(kind.type.encode())}")
         found = broker.exchanges.get(name)
         if found is not None:
             self._same_exchange(name, kind, found.kind)
             return False
         if name.startswith(RESERVED):
             raise _reserved("exchange", name)
-        self._need_room("exchanges_max", len(broker.exchanges))
-        check(self._memory.exchanges, _exchange_bytes(name, kind))
+        self._need_room("exchanges_max", len(broker.exchanges), user)
+        check(self._memory.exchanges, _exchange_bytes(name, kind), user=user)
         return True
 
-    def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
+    def declare_exchange(self, name: bytes, kind: ExchangeKind, user: str = "") -> Ticket | None:
         """Make it, unless there is one just like it."""
-        if not self.check_exchange(name, kind):
+        if not self.check_exchange(name, kind, user):
             return None
         broker = self._broker
         ticket = broker.topology_table.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
+        self._of_users["exchanges_max"].take(name, user)
+        self._memory.exchanges.shares.take(name, user, _exchange_bytes(name, kind))
         broker.generation += 1
         self._find_waiting(exchange)
         return ticket
@@ -198,6 +207,8 @@ class Topology:
             ticket = broker.topology_table.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
         self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
+        self._of_users["exchanges_max"].drop(name)
+        self._memory.exchanges.shares.drop(name)
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
@@ -209,11 +220,17 @@ class Topology:
             return  # whatever its flags: WireAPI, DMP's best-known client, declares them by its own
         _same("exchange", name, kind, now, ("durable", "auto_delete", "internal"))
         if kind.alternate != now.alternate:
-            raise inequivalent("alternate-exchange", "exchange", name, kind.alternate, now.alternate)
+            received, current = (
+                "none" if each is None else f"the value {shown(each)} of type 'longstr'"
+                for each in (kind.alternate, now.alternate)
+            )
+            raise inequivalent("alternate-exchange", "exchange", name, received, current)
 
     # -- queues
 
-    def declare_queue(self, name: bytes, kind: QueueKind, owner: Owner) -> tuple[Queue, Ticket | None]:
+    def declare_queue(
+        self, name: bytes, kind: QueueKind, owner: Owner, user: str = ""
+    ) -> tuple[Queue, Ticket | None]:
         """Make it, unless there is one just like it. An empty name: the broker chooses one."""
         broker = self._broker
         found = self.find_queue(name, owner)
@@ -222,7 +239,7 @@ class Topology:
             self._same_queue(found, kind)
             found.used_now()
             return found, ticket
-        self.check_new_queue(name, kind)
+        self.check_new_queue(name, kind, user)
         name = name or GENERATED + broker.new_name()
         queue = Queue(name, kind, broker, owner if kind.exclusive else None)
         ticket = None
@@ -232,6 +249,8 @@ class Topology:
             queue.keep_in(QueueLog(log))
         broker.queues[name] = queue
         self._charge_queue(queue)
+        self._of_users["queues_max"].take(queue, user)
+        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
@@ -239,30 +258,32 @@ class Topology:
         self._find_waiting(queue)
         return queue, ticket
 
-    def check_new_queue(self, name: bytes, kind: QueueKind) -> None:
+    def check_new_queue(self, name: bytes, kind: QueueKind, user: str = "") -> None:
         """Raises Refusal where one that is not there would be refused."""
         if name.startswith(RESERVED):
             raise _reserved("queue", name)
-        self._need_room("queues_max", len(self._broker.queues))
-        check(self._memory.queues, _queue_bytes(name, kind))
+        self._need_room("queues_max", len(self._broker.queues), user)
+        check(self._memory.queues, _queue_bytes(name, kind), user=user)
 
-    def make_reply_queue(self) -> Queue:
+    def make_reply_queue(self, user: str = "") -> Queue:
         """For a consumer of `REPLY_TO`; it is deleted with that. Its name cannot be guessed: whoever was told
         it reaches the consumer through the default exchange, and can do nothing else to the queue.
 
         What waits there is bounded. The oldest are dropped, since nobody may wait for those any more.
         """
         broker = self._broker
-        self._need_room("queues_max", len(broker.queues) + len(broker.reply_queues))
+        self._need_room("queues_max", len(broker.queues) + len(broker.reply_queues), user)
         name = REPLY_TO + b"." + broker.new_name()
         arguments = QueueArguments(
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
-        check(self._memory.queues, _queue_bytes(name, kind))
+        check(self._memory.queues, _queue_bytes(name, kind), user=user)
         queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
         self._charge_queue(queue)
+        self._of_users["queues_max"].take(queue, user)
+        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
         return queue
 
     def _charge_queue(self, queue: Queue) -> None:
@@ -283,7 +304,7 @@ class Topology:
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""
-        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused, queue.marked_from)
         return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -305,8 +326,7 @@ class Topology:
         """The one by that name, if it is there. Raises Refusal (RESOURCE_LOCKED) for another's own."""
         found = self._broker.queues.get(name)
         if found is not None and found.owner not in (None, owner):
-            text = f"cannot obtain exclusive access to locked queue {shown(name)} in vhost '/'"
-            raise Refusal(Code.RESOURCE_LOCKED, text)
+            raise locked(name)
         return found
 
     def delete_queue(
@@ -326,6 +346,8 @@ class Topology:
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
         self._memory.queues.give(queue.memory_bytes)
+        self._of_users["queues_max"].drop(queue)
+        self._memory.queues.shares.drop(queue)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
@@ -362,37 +384,46 @@ class Topology:
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
         now = queue.kind
-        _same("queue", queue.name, kind, now, ("durable", "exclusive", "auto_delete"))
-        if kind.arguments != now.arguments:
-            raise inequivalent("arguments", "queue", queue.name, *_difference(kind.arguments, now.arguments))
+        if kind.exclusive != now.exclusive:
+            raise locked(queue.name)
+        _same("queue", queue.name, kind, now, ("durable", "auto_delete"))
+        for argument, field in FIELDS.items():
+            if getattr(kind.arguments, field) != getattr(now.arguments, field):
+                said = (describe_field(table, argument) for table in (kind.table, now.table))
+                raise inequivalent(argument, "queue", queue.name, *said)
 
     # -- bindings
 
     def check_binding(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes
+        self, source: bytes, destination: Destination, key: bytes, table: bytes, user: str = ""
     ) -> Binding | None:
         """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
-        _not_default(source)
+        check_not_default(source)
         exchange = self.exchange(source)
         binding = _binding(source, destination, key, table)
         if binding in exchange.bindings:
             return None
-        self._need_room("bindings_max", broker.bindings)
+        self._need_room("bindings_max", broker.bindings, user)
         wild = exchange.wild_words(key)
         if wild:
-            self._need_room("wild_words_max", broker.wild_words + wild - 1)
-        check(self._memory.bindings, _binding_bytes(exchange, binding))
+            self._need_room("wild_words_max", broker.wild_words, user, wild)
+        check(self._memory.bindings, _binding_bytes(exchange, binding), user=user)
         arguments = binding.read_arguments()
         if exchange.kind.type == "headers":
             HeaderMatch(arguments)
         return binding
 
     def bind(
-        self, source: bytes, destination: Destination, key: bytes = b"", table: bytes = EMPTY_TABLE
+        self,
+        source: bytes,
+        destination: Destination,
+        key: bytes = b"",
+        table: bytes = EMPTY_TABLE,
+        user: str = "",
     ) -> Ticket | None:
         """`table`: the arguments as they came. A binding that is there already stays as it is."""
-        binding = self.check_binding(source, destination, key, table)
+        binding = self.check_binding(source, destination, key, table, user)
         if binding is None:
             return None
         broker, exchange = self._broker, self.exchange(source)
@@ -400,16 +431,20 @@ class Topology:
         if exchange.kind.durable and destination.durable:
             ticket = broker.topology_table.put_binding(binding)
         self._add(exchange, binding, destination)
+        self._of_users["bindings_max"].take(binding, user)
+        self._memory.bindings.shares.take(binding, user, _binding_bytes(exchange, binding))
+        self._of_users["wild_words_max"].take(binding, user, exchange.wild_words(key))
         return ticket
 
     def unbind(
         self, source: bytes, destination: "Destination | None", key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """What is not bound, or not there at all, is unbound already, as RabbitMQ has it."""
-        _not_default(source)
+        check_not_default(source)
         exchange = self._broker.exchanges.get(source)
         if exchange is None or destination is None:
             return None
+        check_not_default(destination.name)
         binding = _binding(source, destination, key, table)
         return self._unbind((binding,)) if binding in exchange.bindings else None
 
@@ -444,6 +479,9 @@ class Topology:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
             self._memory.bindings.give(_binding_bytes(exchange, binding))
+            self._of_users["bindings_max"].drop(binding)
+            self._memory.bindings.shares.drop(binding)
+            self._of_users["wild_words_max"].drop(binding)
             broker.wild_words -= exchange.wild_words(binding.key)
             destination.bound.discard(binding)
         broker.bindings -= len(there)
@@ -556,6 +594,7 @@ class Topology:
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
+        queue.marked_from = saved.marked_from
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
@@ -583,6 +622,10 @@ class Topology:
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
+        if queue.marked_from < 0:
+            queue.marked_from = following
+            if broker.store.read_only is None:
+                self._save(queue)
         if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
@@ -597,7 +640,14 @@ class Topology:
         broker = self._broker
         going = set(saved.going)
         gone: list[Binding] = []
-        for binding in saved.bindings:
+        # Versions before kept the fields of a table as they came.
+        in_order = {binding: _in_order(binding) for binding in saved.bindings}
+        older = [binding for binding, sorted_ in in_order.items() if binding != sorted_]
+        if older and broker.store.read_only is None:
+            for binding in older:
+                broker.topology_table.put_binding(in_order[binding])
+            broker.topology_table.drop_bindings(older)
+        for binding in dict.fromkeys(in_order.values()):
             if (binding.source, True) in going or (binding.destination, binding.to_exchange) in going:
                 gone.append(binding)
             elif not self._add_found(binding):
@@ -650,13 +700,12 @@ class Topology:
         return self._broker.exchanges if is_exchange else self._broker.queues
 
 
-def _not_default(name: bytes) -> None:
-    if name == DEFAULT:
-        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-
-
 def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:
-    return Binding(source, destination.name, isinstance(destination, Exchange), key, table)
+    return _in_order(Binding(source, destination.name, isinstance(destination, Exchange), key, table))
+
+
+def _in_order(binding: Binding) -> Binding:
+    return attrs.evolve(binding, arguments=sorted_table(binding.arguments))
 
 
 def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:
@@ -693,19 +742,12 @@ def _log_name(queue: bytes) -> str:
     return queue.decode()  # names of queues come through pamqp, which takes nothing but UTF-8
 
 
-def _difference(*both: QueueArguments) -> list[str]:
-    """What each of two says where they differ."""
-    said = [attrs.asdict(each) for each in both]
-    differ = [name for name in said[0] if said[0][name] != said[1][name]]
-    return [", ".join(f"{name}={each[name]}" for name in differ) for each in said]
-
-
 def _same(kind: str, name: bytes, asked: object, now: object, fields: Iterable[str]) -> None:
     """Raises Refusal for the first field that differs."""
     for what in fields:
         one, other = getattr(asked, what), getattr(now, what)
         if one != other:
-            raise inequivalent(what, kind, name, one, other)
+            raise inequivalent(what, kind, name, *(f"'{value}'".lower() for value in (one, other)))
 
 
 def _reserved(kind: str, name: bytes) -> Refusal:

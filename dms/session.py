@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
-from dms.engine import BUDGET_SLACK_BYTES, NOT_HELD, Consumer, Credit, Engine, Outcome, Queue
+from dms.engine import BUDGET_SLACK_BYTES, Consumer, Credit, Engine, Outcome, Queue, not_held
 from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, DELIVER, PRODUCE_OK, WORDS, word
@@ -80,15 +80,8 @@ _STOP_WORDS = STOP_WORDS | {_LISTING: "a listing"}
 # Deadlines.
 _CREDITS, _NAMES = range(2)  # of the oldest credit; of the next names of a listing
 _NOBODY = b"\xff\xff\xff"  # begins no valid payload
-_TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
-_TOO_MUCH_HELD = Refusal(
-    Status.INTERNAL,
-    "the server has no memory for more deliveries until some are acknowledged",
-    limit="memory",
-)
-_TOO_MANY_WAIT = Refusal(
-    Status.INTERNAL, "the server has no memory for more CONSUMEs that wait", limit="memory"
-)
+_TOO_MUCH_HELD = "the server has no memory for more deliveries until some are acknowledged"
+_TOO_MANY_WAIT = "the server has no memory for more CONSUMEs that wait"
 _SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 
 _ACK = word(Type.ACK)
@@ -96,7 +89,7 @@ _CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
 _DELETE = word(Type.DELETE_QUEUE)
 # Looking up an enum member takes 60 ns, ten times as long as a name.
-_OPEN, _LEAVING = State.OPEN, State.LEAVING
+_OPEN = State.OPEN
 _PRODUCE_TYPE = int(Type.PRODUCE)
 _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
@@ -126,6 +119,7 @@ class Session(SessionBase):
         "_refused",
         "_skip",
         "_skip_id",
+        "_untried",
         "consumer",
         "produced",
         "queue",
@@ -152,6 +146,8 @@ class Session(SessionBase):
         self._acking: deque[Ticket] = deque()
         """For each ACK that is not answered, and maybe for answered ones before it, what it waits for."""
         self._most_credits = 0
+        self._untried: Callable[[bytes], bool] | None = None
+        """Whether a delivery, by its id, cannot have been tried when the connection ended. None: all were."""
         self._deferred: deque[Credit] | tuple[()] = ()  # made when first needed
         self._listings: deque[tuple[ReplySlot, int, Iterator[bytes | None]]] | tuple[()] = ()  # this, too
         engine.log.debug("client connected", peer=connection.peer)
@@ -429,7 +425,8 @@ class Session(SessionBase):
             self._skip -= skipped
             if self._skip:
                 return len(data)
-            self._refuse(self._skip_id, _TOO_LARGE)
+            text = f"a payload is at most {PAYLOAD_BYTES_MAX} bytes"
+            self._refuse(self._skip_id, Refusal(Status.PAYLOAD_TOO_LARGE, text))
             self.state = TRANSITIONS[self.state][Event.SKIPPED]
             return at + skipped
         header = unpack_header(data, at)
@@ -612,13 +609,13 @@ class Session(SessionBase):
         if engine.held_full or engine.held_bytes - engine.held_told > BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.held_full:
-                self._refuse_all(ids, _TOO_MUCH_HELD)
+                self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MUCH_HELD, limit="memory"))
                 return
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
             return
         if consumer.waiting + len(ids) > consumer.credits_room and not consumer.may_wait(len(ids)):
-            self._refuse_all(ids, _TOO_MANY_WAIT)
+            self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MANY_WAIT, limit="memory"))
             return
         asked = consumer.waiting + len(ids) + len(consumer.unacked.single) + consumer.unacked.in_runs
         if asked > self._most_credits:
@@ -750,14 +747,15 @@ class Session(SessionBase):
             text = 'log in first: a HANDSHAKE of {"user": "...", "password": "..."}'
             self._refuse_login(message_id, text)
             return
-        if not self._engine.admit(self.consumer):
+        if not self._engine.admit(self.consumer, self.user):
             limit = self._engine.settings.clients_max
             self._engine.counts.clients_refused += 1
-            text = f"there are clients_max = {limit} clients already"
+            text = f"there are clients_max = {limit} clients already, or {self.user}'s share of them"
             self._refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
             self._end(Event.TOO_MANY)
             return
         self.state = TRANSITIONS[self.state][Event.HANDSHAKE]
+        self.connection.outbox.on_clear = self._not_sent
         self.reply(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
 
     def _refuse_login(self, message_id: int, text: str) -> None:
@@ -771,7 +769,7 @@ class Session(SessionBase):
         self._require(MANAGE, name_bytes)
         if asked.get("dead_letter"):
             self._require(WRITE, str(asked["dead_letter"]))
-        _, ticket = self._engine.create(name, asked)
+        _, ticket = self._engine.create(name, asked, self.user)
         self._engine.log.debug("queue created", peer=self.connection.peer, queue=name, options=asked)
         self._confirm(ticket, Type.CREATE_QUEUE, message_id)
 
@@ -856,7 +854,7 @@ class Session(SessionBase):
         self._check_named(message_id, payload)
         delivery = self.consumer.unacked.pop(message_id.to_bytes(4))
         if delivery is None:
-            raise NOT_HELD
+            raise not_held()
         if delivery[0].deleted:
             delivery[0].let_go(1)
             raise _deleted(delivery[0])
@@ -867,6 +865,8 @@ class Session(SessionBase):
         if payload:
             raise malformed("DISCONNECT has no payload")
         self._expire_credits(math.inf)
+        if self.consumer.unacked:
+            self._untried = min(self.consumer.unacked).__ne__
         self.reply(pack(Type.DISCONNECT_OK, message_id))
         self._end(Event.DISCONNECT)
 
@@ -907,7 +907,7 @@ class Session(SessionBase):
         }
 
     def access_changed(self) -> None:
-        """End what may no longer be read: waiting CONSUMEs are refused, deliveries are returned."""
+        """End what may no longer be read: waiting CONSUMEs are refused. What is held may be acknowledged."""
         super().access_changed()
         if self.ended:
             return
@@ -918,7 +918,6 @@ class Session(SessionBase):
         consumer = self.consumer
         if consumer.credits and not guard.may(self.user, READ, consumer.credits[0].queue.name):
             consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
-        self._engine.take_back(consumer, lambda queue: guard.may(self.user, READ, queue.name))
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 
@@ -944,13 +943,10 @@ class Session(SessionBase):
             self.connection.write(data)
         else:
             self._out.append(data)
-        if self.state is _LEAVING:
-            self._check_left()
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         self._refusals.note(self.connection, refusal, len(ids))
         self.push(refusal.frames(ids))
-        self._check_left()
 
     def kick(self, reason: str) -> None:
         if self.state is State.OPEN and not self.connection.outbox.size:  # the peer still reads
@@ -1056,8 +1052,11 @@ class Session(SessionBase):
         self._close_with(malformed("a frame took too long to come; closing").wire_error(), Event.TOO_LATE)
 
     def input_ended(self) -> None:
-        self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
-        self._check_left()
+        """The peer can acknowledge nothing more: its CONSUMEs end, and what it holds goes back."""
+        self._expire_credits(math.inf)
+        outbox = self.connection.outbox
+        self._not_sent(outbox.chunks or (), outbox.begun)
+        self._end(Event.INPUT_ENDS)
 
     def connection_lost(self) -> None:
         held = len(self.consumer.unacked)
@@ -1065,13 +1064,22 @@ class Session(SessionBase):
         super().connection_lost()
 
     def release(self) -> None:
-        self._engine.gone(self.consumer)
+        self.connection.outbox.on_clear = None
+        self._engine.gone(self.consumer, self._untried)
 
-    def _check_left(self) -> None:
-        """The peer has sent everything: the connection ends with its last CONSUME."""
-        if self.state is State.LEAVING and not self.consumer.credits:
-            self.state = TRANSITIONS[self.state][Event.NOTHING_WAITS]
-            self.finish_when_answered()
+    def _not_sent(self, chunks: Collection[Any], begun: Any) -> None:
+        """The connection ends, and these bytes were not sent: nobody could try the messages in them.
+
+        `begun`: the first chunk, whole. If it is no longer than what is left of it, the transport does not
+        tell how much was sent. Then the whole chunk counts as sent.
+        """
+        if not (chunks and self.consumer.unacked):
+            return
+        first, *others = map(bytes, chunks)
+        whole = first if begun is None else bytes(begun)
+        data = b"".join((whole, *others))
+        sent = len(whole) - len(first) or (len(whole) if begun is not None else 0)
+        self._untried = set(runs.delivered_behind(data, sent)).__contains__
 
     def _close_with(self, error: RemoteProtocolError, event: Event) -> None:
         """The last answer: nothing behind it can be parsed. It is not the driver that sends it, because

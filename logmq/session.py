@@ -545,7 +545,7 @@ class Session(SessionBase):
         log = self._writable(topic)
         self._flush()
         pieces = counted.pieces(records)
-        first, ticket, written = self.broker.writers.write(log, writer, seq, pieces)
+        first, ticket, written = self.broker.writers.write(log, self.user, writer, seq, pieces)
         if written:
             self._count_written(sum([count for _, count in pieces]), len(records))
         else:
@@ -557,7 +557,7 @@ class Session(SessionBase):
         """The log of a topic, created if missing, which counts as a read. Raises Refusal."""
         self._require(WRITE, topic)
         before = len(self.topics)
-        log = self.topics.writable_untrusted(topic)
+        log = self.topics.writable_untrusted(topic, self.user)
         if len(self.topics) > before:
             self._has_read()
         return log
@@ -898,7 +898,7 @@ class Session(SessionBase):
 
         def finish(_: bool) -> None:
             try:
-                ticket = self.broker.groups.commit(group, log, offset)
+                ticket = self.broker.groups.commit(group, log, offset, self.user)
             except (StoreError, Refusal) as error:
                 self._refuse(error)
             else:

@@ -12,7 +12,8 @@ A session without subscriptions ends with its connection, one with them when its
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,7 +27,9 @@ from shared.access import ANONYMOUS
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
 from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import limit_slow_receiver
+from shared.file_range import FileRange
 from shared.net.connection import Connection
+from shared.net.outbox import Chunk
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
 
@@ -97,6 +100,9 @@ class Sessions:
     ) -> None:
         budget = budget or unbounded()
         self._memory = budget.account("sessions")
+        self._of_users, self._subscriptions_of_users, self._wild_of_users = (
+            budget.new_shares() for _ in range(3)
+        )
         self.settings = settings
         self.counts = counts
         self.kept = Kept(settings, counts, budget.account("kept"))
@@ -121,8 +127,7 @@ class Sessions:
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:
         """Restore a saved subscription. Only before clients connect."""
-        client = self.clients.get(client_id) or self.adopt(client_id)
-        client.owner = owner
+        client = self.clients.get(client_id) or self.adopt(client_id, owner)
         client.topics[topic] = keeps
         self._count(client, topic, 1)
         if keeps:
@@ -144,10 +149,12 @@ class Sessions:
         self.counts.sessions_expired += ended
         return ended
 
-    def adopt(self, client_id: bytes) -> ClientSession:
+    def adopt(self, client_id: bytes, owner: str = ANONYMOUS) -> ClientSession:
         """Make a session for a new client, or for an absent one with kept messages."""
-        self._memory.charge(SESSION_BYTES)
+        self._memory.charge(SESSION_BYTES, owner)
+        self._of_users.add(owner)
         client = self.clients[client_id] = ClientSession(client_id)
+        client.owner = owner
         return client
 
     @property
@@ -168,15 +175,17 @@ class Sessions:
                 raise RemoteProtocolError(
                     f"sessions_max = {self.settings.sessions_max} are there", fault=Fault.SESSIONS
                 )
-            self._check_memory(SESSION_BYTES, Fault.SESSIONS)
-            client = self.adopt(client_id)
-            client.owner = user
+            if not self._of_users.fits(user, self.settings.sessions_max):
+                raise RemoteProtocolError(f"{user} has his share of sessions_max", fault=Fault.SESSIONS)
+            self._check_memory(SESSION_BYTES, Fault.SESSIONS, user)
+            client = self.adopt(client_id, user)
         elif client.connection is not None:
             self._say(f"Client {client.name} already connected.")
             raise RemoteProtocolError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
         client.connection = connection
         self.absences.over(client_id)
         client.written = client.dropped = 0
+        connection.outbox.on_clear = partial(self._on_unsent, client)
         limit_slow_receiver(
             connection,
             self.settings.subscriber_bytes_max,
@@ -213,6 +222,35 @@ class Sessions:
                 self.away.subscribe(client, topic)
         self.on_change()
 
+    def write(self, client: ClientSession, frames: bytes) -> None:
+        """Send a connected client whole frames. While its connection ends, they are kept for it (type 3)."""
+        connection = client.connection
+        if connection is None:  # it has left meanwhile
+            return
+        if connection.mute:
+            self._keep_unread(client, frames, self.kept.append)
+            return
+        client.written += len(frames) // FRAME_BYTES
+        connection.write(frames)
+
+    def _on_unsent(self, client: ClientSession, chunks: Sequence[Chunk], begun: Chunk | None) -> None:
+        """Its connection is gone, and these chunks were not sent, or the first of them only in part."""
+        parts = [chunk for chunk in chunks if not isinstance(chunk, FileRange)]
+        if begun is not None and parts and not isinstance(begun, FileRange):
+            cut = (len(begun) - len(parts[0])) // FRAME_BYTES * FRAME_BYTES
+            parts[0] = memoryview(begun)[cut:]  # a message that was sent in part was not read
+        self._keep_unread(client, b"".join(parts), self.kept.put_back)
+
+    def _keep_unread(
+        self, client: ClientSession, frames: bytes, keep: Callable[[bytes, Sequence[bytes]], None]
+    ) -> None:
+        """Keep frames that a client of type 3 cannot have read. `keep` takes its id and the frames."""
+        if not any(client.topics.values()):
+            return
+        keep(client.id, [frames[at : at + FRAME_BYTES] for at in range(0, len(frames), FRAME_BYTES)])
+        if not all(client.topics.values()):
+            self.kept.restrict(client.id, _keeping_patterns(client))
+
     def count_dropped(self, client: ClientSession, frames: int) -> None:
         """Count `frames` that the connection lost because the client does not read."""
         counts = self.counts
@@ -231,8 +269,7 @@ class Sessions:
         away = []
         for client in clients:
             if client.connection is not None:
-                client.written += 1
-                client.connection.write(frame)
+                self.write(client, frame)
                 self.counts.messages_delivered += 1
             elif self.clients.get(client.id) is client:  # the session still exists
                 away.append(client.id)
@@ -265,7 +302,15 @@ class Sessions:
                     f"wild_subscriptions_total_max = {settings.wild_subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
-            self._check_memory(SUBSCRIPTION_BYTES, Fault.SUBSCRIPTIONS)
+            for shares, limit, more in (
+                (self._subscriptions_of_users, "subscriptions_total_max", 1),
+                (self._wild_of_users, "wild_subscriptions_total_max", WILDCARDS.wild_levels(topic) > 0),
+            ):
+                if more and not shares.fits(client.owner, getattr(settings, limit)):
+                    raise RemoteProtocolError(
+                        f"{client.owner} has his share of {limit}", fault=Fault.SUBSCRIPTIONS
+                    )
+            self._check_memory(SUBSCRIPTION_BYTES, Fault.SUBSCRIPTIONS, client.owner)
             self._count(client, topic, 1)
             self.live.subscribe(client, topic)
             self.on_change()
@@ -282,7 +327,9 @@ class Sessions:
 
     def own(self, client: ClientSession, user: str) -> None:
         """A connected client has logged in: the session now belongs to its user."""
+        self._count_for(client, -1)
         client.owner = user
+        self._count_for(client, 1)
         for topic, keeps in client.topics.items():
             self._save(Changed(client.id, topic, keeps, user))
 
@@ -296,11 +343,7 @@ class Sessions:
                 self.away.unsubscribe(client, topic)
             self.unsubscribe(client, topic)
         if topics and client.connection is None:
-            patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
-            for pattern, keeps in client.topics.items():
-                if keeps:
-                    patterns.subscribe(client.id, pattern)
-            self.kept.restrict(client.id, patterns)
+            self.kept.restrict(client.id, _keeping_patterns(client))
 
     def observe(self, observer: Connection, pattern: bytes) -> Callable[[], None]:
         """Write messages that match `pattern` to `observer`, too. Call the returned function to end it."""
@@ -336,21 +379,41 @@ class Sessions:
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
         self.absences.over(client.id)
-        self._memory.give(SESSION_BYTES)
+        self._memory.give(SESSION_BYTES, client.owner)
+        self._of_users.add(client.owner, -1)
 
-    def _check_memory(self, size: int, fault: Fault) -> None:
+    def _count_for(self, client: ClientSession, count: int) -> None:
+        """Count all that a session has for its owner; `count` of -1: no longer."""
+        size = SESSION_BYTES + len(client.topics) * SUBSCRIPTION_BYTES
+        self._memory.charge(count * size, client.owner)
+        self._of_users.add(client.owner, count)
+        self._subscriptions_of_users.add(client.owner, count * len(client.topics))
+        self._wild_of_users.add(client.owner, count * client.wild)
+
+    def _check_memory(self, size: int, fault: Fault, user: str) -> None:
         try:
-            self._memory.check(size)
+            self._memory.check(size, user)
         except OverBudget as error:
             raise RemoteProtocolError(str(error), fault=fault) from None
 
     def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
         """Add `count` to the subscriptions of `client` by `topic`; negative: subtract."""
-        self._memory.charge(count * SUBSCRIPTION_BYTES)
+        self._memory.charge(count * SUBSCRIPTION_BYTES, client.owner)
         self.subscriptions += count
+        self._subscriptions_of_users.add(client.owner, count)
         if WILDCARDS.wild_levels(topic):
+            self._wild_of_users.add(client.owner, count)
             client.wild += count
             self.wild += count
+
+
+def _keeping_patterns(client: ClientSession) -> RoutingIndex[bytes]:
+    """An index of the patterns whose messages are kept for a client."""
+    patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
+    for pattern, keeps in client.topics.items():
+        if keeps:
+            patterns.subscribe(client.id, pattern)
+    return patterns
 
 
 # The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps); of a user's, `\\0` or `\\1` and his name.

@@ -132,7 +132,7 @@ TOPICS = ObjectKind(
         KindColumn("first_time", "When the first kept record was written.", "time", looked_up=True),
         KindColumn("last_time", "When the last record was written.", "time", looked_up=True),
         KindColumn("durability", "When a write is acknowledged.", ""),
-        KindColumn("retention_bytes", "How much is kept; null: all.", "bytes"),
+        KindColumn("retention_bytes", "How much is kept at least; null: all.", "bytes"),
         KindColumn("retention_seconds", "How long records are kept; null: for ever.", "seconds"),
         KindColumn("created", "When it was made.", "time"),
     ),
@@ -236,7 +236,7 @@ BRIDGES = ObjectKind(
         KindColumn("dead", "Dead messages, which the target never takes."),
         KindColumn("dropped", "Lost messages: refused and dropped, or without room."),
         KindColumn("bytes", "Bytes taken and not carried yet.", "bytes"),
-        KindColumn("last_error", "Why it waits or waited; null: there was no error.", ""),
+        KindColumn("last_error", "Why it waits, or refused a message; null: no error since it runs.", ""),
         KindColumn("last_error_time", "When that was.", "time"),
     ),
 )

@@ -1,5 +1,5 @@
-"""Benchmarks: each a module with a function `bench`, whose parameters are its flags and whose rows are shown.
+"""`brokers bench`: load on a server of one protocol, its own or one that runs.
 
-One line in `cli.py` makes it a command. A benchmark of a protocol is named as that protocol, and is the only
-module of the host that may import it.
+A module named as a protocol says how that protocol is loaded. It is the only module of the host that may
+import the protocol.
 """

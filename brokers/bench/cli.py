@@ -1,55 +1,208 @@
-"""`brokers bench ...`: one line a benchmark; each is imported when it is run."""
+"""`brokers bench PROTOCOL`: load on a server, at each size, number of names and of clients."""
 
-from shared.cli.app import examples, protocol_app
+import importlib
+import math
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Annotated, Any, Literal
 
-app, _ = protocol_app(
-    "bench", "Measure this machine: the network layer, or a protocol's server.", "net", "net --json"
-)
+import attrs
+from cyclopts import Parameter
+
+from brokers.bench.adapter import Adapter, Load, Point
+from brokers.bench.load import SAID_FIRST, Address, Measured
+from brokers.bench.login import log_in_as
+from brokers.bench.processes import processor_seconds, server_process
+from brokers.bench.servers import serving
+from brokers.errors import ExitCode, Failure
+from brokers.flags import host_command
+from brokers.render import Following
+from shared.cli.options import Json, Port, at_least_one
+from shared.cli.progress import progress
+from shared.client.login import login_of
+
+Protocol = Literal["logmq", "dms", "kqmsgq", "pubsub", "dmp"]
+MODES: Mapping[Protocol, Sequence[str]] = {
+    "logmq": ("produce", "consume", "fetch", "tail"),
+    "dms": ("synced", "memory"),
+    "kqmsgq": ("fan-out",),
+    "pubsub": ("fan-out",),
+    "dmp": ("direct", "basic"),
+}
 
 
-def _add(name: str, help_: str, *words: str) -> None:
-    """`words`: what may follow the name, in examples."""
-    lines = examples("brokers bench", *(name + each for each in words))
-    app.command(f"brokers.bench.{name}:bench", name=name, help=help_, help_epilogue=lines)
+def _above_nothing(_: type, number: float | None) -> None:
+    if number is not None and not 0 < number < math.inf:
+        raise ValueError("above 0")
 
 
-_add("floor", "This machine alone: disk, loopback, memory.", "", " --data-dir /srv/brokers --json")
-_add("net", "The two drivers, without a protocol or a disk.", "", " --clients 200 --json", " --idle 10000")
-_add(
-    "logmq",
-    "LogMQ, beside this disk and redis.",
-    "",
-    " --modes produce --size 1000 --json",
-    " --sweep --seconds 0.5 --picture logmq.png",
-    " --data-dir /srv/brokers",
-)
-_add(
-    "all",
-    "Every protocol at every size, beside its peers and a server without a broker.",
-    " --picture ratios.png",
-    " --protocols logmq kqmsgq --sizes 100 --clients 30 --json",
-)
-_add(
-    "compare",
-    "This environment's servers beside another's: what changed beyond noise.",
-    " /srv/other/.venv/bin/python --protocols logmq --json",
-)
-_add("bridge", "Bridges, beside the slower of their two ends alone.", "", " --modes logmq-dms --json")
-_add("dmp", "DMP, beside basic.publish, redis and nats.", "", " --readers 1 --size 1024 --json")
-_add("dms", "DMS, beside beanstalkd and redis.", "", " --json")
-_add("kqmsgq", "KqueueMsgQ, beside nats-server.", "", " --modes fan-out --json")
-_add(
-    "pipeline",
-    "Spark over logs, beside a source of tuples and Spark's text source.",
-    "",
-    " --megabytes 1000 --json",
-)
-_add("pubsub", "Pub/sub, beside mosquitto and a bare loop.", "", " --modes intake --rate 300000 --json")
-_add(
-    "recording",
-    "Recording what passes through, beside the same protocols not recorded.",
-    "",
-    " --protocols kqmsgq --json",
-    " --data-dir /srv/brokers",
-)
-_add("routing", "The routing index, one thread.", "", " --subscriptions 100000 --json")
+def _counts(_: type, numbers: Sequence[int]) -> None:
+    if min(numbers) < 1:
+        raise ValueError("1 at least")
+
+
+def _typed(values: Iterable[object]) -> str:
+    """A default of several values as one would type it."""
+    return " ".join(map(str, values))
+
+
+SEVERAL = Parameter(negative="", consume_multiple=True, show_default=_typed)
+"""The parameter of an option that takes several values."""
+_COUNTS = Parameter.combine(SEVERAL, Parameter(validator=_counts))
+Sizes = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Of messages, in bytes.")]
+Names = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Topics, queues or keys.")]
+Clients = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Connections, or consumers.")]
+Window = Annotated[int, Parameter(help="Messages of each client on their way.", validator=at_least_one)]
+Seconds = Annotated[float, Parameter(help="Length of a round.", validator=_above_nothing)]
+Rounds = Annotated[int, Parameter(help="Rounds of each case; the median counts.", validator=at_least_one)]
+DataDir = Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")]
+
+
+def adapter_of(protocol: Protocol, mode: str) -> Adapter:
+    """The adapter of one mode. Raises Failure where the protocol has no such mode."""
+    if mode not in MODES[protocol]:
+        known = ", ".join(MODES[protocol])
+        raise Failure(f"--modes: {protocol} has no mode {mode!r}; there is {known}", ExitCode.USAGE)
+    adapters: Mapping[str, Adapter] = importlib.import_module(f"brokers.bench.{protocol}").ADAPTERS
+    return adapters[mode]
+
+
+def measure(
+    protocol: Protocol,
+    /,
+    *,
+    modes: Annotated[
+        tuple[str, ...], SEVERAL, Parameter(help="What to load; else all.", show_default=False)
+    ] = (),
+    sizes: Sizes = (100,),
+    names: Names = (1,),
+    clients: Clients = (1, 64),
+    window: Window = 64,
+    rate: Annotated[
+        float | None,
+        Parameter(help="Messages a second, due by the clock; else as many as fit.", validator=_above_nothing),
+    ] = None,
+    seconds: Seconds = 2.0,
+    rounds: Rounds = 3,
+    host: Annotated[str, Parameter(help="Address of a server that runs already.")] = "127.0.0.1",
+    port: Annotated[Port, Parameter(help="Its port; without one a server is started.")] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> Iterable[Any]:
+    """Load a server, and show what it does.
+
+    Without --port a server is started for each mode, on a new data folder. Modes:
+
+    logmq: produce, consume, fetch, tail
+
+    dms: synced (durable), memory
+
+    kqmsgq, pubsub: fan-out
+
+    dmp: direct (sinks and feeds), basic (AMQP)
+
+    With --rate messages are due by the clock, and a latency begins when its message is due.
+
+    cpu_us is the server's processor time for a message. load_percent is how busy the load's own
+    process is: near 100 it is the load that is measured.
+    """
+    # A running server keeps messages as its settings say, so modes that differ in settings alone are one.
+    chosen = modes or (MODES[protocol][:1] if protocol == "dms" and port is not None else MODES[protocol])
+    adapters = [adapter_of(protocol, mode) for mode in chosen]
+    for adapter in adapters:
+        if port is not None and adapter.environ.get("BROKERS_DMS_PERSIST"):
+            raise Failure(
+                f"--modes {adapter.mode}: a running server keeps messages as it is set", ExitCode.USAGE
+            )
+        if not adapter.points(sizes, names, clients, window):
+            where = f"sizes are {adapter.size_min} to {adapter.size_max} bytes"
+            more = ", and a client uses one name" if adapter.one_name_each else ""
+            raise Failure(f"{protocol} {adapter.mode}: {where}{more}", ExitCode.USAGE)
+    points = [
+        (adapter, point)
+        for adapter in adapters
+        for point in adapter.points(sizes, names, clients, window, rate)
+    ]
+    if port is not None:
+        _log_in(adapters[0], (host, port))
+    rows = _rows(points, (host, port) if port is not None else None, seconds, rounds, data_dir)
+    return Following(rows) if json else list(rows)
+
+
+def _log_in(adapter: Adapter, address: Address) -> None:
+    try:
+        who = login_of()
+    except ValueError as error:
+        raise Failure(str(error), ExitCode.USAGE) from None
+    log_in_as(who)
+    if who and adapter.say_first is not None:
+        SAID_FIRST[address] = adapter.say_first(who)
+
+
+def _rows(
+    points: Sequence[tuple[Adapter, Point]],
+    running: Address | None,
+    seconds: float,
+    rounds: int,
+    data_dir: Path | None,
+) -> Iterator[Mapping[str, Any]]:
+    with progress("measuring", total=len(points)) as update:
+        for done, (adapter, point) in enumerate(points, 1):
+            with ExitStack() as stack:
+                address, data = running, None
+                if address is None:
+                    folder = tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)
+                    home = Path(stack.enter_context(folder))
+                    environ = {**adapter.environ, "BROKERS_ADMIN_ENABLED": "false"}
+                    address = stack.enter_context(serving(home, adapter.protocol, environ))[adapter.protocol]
+                    data = home / "data"
+                taken = [metered(adapter.load, address, data, point, seconds) for _ in range(rounds)]
+            yield row_of(adapter, point, middle(taken))
+            update(done)
+
+
+def metered(load: Load, address: Address, data: Path | None, point: Point, seconds: float) -> Measured:
+    """A round, and what the server and the load took of the processors.
+
+    `data`: the server's folder, if it is known."""
+    server = None if data is None else server_process(data)
+    before = None if server is None else processor_seconds(server)
+    begun, busy = perf_counter(), process_time()
+    measured = load(address, point, seconds)
+    busy = 100 * (process_time() - busy) / (perf_counter() - begun)
+    after = None if server is None else processor_seconds(server)
+    cpu = None if before is None or after is None else (after - before) * 1e6 / max(measured.total, 1)
+    return attrs.evolve(measured, cpu_us=cpu, load_percent=busy)
+
+
+def middle(rounds: Sequence[Measured]) -> Measured:
+    """The round of the median rate."""
+    rate = statistics.median_high(measured.rate for measured in rounds)
+    return next(measured for measured in rounds if measured.rate == rate)
+
+
+def row_of(adapter: Adapter, point: Point, measured: Measured) -> dict[str, Any]:
+    """A point and its figures, as every table here has them."""
+    return {
+        "protocol": adapter.protocol,
+        "mode": adapter.mode,
+        **{name: value for name, value in attrs.asdict(point).items() if name != "rate" or value},
+        "messages_per_second": round(measured.rate),
+        "megabytes_per_second": round(measured.rate * point.size / 1e6, 1),
+        "median_us": round(measured.median_us, 1),
+        "p99_us": round(measured.p99_us, 1),
+        "cpu_us": None if measured.cpu_us is None else round(measured.cpu_us, 2),
+        "load_percent": round(measured.load_percent),
+    }
+
+
+bench = host_command(
+    "bench",
+    "brokers bench logmq --sizes 100 4096 --clients 1 64 --json",
+    "brokers bench dms --modes synced --window 1 --data-dir /srv/brokers",
+    "brokers bench pubsub --rate 20000 --port 7070",
+)(measure)

@@ -1,87 +1,34 @@
-"""`brokers bench dmp`: one writer, and readers that each get everything, beside others in the same run.
+"""How DMP is loaded: `direct` sends into sinks and reads feeds, `basic` is AMQP's basic.publish and
+basic.consume without acknowledgements.
 
-A writer sends messages that are all alike, in pieces, and keeps so many on their way to the slowest reader;
-every reader's bytes are counted, and since all messages have one size, so are its messages. The rate is that
-of deliveries, all readers together; the latency runs from a piece's send to the arrival of its last byte at
-the last reader. With a window above one it includes the wait behind others.
-
-The servers are processes of their own. The load comes from this one, which is one thread: where it is the
-limit, it is so for all of them. Measured in turns:
-
-- `direct`: a sink and feeds, over leases;
-- `basic`: basic.publish and basic.consume without acknowledgements, on the same server;
-- redis and nats, PUBLISH and SUBSCRIBE, where they are installed.
+Each reader gets everything of one producer.
 """
 
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
 
-import attrs
 import trio
 from pamqp import base, commands
 
-from brokers.bench import bare
-from brokers.bench.load import Address, Case, FanOut, Measured, Row, opened, pour_rate
+from brokers.bench.adapter import Adapter, Point, fan_out_load
+from brokers.bench.load import STAMPED_BYTES_MIN, Address, FanOut, Measured, stamped_body
 from brokers.bench.login import login
-from brokers.bench.options import Rounds, Seconds, Size, each, some
-from brokers.bench.servers import nats_fan_out, nats_server, redis_command, redis_server, same_server
-from brokers.bench.sweep import NO_SWEEP, Point, Sweep, Swept, fan_out_load, measured_at, started, swept
-from brokers.errors import ExitCode, Failure
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
 from dmp.principal import Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
-from shared.cli.options import Json
 from shared.client.login import Login, Password
 
 EXCHANGE = "bench"
-KEY = b"bench"
 TAG = "t"
 SIZE_MAX = 100_000
 
 
-def bench(
-    *,
-    readers: Annotated[int, some("Readers of everything; one alone is measured too.")] = 10,
-    window: Annotated[int, some("Messages on their way; one alone is measured too.")] = 16384,
-    size: Size = 100,
-    seconds: Seconds = 2.0,
-    rounds: Rounds = 3,
-    sweep: Sweep = NO_SWEEP,
-    json: Json = False,
-) -> Iterable[Any]:
-    """Measure DMP on this machine.
-
-    A sink and feeds, one and many, beside basic.publish on the same server, and beside
-    redis and nats where they are installed.
-    """
-    if sweep.sweep:
-        return swept([SWEPT], sweep, window, seconds, rounds, json=json)
-    if not 4 <= size <= SIZE_MAX:
-        raise Failure(f"--size: 4 to {SIZE_MAX} bytes", ExitCode.USAGE)
-    with started(SWEPT.servers) as ways:
-
-        def measure(case: tuple[int, int]) -> Iterator[Row]:
-            best = measured_at(ways, Point(size, 1, *case), seconds, rounds)
-            mine = best.pop("dmp")
-            for name, theirs in best.items():
-                yield {
-                    "mode": "direct",
-                    **dict(zip(("readers", "window"), case, strict=True)),
-                    **mine.figures("deliveries_per_second", size),
-                    "baseline": name,
-                    "ratio": round(mine.rate / theirs.rate, 2),
-                }
-
-        return list(each(((1, 1), (1, window), (readers, window)), measure))
-
-
 def direct(address: Address, point: Point, seconds: float) -> Measured:
+    """Sinks and feeds, over leases."""
     with leased(address, point.name_list(), point.size, point.producers, point.clients) as fan:
         return fan_out_load(lambda point: fan)(address, point, seconds)
 
@@ -106,15 +53,15 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
         return stream.socket.detach(), found
 
     fd, found = trio.run(leases)
-    content = b"x" * size
-    heads = [direct_message(key, size)[:-size] for key in keys]  # as for `basic`: the load is one thread
+    body = stamped_body(size)
+    heads = [_message(key, size)[:-size] for key in keys]
     with socket.socket(fileno=fd):
         yield FanOut(
             hello_producer=lambda number: DMP_HEADER + short(found[number]),
             hello_consumer=lambda number: DMP_HEADER + short(found[sinks + number]),
-            message=lambda key, stamp: heads[key] + content,
-            delivered_bytes=len(direct_message(keys[0], size)),
-            stamp_at=0,
+            message=lambda key, stamp: heads[key] + body(stamp),
+            delivered_bytes=len(_message(keys[0], size)),
+            stamp_at=size,
             queues=len(keys) // sinks,
             groups=sinks,
         )
@@ -125,20 +72,9 @@ def _kind(keys: Sequence[bytes]) -> str:
     return "fanout" if len(keys) == 1 else "direct"
 
 
-def direct_message(key: bytes, size: int) -> bytes:
+def _message(key: bytes, size: int) -> bytes:
     """As a sink takes it, and a feed gives it."""
     return wire.message(wire.Message(b"", key, b"x" * size))
-
-
-def recorded(size: int) -> Case:
-    """A sink and a feed, as `brokers bench recording` wants them."""
-    message = direct_message(KEY, size)
-
-    def run(address: Address, data: Path, seconds: float) -> float:
-        with leased(address, [KEY], size, 1, 1) as fan, opened(address, fan, 1, 1) as ((sink,), (feed,)):
-            return pour_rate(sink, feed, message, seconds)
-
-    return Case(run, "dmp_messages_sunk_total", len(message))
 
 
 def _basic(point: Point) -> FanOut:
@@ -163,38 +99,20 @@ def _basic(point: Point) -> FanOut:
         methods.append(commands.Basic.Consume(consumer_tag=TAG, no_ack=True))
         return hello + b"".join(encode(method, 1) for method in methods)
 
-    content = _frame(HEADER, b"\0\x3c\0\0" + size.to_bytes(8, "big") + NO_PROPERTIES) + _frame(
-        BODY, b"x" * size
-    )
-    heads = [encode(commands.Basic.Publish(exchange=EXCHANGE, routing_key=key.decode()), 1) for key in keys]
-    deliver = encode(commands.Basic.Deliver(TAG, 1, False, EXCHANGE, keys[0].decode()), 1)
+    body = stamped_body(size)
+    header = _frame(HEADER, b"\0\x3c\0\0" + size.to_bytes(8, "big") + NO_PROPERTIES)
+    publish = [commands.Basic.Publish(exchange=EXCHANGE, routing_key=key.decode()) for key in keys]
+    heads = [encode(method, 1) + header for method in publish]
+    deliver = encode(commands.Basic.Deliver(TAG, 1, False, EXCHANGE, keys[0].decode()), 1) + header
     return FanOut(
         hello_producer=lambda number: hello,
         hello_consumer=consume,
-        message=lambda key, stamp: heads[key] + content,
-        delivered_bytes=len(deliver + content),
-        stamp_at=0,
+        message=lambda key, stamp: heads[key] + _frame(BODY, body(stamp)),
+        delivered_bytes=len(deliver + _frame(BODY, bytes(size))),
+        stamp_at=size + len(FRAME_END),
         queues=len(keys) // groups,
         groups=groups,
     )
-
-
-def _redis(point: Point) -> FanOut:
-    channels, groups, body = point.name_list(), point.producers, b"x" * point.size
-    messages = [redis_command(b"PUBLISH", name, body) for name in channels]
-    return FanOut(
-        hello_consumer=lambda number: b"SUBSCRIBE %b\r\n" % b" ".join(channels[number % groups :: groups]),
-        message=lambda channel, stamp: messages[channel],
-        delivered_bytes=len(redis_command(b"message", channels[0], body)),
-        stamp_at=0,
-        queues=len(channels) // groups,
-        groups=groups,
-    )
-
-
-def _nats(point: Point) -> FanOut:
-    # Messages are not looked at, as of the others.
-    return attrs.evolve(nats_fan_out(point.name_list(), point.size, groups=point.producers), stamp_at=0)
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
@@ -202,15 +120,7 @@ def _frame(kind: int, payload: bytes) -> bytes:
     return head + payload + FRAME_END
 
 
-SWEPT = Swept(
-    "dmp",
-    "direct",
-    direct,
-    {
-        "basic": (same_server, fan_out_load(_basic)),
-        "redis": (redis_server, fan_out_load(_redis)),
-        "nats": (nats_server, fan_out_load(_nats)),
-    },
-    bare.relays(),
-    SIZE_MAX,
-)
+ADAPTERS = {
+    "direct": Adapter("dmp", "direct", direct, STAMPED_BYTES_MIN, SIZE_MAX),
+    "basic": Adapter("dmp", "basic", fan_out_load(_basic), STAMPED_BYTES_MIN, SIZE_MAX),
+}

@@ -1,34 +1,30 @@
-"""Load for a server's benchmark, and what that took; all in the process that asks for it.
+"""Load on a server, and what that took; all in the process that asks for it.
 
-Bare system calls and one epoll, so that the server is what is measured. There are three kinds of load:
+Bare system calls and one epoll, so that the server is what is measured. There are two kinds of load:
 
-- `run`: connections that keep a window of requests open. A latency is from the send of a request to the
-  arrival of its answer; with a window above one it includes the wait behind one's own requests;
+- `run`: connections that send requests and read the answers. A latency is from the send of a request to the
+  arrival of its answer; with a window above one it includes the wait behind the connection's own requests;
 - `fan_out`: producers on one side, consumers on the other. A producer sends its next messages when the
-  slowest consumer has had the last. So no server wins by throwing away or by leaving one side behind;
-- `pour_rate`: one kind of message over and over; the server's own counters count.
+  slowest consumer has had the last. So no server wins by throwing away or by leaving one side behind.
 
+Both are a closed loop unless a rate is given: a window stays full. With a rate messages are due by the clock,
+and a latency begins when its message was due. A server that falls behind cannot slow the clock down.
 Latencies are kept in an HDR histogram (three digits, 1 µs to 1 minute).
 """
 
 import errno
 import select
 import socket
-import statistics
-import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
-from pathlib import Path
 from time import monotonic, perf_counter, perf_counter_ns
-from typing import Any, TypeVar
 
 import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
-from brokers.errors import Failure
+from brokers.errors import ExitCode, Failure
 
 RECEIVE_BYTES = 256 * 1024
 WARM_UP_SECONDS = 0.3
@@ -38,16 +34,17 @@ READY_SECONDS = 30.0
 SILENCE_SECONDS = 0.1
 COLD_SECONDS = 60.0
 """A server that has not taken one message of each name by then is not measured."""
+TICK_SECONDS = 1e-3
+"""Between two looks at what is due in an open loop."""
 LOST_SECONDS = 0.2
 """Nothing comes for so long, and datagrams are under way: they are lost."""
-PIECE_BYTES = 64 * 1024
-"""Bytes of messages without a stamp: the fewer, the finer the latency."""
 STAMP_BYTES = 20
 """Digits, for text protocols too."""
 FILLER = b"xxxx"
 """Behind the stamp of every message, so many times at least: what a server says of itself has it nowhere."""
+STAMPED_BYTES_MIN = STAMP_BYTES + len(FILLER)
+"""The least size of a message that is handed on: its latency is told by its stamp."""
 Address = tuple[str, int]
-T = TypeVar("T")
 
 
 @attrs.frozen
@@ -71,102 +68,6 @@ class Measured:
     def of(cls, count: int, nanoseconds: int, trips: HdrHistogram, total: int = 0) -> "Measured":
         median, p99 = (trips.get_value_at_percentile(percent) for percent in (50, 99))
         return cls(count * 1e9 / nanoseconds, median, p99, total)
-
-    def figures(self, rate: str, size: int) -> dict[str, Any]:
-        """As rows have them: the rate by its name there, and the bytes of messages of that size."""
-        return {
-            rate: round(self.rate),
-            "megabytes_per_second": round(self.rate * size / 1e6, 1),
-            "median_us": round(self.median_us, 1),
-            "p99_us": round(self.p99_us, 1),
-        }
-
-
-Row = Mapping[str, Any]
-"""What a benchmark shows: one case beside one baseline."""
-
-
-def row_of(
-    mode: str,
-    connections: int,
-    window: int,
-    size: int,
-    measured: Measured,
-    baseline: str,
-    ratio: float | None,
-) -> Row:
-    """`size`: bytes of a message. `ratio`: its rate over the baseline's; where that is a round trip, the
-    baseline's median over this one's, so more is always better."""
-    return {
-        "mode": mode,
-        "connections": connections,
-        "window": window,
-        **measured.figures("messages_per_second", size),
-        "baseline": baseline,
-        "ratio": None if ratio is None else round(ratio, 2),
-    }
-
-
-def rows_beside(
-    mode: str, connections: int, window: int, size: int, measured: Mapping[str, Measured], *trips: str
-) -> Iterator[Row]:
-    """The first of `measured` beside each other; alone, where there is none. `trips`: the others that are
-    round trips."""
-    (_, best), *others = measured.items()
-    for name, other in others:
-        ratio = other.median_us / best.median_us if name in trips else best.rate / other.rate
-        yield row_of(mode, connections, window, size, best, name, ratio)
-    if not others:
-        yield row_of(mode, connections, window, size, best, "-", None)
-
-
-@attrs.frozen
-class Spread:
-    """`median` and `p99` of `samples` calls; where there is one figure, it is the median."""
-
-    measure: str
-    median: float | None
-    p99: float | None
-    unit: str
-    samples: int
-
-    @classmethod
-    def of(cls, measure: str, figures: Sequence[int], unit: str = "us", per: int = 1000) -> "Spread":
-        """`per`: so many of what was counted are one `unit`."""
-        ordered = sorted(figures)
-        if not ordered:
-            return cls(measure, None, None, unit, 0)
-        p99 = ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
-        return cls(measure, statistics.median(ordered) / per, p99 / per, unit, len(ordered))
-
-
-def middle(rounds: Sequence[Measured]) -> Measured:
-    """The round of the median rate."""
-    return sorted(rounds, key=lambda measured: measured.rate)[len(rounds) // 2]
-
-
-def taken_in_turns(rounds: int, ways: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """Every way once a round, so that a noisy machine is noisy to all."""
-    found: dict[str, list[T]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            found[name].append(way())
-    return found
-
-
-def in_turns(rounds: int, ways: Mapping[str, Callable[[], Measured]]) -> dict[str, Measured]:
-    """The middle round of each way."""
-    return {name: middle(measured) for name, measured in taken_in_turns(rounds, ways).items()}
-
-
-def beside(measured: dict[str, Measured]) -> tuple[Measured, Row]:
-    """The first, and a row's columns about the one other that there may be."""
-    (_, ours), *others = measured.items()
-    if not others:
-        return ours, {"baseline": "-", "ratio": None, "p99_ratio": None}
-    name, theirs = others[0]
-    ratios = round(ours.rate / theirs.rate, 2), round(ours.p99_us / theirs.p99_us, 2)
-    return ours, {"baseline": name, "ratio": ratios[0], "p99_ratio": ratios[1]}
 
 
 @attrs.frozen
@@ -202,7 +103,11 @@ SAID_FIRST: dict[Address, tuple[bytes, bytes]] = {}
 
 def connect(address: Address) -> socket.socket:
     """A blocking connection that sends at once, and is logged in. Raises Failure."""
-    sock = socket.create_connection(address)
+    try:
+        sock = socket.create_connection(address)
+    except ConnectionRefusedError:
+        host, port = address
+        raise Failure(f"no server answers at {host}:{port}", ExitCode.UNAVAILABLE) from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     said, answer = SAID_FIRST.get(address, (b"", b""))
     if said:
@@ -288,48 +193,99 @@ def lines(ends_each: int = 1) -> Callable[[bytes], int]:
     return count
 
 
-def run(address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0) -> Measured:
-    """Keep every connection's window full for `seconds`, after a warm-up. That begins when each connection
-    has `cold` answers: its first requests are the first to their names.
+@attrs.define(eq=False)
+class _Requester:
+    """A connection of `run`. `sent`: how many requests are under way, and since when, oldest first. `cold`:
+    answers to have before the round's clock starts."""
+
+    sock: socket.socket
+    talk: Talk
+    cold: int
+    sent: deque[tuple[int, int]] = attrs.Factory(deque)
+    under_way: int = 0
+
+    def ask(self, count: int, at: int, before: bytes = b"") -> None:
+        """Send `count` requests, which were due `at`."""
+        self.sent.append((count, at))
+        self.under_way += count
+        self.sock.sendall(before + self.talk.requests(count))
+
+    def read(self) -> int:
+        """One read: how many answers ended in it."""
+        data = self.sock.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionError("the server closed a connection")
+        count = self.talk.answers(data)
+        self.under_way -= count
+        self.cold -= count
+        return count
+
+
+class DueClock:
+    """Says how many messages are due; without a rate, as many as fit. `begun`: by `perf_counter_ns`."""
+
+    def __init__(self, rate: float | None, begun: int) -> None:
+        self._rate = rate
+        self._begun = begun
+        self._issued = 0
+
+    def take(self, room: int, now: int) -> tuple[int, int]:
+        """How many of `room` messages to send now, and since when the first of them is due."""
+        if self._rate is None:
+            return room, now
+        at = self._begun + int(self._issued * 1e9 / self._rate)
+        due = min(int((now - self._begun) * self._rate / 1e9) - self._issued, room)
+        self._issued += max(due, 0)
+        return max(due, 0), at
+
+
+def run(
+    address: Address, talks: Sequence[Talk], seconds: float, cold: int = 0, rate: float | None = None
+) -> Measured:
+    """Ask for `seconds`, after a warm-up. That begins when each connection has `cold` answers: its first
+    requests are the first to their names. `rate`: requests a second of all together, in an open loop.
 
     Raises ConnectionError where the server closes a connection, Failure where it takes COLD_SECONDS.
     """
     trips = histogram()
     with _connected(address, len(talks)) as sockets, select.epoll() as poll:
-        by_fd = {}
-        for sock, talk in zip(sockets, talks, strict=True):
-            poll.register(sock, select.EPOLLIN)
-            by_fd[sock.fileno()] = (sock, talk, deque[tuple[int, int]]())
+        askers = {
+            sock.fileno(): _Requester(sock, talk, cold) for sock, talk in zip(sockets, talks, strict=True)
+        }
+        for fd, asker in askers.items():
+            poll.register(fd, select.EPOLLIN)
+            asker.ask(
+                asker.talk.window if rate is None else max(cold, 1), perf_counter_ns(), asker.talk.greeting
+            )
         span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
-        unanswered = dict.fromkeys(by_fd, cold) if cold else {}
         give_up = monotonic() + COLD_SECONDS
-        for sock, talk, sent in by_fd.values():
-            sent.append((talk.window, perf_counter_ns()))
-            sock.sendall(talk.greeting + talk.requests(talk.window))
+        turns = deque(askers.values())
+        clock = None if cold else DueClock(rate, perf_counter_ns())
         answered = total = 0
         now = perf_counter_ns()
         while not span.is_over(now, answered):
-            if unanswered:
+            if clock is None:
                 span = _later(seconds, give_up)
-            for fd, _ in poll.poll(1.0):
-                sock, talk, sent = by_fd[fd]
-                data = sock.recv(RECEIVE_BYTES)
-                if not data:
-                    raise ConnectionError("the server closed a connection")
+                if all(asker.cold <= 0 for asker in askers.values()):
+                    clock = DueClock(rate, perf_counter_ns())
+            for fd, _ in poll.poll(1.0 if rate is None else TICK_SECONDS):
+                asker = askers[fd]
+                count = asker.read()
                 now = perf_counter_ns()
-                count = talk.answers(data)
                 total += count
-                if fd in unanswered:
-                    unanswered[fd] -= count
-                    if unanswered[fd] <= 0:
-                        del unanswered[fd]
                 counts = now >= span.since
                 answered += count if counts else 0
-                record_trips(trips if counts else None, sent, count, now)
-                if count:
-                    sent.append((count, now))
-                    sock.sendall(talk.requests(count))
+                record_trips(trips if counts else None, asker.sent, count, now)
+                if count and rate is None:
+                    asker.ask(count, now)
             now = perf_counter_ns()
+            if rate is not None and clock is not None:
+                for _ in range(len(turns)):
+                    asker = turns[0]
+                    count, at = clock.take(asker.talk.window - asker.under_way, now)
+                    if count:
+                        asker.ask(count, at)
+                    turns.rotate(-1)
     return Measured.of(answered, now - span.since, trips, total)
 
 
@@ -362,12 +318,10 @@ class FanOut:
 
     `message(queue, stamp)`: what a producer sends. `delivered_bytes`: of a message as consumers get it; 0: it
     is a line, and they differ in length.
-    `stamp_at`: where its stamp is, from its end; the latency is then that of the last whole message in each
-    read of a consumer. 0: messages have none, and the latency is from a piece's send to the arrival of its
-    last byte at the last consumer. `hello_producer`, `hello_consumer` (number): sent first.
-    `queues`: a producer's messages go to one after the other. `share`: one message in so many goes to each
-    consumer. `groups`: the consumer n gets everything of the producer n % groups, whose queues are numbered
-    from n in steps of `groups`; without groups every producer goes round all queues.
+    `stamp_at`: where its stamp is, from its end; the latency is that of the last whole message in each read
+    of a consumer. `hello_producer`, `hello_consumer` (number): sent first.
+    `queues`: a producer's messages go to one after the other. `groups`: the consumer n gets everything of the
+    producer n % groups, whose queues are numbered from n in steps of `groups`.
     `aside`: what the server may say between two messages. `datagrams`: each message is sent as one, to the
     same address; some may be lost, and what is not there after a while is given up.
     """
@@ -378,18 +332,15 @@ class FanOut:
     hello_producer: Callable[[int], bytes] = lambda producer: b""
     hello_consumer: Callable[[int], bytes] = lambda consumer: b""
     queues: int = 1
-    share: int = 1
     groups: int = 1
     aside: bytes = b""
     datagrams: bool = False
 
 
-def stamped_body(size: int) -> tuple[Callable[[bytes], bytes], bool]:
-    """How a body of that size is made of a stamp, and whether it has room for one."""
-    if size < STAMP_BYTES + len(FILLER):
-        return lambda stamp: b"x" * size, False
+def stamped_body(size: int) -> Callable[[bytes], bytes]:
+    """How a body of that size is made of a stamp."""
     filler = b"x" * (size - STAMP_BYTES)
-    return lambda stamp: stamp + filler, True
+    return lambda stamp: stamp + filler
 
 
 class Consumer:
@@ -401,7 +352,6 @@ class Consumer:
         self.received = 0
         self._fan = fan
         self._rest = b""
-        self._over = 0
 
     def read(self) -> tuple[int, int]:
         """One read: the stamp of the last whole message, or 0; and how many messages ended in it."""
@@ -409,10 +359,6 @@ class Consumer:
         data = self.sock.recv(RECEIVE_BYTES * 2)
         if not data:
             raise Failure("the server that is measured closed a connection")
-        if not fan.stamp_at:  # nothing in it is looked at
-            count, self._over = divmod(self._over + len(data), fan.delivered_bytes)
-            self.received += count
-            return 0, count
         data = self._rest + data
         if fan.aside and fan.aside in data:
             data = data.replace(fan.aside, b"")
@@ -444,9 +390,9 @@ class Producer:
         self._write_bytes = len(fan.message(0, bytes(STAMP_BYTES))) if fan.datagrams else None
         self._listens = 0 if fan.datagrams else select.EPOLLIN
 
-    def take(self, count: int) -> None:
-        """Make `count` more messages, to one queue after the other, stamped now."""
-        stamp = b"%020d" % perf_counter_ns()
+    def take(self, count: int, at: int) -> None:
+        """Make `count` more messages, to one queue after the other, stamped with when they are due."""
+        stamp = b"%020d" % at
         rounds, some = divmod(count, len(self._queues))
         left = b"".join([self._message(self._queues[number], stamp) for number in range(some)])
         if rounds:
@@ -484,40 +430,24 @@ def fan_out(
     consumers: int,
     window: int,
     seconds: float,
-    bystanders: int = 0,
-    into: Address | None = None,
+    rate: float | None = None,
 ) -> Measured:
     """Deliveries a second, all consumers together, for `seconds` after a warm-up, which begins when each
     producer's first message to each queue is delivered. Raises Failure.
 
-    `bystanders` connect too, as the consumers that come after the last one; nothing is for them. `into`:
-    where producers send, if elsewhere.
+    `rate`: messages a second of all producers together, in an open loop.
     """
-    with opened(address, fan, producers, consumers, bystanders, into) as (outward, inward):
-        return pass_on(fan, outward, inward, window, seconds)
-
-
-@contextmanager
-def opened(
-    address: Address,
-    fan: FanOut,
-    producers: int,
-    consumers: int,
-    bystanders: int = 0,
-    into: Address | None = None,
-) -> Iterator[tuple[list[socket.socket], list[socket.socket]]]:
-    """The producers' and the consumers' connections, ready. Raises Failure."""
-    with ExitStack() as stack:
-        aside = stack.enter_context(_connected(address, bystanders))
-        inward = stack.enter_context(_connected(address, consumers))
-        outward = stack.enter_context(_connected(into or address, producers, datagrams=fan.datagrams))
-        for number, sock in enumerate([*inward, *aside]):
+    with (
+        _connected(address, consumers) as inward,
+        _connected(address, producers, datagrams=fan.datagrams) as outward,
+    ):
+        for number, sock in enumerate(inward):
             sock.sendall(fan.hello_consumer(number))
         for number, sock in enumerate(outward):
             if hello := fan.hello_producer(number):
                 sock.sendall(hello)
         _wait_ready(fan, inward, outward)
-        yield outward, inward
+        return pass_on(fan, outward, inward, window, seconds, rate)
 
 
 def pass_on(
@@ -526,75 +456,114 @@ def pass_on(
     inward: Sequence[socket.socket],
     window: int,
     seconds: float,
+    rate: float | None = None,
 ) -> Measured:
     """Measure a fan-out between connections that are ready."""
-    trips = histogram()
-    groups = fan.groups
-    consumers = [Consumer(sock, fan, number % groups) for number, sock in enumerate(inward)]
-    producers = [Producer(sock, fan, number % groups) for number, sock in enumerate(outward)]
-    step = fan.queues if fan.share > 1 or window >= fan.queues else 1
-    window = max(window // step, 1) * step
-    piece = max(window // 4 // step, 1) * step
-    if not fan.stamp_at:
-        piece = max(min(piece, PIECE_BYTES // len(fan.message(0, b""))), 1)
-    pieces: list[deque[tuple[int, int]]] = [deque() for _ in range(groups)]
-    ends: list[Consumer | Producer] = [*consumers, *producers]
-    by_fd = {each.sock.fileno(): each for each in ends}
     with select.epoll() as poll:
-        for each in by_fd.values():
-            each.sock.setblocking(False)
-            datagrams = fan.datagrams and isinstance(each, Producer)
-            poll.register(each.sock, 0 if datagrams else select.EPOLLIN)
+        passing = _Passing(fan, outward, inward, window, rate, poll)
         span = MeasuredSpan.after(WARM_UP_SECONDS, seconds)
-        now = perf_counter_ns()
-        received = before = 0
-        heard = set(range(groups))
-        cold = set(heard)
         give_up = monotonic() + COLD_SECONDS
+        received = before = 0
+        heard_at = now = perf_counter_ns()
+        heard = set(range(fan.groups))
         while not span.is_over(now, received - before):
-            if cold:
-                span = _later(seconds, give_up)
             for group in heard:
-                writers = producers[group::groups]
-                done = min(each.received for each in consumers[group::groups]) * fan.share // len(writers)
-                if done >= fan.queues:
-                    cold.discard(group)
-                while pieces[group] and pieces[group][0][0] <= done:
-                    at = pieces[group].popleft()[1]
-                    if now >= span.since:
-                        trips.record_value(max((now - at) // 1000, 1))
-                for producer in writers:
-                    while not producer.unsent and (due := done + window - producer.sent) >= piece:
-                        # A stamp is every message's own, so all that is due may go at once.
-                        producer.take(due // step * step if fan.stamp_at else piece)
-                        if not fan.stamp_at:
-                            pieces[group].append((producer.sent, perf_counter_ns()))
-                        producer.write(poll)
-            heard.clear()
-            ready = poll.poll(LOST_SECONDS)
-            if not ready and fan.datagrams:  # what is not there is lost
-                heard.update(range(groups))
-                for producer in producers:
-                    mine = consumers[producer.group :: groups]
-                    producer.sent = min(each.received for each in mine) * fan.share
-            for fd, flags in ready:
-                each = by_fd[fd]
-                heard.add(each.group)
-                if isinstance(each, Producer):
-                    if flags & select.EPOLLOUT:
-                        each.write(poll)
-                    if flags & ~select.EPOLLOUT:
-                        each.read()
-                    continue
-                stamp, count = each.read()
+                passing.produce(group)
+            if passing.cold:
+                span = _later(seconds, give_up)
+            ready = poll.poll(LOST_SECONDS if rate is None else TICK_SECONDS)
+            heard = {passing.serve(fd, flags) for fd, flags in ready}
+            now = perf_counter_ns()
+            for count, stamp in passing.take_deliveries():
                 received += count
-                now = perf_counter_ns()
                 if now < span.since:
                     before = received
                 elif stamp:
-                    trips.record_value(max((now - stamp) // 1000, 1))
-            now = perf_counter_ns()
-    return Measured.of(received - before, now - span.since, trips, received)
+                    passing.trips.record_value(max((now - stamp) // 1000, 1))
+            if ready:
+                heard_at = now
+            elif fan.datagrams and now - heard_at > LOST_SECONDS * 1e9:
+                passing.give_up_lost()
+                heard = set(range(fan.groups))
+            if rate is not None:
+                heard = set(range(fan.groups))
+    return Measured.of(received - before, now - span.since, passing.trips, received)
+
+
+class _Passing:
+    """The ends of a fan-out. `cold`: groups that have not had each name's first message. `trips`: the
+    latencies."""
+
+    def __init__(
+        self,
+        fan: FanOut,
+        outward: Sequence[socket.socket],
+        inward: Sequence[socket.socket],
+        window: int,
+        rate: float | None,
+        poll: select.epoll,
+    ) -> None:
+        groups = fan.groups
+        self.cold = set(range(groups))
+        self.trips = histogram()
+        self._fan = fan
+        self._poll = poll
+        self._clock = DueClock(rate, perf_counter_ns())
+        self._consumers = [Consumer(sock, fan, number % groups) for number, sock in enumerate(inward)]
+        self._producers = [Producer(sock, fan, number % groups) for number, sock in enumerate(outward)]
+        step = fan.queues if window >= fan.queues else 1
+        self._window = max(window // step, 1) * step
+        self._step = step
+        self._piece = max(self._window // 4 // step, 1) * step
+        self._deliveries: list[tuple[int, int]] = []
+        ends: list[Consumer | Producer] = [*self._consumers, *self._producers]
+        self._by_fd = {end.sock.fileno(): end for end in ends}
+        for fd, end in self._by_fd.items():
+            end.sock.setblocking(False)
+            poll.register(fd, 0 if fan.datagrams and isinstance(end, Producer) else select.EPOLLIN)
+
+    def _delivered(self, group: int) -> int:
+        """Messages of each producer of a group that its slowest consumer has."""
+        writers = len(self._producers[group :: self._fan.groups])
+        slowest = min(consumer.received for consumer in self._consumers[group :: self._fan.groups])
+        return slowest // writers
+
+    def produce(self, group: int) -> None:
+        """Send what is due and fits the windows of a group's producers."""
+        delivered = self._delivered(group)
+        if delivered >= self._fan.queues:
+            self.cold.discard(group)
+        for producer in self._producers[group :: self._fan.groups]:
+            while not producer.unsent and (room := delivered + self._window - producer.sent) >= self._piece:
+                count, at = self._clock.take(room // self._step * self._step, perf_counter_ns())
+                if not count:
+                    break
+                producer.take(count, at)
+                producer.write(self._poll)
+
+    def serve(self, fd: int, flags: int) -> int:
+        """What epoll tells of one end; its group."""
+        end = self._by_fd[fd]
+        if isinstance(end, Consumer):
+            stamp, count = end.read()
+            self._deliveries.append((count, stamp))
+        else:
+            if flags & select.EPOLLOUT:
+                end.write(self._poll)
+            if flags & ~select.EPOLLOUT:
+                end.read()
+        return end.group
+
+    def take_deliveries(self) -> list[tuple[int, int]]:
+        """Messages and the stamp of the last of them, of each read since the last call."""
+        deliveries, self._deliveries = self._deliveries, []
+        return deliveries
+
+    def give_up_lost(self) -> None:
+        """Nothing came for LOST_SECONDS: datagrams that are under way are lost."""
+        for producer in self._producers:
+            mine = self._consumers[producer.group :: self._fan.groups]
+            producer.sent = min(consumer.received for consumer in mine)
 
 
 def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequence[socket.socket]) -> None:
@@ -610,8 +579,7 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
             if monotonic() > give_up:
                 raise Failure("the server that was to be measured does not deliver")
             for number, producer in enumerate(producers[: fan.groups]):
-                for queue in range(fan.queues if fan.share > 1 else 1):  # each by itself: maybe a datagram
-                    producer.sendall(fan.message(number + queue, b"%020d" % perf_counter_ns()))
+                producer.sendall(fan.message(number, b"%020d" % perf_counter_ns()))
             while ready := poll.poll(SILENCE_SECONDS):
                 for fd, _ in ready:
                     data = by_fd[fd].recv(RECEIVE_BYTES)
@@ -621,70 +589,6 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                         waiting[fd] += data
                         if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
                             del waiting[fd]  # it has had a whole message
-
-
-# -- load at the rate at which a server takes it, and hardly any work for who makes it
-
-WRITE_BYTES = 256 * 1024
-UNREAD = socket.MSG_TRUNC if sys.platform == "linux" else 0
-"""Linux throws away what it does not have to copy: that much more is left for who is measured."""
-
-
-@attrs.frozen
-class Case:
-    """How a protocol is driven. `run(address, data folder, seconds)`: messages a second. `passed`: its
-    counter of messages that a recorder is to write; `frame_bytes`: of one of them in a block."""
-
-    run: Callable[[Address, Path, float], float]
-    passed: str
-    frame_bytes: int
-
-
-def pour_rate(writer: socket.socket, reader: socket.socket, message: bytes, seconds: float) -> float:
-    """Write `message` over and over, as fast as it is taken, while all that comes is read and not looked at;
-    how many a second were taken, after a warm-up."""
-    data = message * (WRITE_BYTES // len(message) + 1)
-    with discarding(reader) as ended:
-        try:
-            begun = perf_counter()
-            measured_from, ends = begun + WARM_UP_SECONDS, begun + WARM_UP_SECONDS + seconds
-            sent = before = 0
-            since = now = begun
-            while now < ends or sent == before:  # one write may take longer than all of them should
-                writer.sendall(data)
-                sent += len(data)
-                now = perf_counter()
-                if since == begun and now >= measured_from:
-                    since, before = now, sent
-                if ended.is_set():
-                    raise Failure("the server that is measured closed a connection")
-            return (sent - before) / len(message) / max(now - since, 1e-9)
-        finally:
-            writer.shutdown(socket.SHUT_WR)
-            while writer.recv(WRITE_BYTES):  # until the server, which has read everything, closes it
-                pass
-
-
-@contextmanager
-def discarding(sock: socket.socket) -> Iterator[threading.Event]:
-    """Read all that comes in a thread, and look no further. The event: the connection is closed."""
-    ended = threading.Event()
-
-    def read() -> None:
-        room = bytearray(1 << 20)
-        with suppress(OSError):
-            while sock.recv_into(room, 0, UNREAD):
-                pass
-        ended.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    try:
-        yield ended
-    finally:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)
-        thread.join()
 
 
 def fill(sock: socket.socket, answers: Callable[[bytes], int], request: bytes, count: int) -> None:

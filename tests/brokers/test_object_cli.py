@@ -1,5 +1,6 @@
 """`brokers queues` and the like: what the API lists, narrowed, sorted and paged; and `brokers kick`."""
 
+import io
 import json
 import socket
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brokers import control, object_cli
+from brokers import control, object_cli, render
 from brokers.commands import OBJECT_KINDS
 from brokers.errors import ExitCode
 from shared.objects import KINDS
@@ -147,3 +148,24 @@ def test_messages_are_read_through_the_api_where_only_that_is_reached(
         got, _, line = consumed(*words)
         assert got == code
         assert why in line
+
+
+def test_a_watched_list_is_shown_anew_until_it_is_interrupted(
+    rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(render, "sleep", rest)
+    output = io.StringIO()
+    listing = object_cli.list_app(KINDS["topics"])
+    watched = render.Watched(lambda: render.Listing([{"name": topics[0]}], {"name": ""}))
+    with pytest.raises(KeyboardInterrupt):
+        render.Output(output).show(watched)
+    assert output.getvalue().split() == ["name", topics[0]] * 3
+    assert min(rests) >= render.WATCH_SECONDS
+    assert "--watch" in str([argument.names for argument in listing.assemble_argument_collection()])

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import pytest
 
-from brokers import cli
+from brokers import cli, control
 from brokers.plugins import names
 from tests.support import forked
 
@@ -191,6 +191,12 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up, "it did not happen"
         time.sleep(0.005)
+
+
+def counter(data: Path, name: str) -> int:
+    """A counter of the server on this data folder, all its labels together."""
+    lines = str(control.request(data, "GET", "/metrics")).splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(f"brokers_{name}"))
 
 
 def speak(address: tuple[str, int], data: bytes, *, seconds: float = 30.0) -> bytes:

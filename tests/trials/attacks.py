@@ -20,9 +20,10 @@ from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from brokers.bench.load import Measured, taken_in_turns
+from brokers.bench.load import Measured
 from brokers.hasher import stand_aside
 from shared.process_limits import raise_file_limit
+from tests.bench.sweep import taken_in_turns
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio

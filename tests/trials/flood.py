@@ -21,13 +21,12 @@ from pathlib import Path
 import attrs
 
 from brokers import control
-from brokers.bench.datagrams import flood
 from brokers.bench.load import Measured
-from brokers.bench.pubsub import counter, subscribed
 from brokers.errors import Failure
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.process_limits import raise_file_limit
-from tests.support.server import until
+from tests.bench.datagrams import flood
+from tests.support.server import counter, until
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import ask
@@ -124,9 +123,31 @@ def trial(place: Path, subscribers: int, rate: float, seconds: float) -> Outcome
             raise ServerEndedError(f"{error}; the server still runs:\n{_tail(server)}") from error
 
 
+@contextmanager
+def _subscribed(address: tuple[str, int]) -> Iterator[None]:
+    """A subscriber of everything, that reads and looks no further."""
+    with socket.create_connection(address) as sock:
+        sock.sendall(encode_id(b"intake") + encode_command(Command.SUBSCRIBE, b"*"))
+
+        def read() -> None:
+            room = bytearray(1 << 20)
+            with contextlib.suppress(OSError):
+                while sock.recv_into(room, 0, socket.MSG_TRUNC):
+                    pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            reader.join()
+
+
 def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float) -> Outcome:
     address, data = server.address("pubsub"), server.data
-    with _idle(address, subscribers), subscribed(address):
+    with _idle(address, subscribers), _subscribed(address):
         _wait_for(data, "pubsub_connected", subscribers + 1)
         _wait_for(data, "pubsub_subscriptions", subscribers + 1)
         before = ask(server.address("logmq"), _REQUESTS, seconds / 2)

@@ -22,9 +22,9 @@ from pathlib import Path
 import attrs
 
 from brokers.bench.load import SAID_FIRST
-from brokers.bench.pubsub import counter
 from brokers.hasher import stand_aside
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
+from tests.support.server import counter
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio

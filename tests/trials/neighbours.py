@@ -21,10 +21,9 @@ import attrs
 
 from brokers.bench.dms import QUEUE, dms_talk, make_queues
 from brokers.bench.load import Measured, run
-from brokers.bench.pubsub import counter
 from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient
-from tests.support.server import until
+from tests.support.server import counter, until
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, beside

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import attrs
 
-from brokers.bench.pubsub import counter
 from brokers.errors import Failure
 from kqmsgq.wire import HEADER_BYTES, PRODUCE, message
 from shared.errors import StoreError
 from shared.recording import blocks
 from shared.storage.tools.logs import RecordRow, log_dump
+from tests.support.server import counter
 from tests.trials.folder import Adapter, DialogError, HasMode, Verification, durability
 from tests.trials.recorded_judge import RecordedBook, Run, Sent, joined, numbered
 

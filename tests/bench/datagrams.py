@@ -1,4 +1,4 @@
-"""A flood of datagrams at a steady rate, from a process of its own, and the barest process that takes one in.
+"""A flood of datagrams at a steady rate, from a process of its own.
 
     with flood(address, datagram, rate=250_000, seconds=5) as sent:
         ...
@@ -9,7 +9,6 @@ Linux takes many datagrams in one system call (sendmmsg); elsewhere each is a ca
 
 import ctypes
 import json
-import select
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +17,8 @@ from time import perf_counter, sleep
 
 import attrs
 
-from brokers.bench.processes import helper
 from brokers.errors import Failure
-from shared.net.datagrams import bind_udp
-from shared.net.settings import NetSettings
+from tests.bench.helper import helper
 
 BURST_DATAGRAMS = 128
 TICK_SECONDS = 1e-3
@@ -47,7 +44,7 @@ def flood(
     address: tuple[str, int], datagram: bytes, *, rate: float, seconds: float
 ) -> Iterator[Callable[[], Flood]]:
     """Send `datagram` `rate` times a second. What is given waits for the end, and says what was sent."""
-    with helper("datagrams", "send", *map(str, (*address, rate, seconds))) as process:
+    with helper("datagrams", *map(str, (*address, rate, seconds))) as process:
 
         def sent() -> Flood:
             said = process.answers.read()
@@ -58,22 +55,6 @@ def flood(
         process.requests.write(datagram)
         process.requests.close()
         yield sent
-
-
-@contextmanager
-def bare_receiver() -> Iterator[tuple[tuple[str, int], Callable[[], int]]]:
-    """A process that receives datagrams one by one and does nothing with them: where, and how many so far.
-
-    What it takes in is what this machine can, at this moment, in a plain loop in Python.
-    """
-    with helper("datagrams", "receive") as process:
-
-        def received() -> int:
-            process.requests.write(b"\n")
-            process.requests.flush()
-            return process.number()
-
-        yield ("127.0.0.1", process.number()), received
 
 
 def _send(host: str, port: str, rate: str, seconds: str) -> None:
@@ -120,29 +101,5 @@ def _burst(sock: socket.socket, datagram: bytes) -> Callable[[int], int]:
     return send
 
 
-def _receive() -> None:
-    """Answers each line of standard input with how many were received so far."""
-    (sock,) = bind_udp("127.0.0.1", 0, NetSettings())  # with the buffer that our servers ask for
-    with sock:
-        print(sock.getsockname()[1], flush=True)
-        received = 0
-        while True:
-            ready, _, _ = select.select((sock, sys.stdin), (), ())
-            if sock in ready:
-                try:
-                    while True:
-                        sock.recvfrom(2048)
-                        received += 1
-                except BlockingIOError:
-                    pass
-            if sys.stdin in ready:
-                if not sys.stdin.readline():
-                    return
-                print(received, flush=True)
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "send":
-        _send(*sys.argv[2:])
-    else:
-        _receive()
+    _send(*sys.argv[1:])

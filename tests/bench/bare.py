@@ -4,15 +4,16 @@ The server is `bare_server.py`, which does what no broker can leave out. A broke
 system call can be faster: this is a measure, not a bound.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from brokers.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
+from brokers.bench.adapter import Load, Point, fan_out_load, request_load
 from brokers.bench.load import Address, FanOut, Talk, stamped_body
-from brokers.bench.processes import helper
-from brokers.bench.sweep import Load, Peer, Point, fan_out_load, request_load
+from tests.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
+from tests.bench.helper import helper
+from tests.bench.peers import Peer
 
 
 def answers(*, synced: bool) -> Peer:
@@ -47,14 +48,14 @@ def relays(*, datagrams: bool = False) -> Peer:
 
 def _relayed(datagrams: bool) -> Load:
     def fan(point: Point) -> FanOut:
-        body, stamped = stamped_body(point.size)
+        body = stamped_body(point.size)
         groups = point.producers
         return FanOut(
             hello_producer=lambda number: b"" if datagrams else PRODUCER + _group(number % groups),
             hello_consumer=lambda number: CONSUMER + _group(number % groups),
             message=lambda queue, stamp: _group(queue % groups) + body(stamp),
             delivered_bytes=GROUP_BYTES + point.size,
-            stamp_at=point.size if stamped else 0,
+            stamp_at=point.size,
             groups=groups,
             datagrams=datagrams,
         )
@@ -70,3 +71,14 @@ def _group(number: int) -> bytes:
 def _started(kind: Kind, synced: bool, folder: Path, own: Address) -> Iterator[Address]:
     with helper("bare_server", kind, *[str(folder / "written")] * synced) as process:
         yield "127.0.0.1", process.number()
+
+
+FLOORS: Mapping[tuple[str, str], Peer] = {
+    ("logmq", "produce"): answers(synced=True),
+    ("dms", "memory"): echoes(synced=False),
+    ("dms", "synced"): echoes(synced=True),
+    ("kqmsgq", "fan-out"): relays(),
+    ("pubsub", "fan-out"): relays(datagrams=True),
+    ("dmp", "direct"): relays(),
+}
+"""By protocol and mode."""

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from brokers.bench.load import Row
 from shared.units import readable
+from tests.bench.sweep import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
