@@ -97,8 +97,6 @@ KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 HELD_BACK_TOLD_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
-SOURCES_TOLD = 10
-"""The most queues that one log line names."""
 _IDS_END = 1 << 32
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
@@ -929,6 +927,8 @@ class Engine:
         self.best_effort = settings.disk_failed == "best-effort"
         self._told_of_disk = False
         self._told_held_back_ms = -HELD_BACK_TOLD_MS
+        self._sources: Counter[str] = Counter()
+        """How many queues have a queue of this name as their dead-letter queue."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
         self.next_id = DELIVERY_ID_BIT
@@ -1051,6 +1051,7 @@ class Engine:
             queue.expiry = Expiry(queue)
         self.queues[queue.name] = queue
         self._asked[queue] = asked
+        self._sources[options.dead_letter] += 1
         self._name_added(queue.name)
         self.has_room(queue)
         return queue
@@ -1071,6 +1072,8 @@ class Engine:
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
             queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
+        self._sources[queue.options.dead_letter] -= 1
+        self._sources[options.dead_letter] += 1
         queue.options = options
         if queue.expiry is not None:
             queue.expiry.options_changed()
@@ -1084,6 +1087,10 @@ class Engine:
             self.queue_memory.give(QUEUE_BYTES)
             self._queues_of_users.drop(queue)
         self._asked.pop(queue, None)
+        name = queue.options.dead_letter
+        self._sources[name] -= 1
+        if not self._sources[name]:
+            del self._sources[name]
         if self._names is not None and queue.name not in self.queues:
             place = bisect_left(self._names, queue.name)
             if self._names[place : place + 1] == [queue.name]:
@@ -1109,13 +1116,11 @@ class Engine:
         asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
         self.discard(queue)
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
-        sources = [each.text for each in self.queues.values() if each.options.dead_letter == queue.text]
-        if sources:
+        if sources := self._sources[queue.text]:
             self.log.warning(
                 "a dead-letter queue was deleted: dead messages are held back until it is made again",
                 dead_letter=queue.text,
-                of=", ".join(sources[:SOURCES_TOLD]),
-                queues=len(sources),
+                queues=sources,
             )
 
         def decided(ticket: Ticket) -> None:
@@ -1123,6 +1128,7 @@ class Engine:
                 self.free(queue.bodies, queue.back)
             elif queue.name not in self.queues:  # revive it
                 self.queues[queue.name], self._asked[queue] = queue, asked
+                self._sources[queue.options.dead_letter] += 1
                 self._name_added(queue.name)
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
@@ -1201,7 +1207,7 @@ class Engine:
             dead_letter=name,
             why="missing" if target is None else "full" if target.room < 1 else "the disk refuses",
             dead=queue.expiry.dead,
-            queues=sum(map(len, self.parked.values())) or 1,
+            queues=sum(map(len, self.parked.values())),
         )
 
     def park(self, queue: Queue) -> None:

@@ -299,7 +299,7 @@ class Expiry:
         """Move as many as there is room for, the oldest first. Returns those that stay.
 
         A message that time alone has brought through a circle of queues does not go round again: it is
-        dropped, as one without a dead-letter queue is.
+        dropped.
         """
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
@@ -342,9 +342,9 @@ class Expiry:
         engine = self.queue.engine
         engine.counts.held_back += 1
         self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
-        engine.tell_held_back(self.queue)
         self.queue.wake_by(self._parked_until)
         engine.park(self.queue)
+        engine.tell_held_back(self.queue)
 
     def unpark(self) -> None:
         self._parked_until = 0
