@@ -162,7 +162,7 @@ class DmpSource(_Taking):
             try:
                 _, ticket = log.log.append(record, 1, reserved=True)
             except StoreError:
-                queue.requeue(messages)
+                queue.requeue(messages, seen=False)
                 raise
             log.part(messages)
             ticket.when_done(lambda done: self._written(messages, done))
@@ -171,7 +171,7 @@ class DmpSource(_Taking):
     def _written(self, messages: list[Message], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
         if broker.was_taken_back(done):
-            queue.not_settled(messages)
+            queue.not_settled(messages, seen=False)
             if not queue.deleted:
                 queue.dispatch()
             return
@@ -186,7 +186,7 @@ class DmpSource(_Taking):
         super().close()
         held, self._held = list(self._held), {}
         if held:
-            queue.requeue(held)
+            queue.requeue(held, seen=False)
         queue.all_returned()
         if not queue.deleted:
             self._broker.topology.consumer_left(queue)

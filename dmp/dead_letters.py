@@ -27,7 +27,7 @@ from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
-from dmp.refusals import Refusal
+from dmp.refusals import Refusal, shown
 from dmp.series import Leaving
 from shared.access import WRITE, asker_may
 from shared.errors import StoreError
@@ -41,6 +41,7 @@ LETTER_BYTES = 64
 """Bytes of properties that cost as much as a letter: tables are decoded, and packed again."""
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 RETRY_SECONDS = 1.0  # from a refusal of the disk on
+TELL_SECONDS = 60.0  # between two lines of the log about letters that are lost
 LETTER_ROUTING = 32
 """Routing work that costs as much as a letter, in messages that could have been put into a queue
 meanwhile."""
@@ -58,6 +59,7 @@ class DeadLetters:
     _refused: list[tuple[Queue, Message, str]] = attrs.Factory(list)
     _counted: set[Message] = attrs.Factory(set)  # those of them that are counted as passed on
     _retry_at: float = math.inf  # then these wait for their turn again
+    _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
     _work: int = 0  # of this turn, in plain letters
     _busy: bool = False
@@ -190,6 +192,16 @@ class DeadLetters:
         if not targets:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
+            if broker.timers.now() >= self._tell_at:
+                self._tell_at = broker.timers.now() + TELL_SECONDS
+                broker.log.warning(
+                    "dead letters are lost: no queue takes them, or it has had them; look at where "
+                    "their queue sends them",
+                    queue=shown(queue.name),
+                    exchange=shown(head.exchange),
+                    key=shown(head.key),
+                    lost=broker.counts.dead_letters_lost,
+                )
             return
 
         def moved(done: "Ticket") -> None:

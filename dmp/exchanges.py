@@ -438,5 +438,5 @@ class RouteSearch:
     def found(self) -> Route:
         """What was found. Raises Refusal where nothing could be."""
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         return self._found

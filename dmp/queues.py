@@ -765,12 +765,12 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self.leave(messages)
 
-    def not_settled(self, messages: list[Message]) -> None:
+    def not_settled(self, messages: list[Message], *, seen: bool = True) -> None:
         """They were acknowledged or rejected, and the disk has refused that. They come back to their old
         places. You `dispatch`."""
         if self.log is not None:
             self.log.stay(messages)
-        self.requeue(messages)
+        self.requeue(messages, seen=seen)
 
     def settle_written(self, messages: Sequence[Message]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
@@ -791,9 +791,9 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self._context.dead_letter(self, messages, "rejected")
 
-    def requeue(self, messages: list[Message]) -> None:
-        """The messages return to their old places, marked as redelivered: somebody may have seen them. The
-        caller dispatches."""
+    def requeue(self, messages: list[Message], *, seen: bool = True) -> None:
+        """The messages return to their old places, marked as redelivered where somebody may have seen them.
+        The caller dispatches."""
         self._context.counts.requeued += len(messages)
         if self.deleted:
             self.forget(messages)
@@ -801,7 +801,7 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self._put_back(messages)
         for message in messages:
-            message.redelivered = True
+            message.redelivered = message.redelivered or seen
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
         """Put what the feed was given last, and did not write, before all that is ready. The caller

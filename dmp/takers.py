@@ -185,9 +185,10 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     together."""
     shares: list[Share] = []
     pools: dict[object, int] = {}
+    several = len(takers) > 1
     for taker in takers:
         count, room_bytes = room_of(taker)
-        pool = taker.pool
+        pool = taker.pool if several else None
         there = 0 if pool is None else pools.get(pool, 0)
         if count > there:
             if pool is not None:

@@ -96,8 +96,6 @@ FLUSHED_AT_ONCE = 50
 KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
-NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
-NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
 
@@ -339,7 +337,7 @@ class Queue(QueueBase):
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.full and self.log is None and not moved:
-                raise NO_MEMORY
+                raise no_memory()
         ticket = None
         if self.log is not None:
             try:
@@ -876,6 +874,7 @@ class Engine:
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
         self.queue_memory = budget.account("queues")
+        self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)
         """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
         self.full = self.held_full = False
@@ -958,10 +957,11 @@ class Engine:
     def find(self, name: str) -> Queue | None:
         return self.queues.get(name.encode())
 
-    def create(self, name: str, asked: Mapping[str, Any]) -> tuple[Queue, Ticket | None]:
-        """Make a queue. Raises Refusal."""
-        self.check_new(name, asked)
+    def create(self, name: str, asked: Mapping[str, Any], user: str = "") -> tuple[Queue, Ticket | None]:
+        """Make a queue for a user. Raises Refusal."""
+        self.check_new(name, asked, user)
         queue = self.adopt(name, asked)
+        self._queues_of_users.take(queue, user)
         self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
@@ -982,7 +982,7 @@ class Engine:
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
 
-    def check_new(self, name: str, asked: Mapping[str, Any]) -> None:
+    def check_new(self, name: str, asked: Mapping[str, Any], user: str = "") -> None:
         """Raises Refusal where this queue would be refused."""
         settings = self.settings
         if name.encode() in self.queues:
@@ -990,6 +990,8 @@ class Engine:
         if len(self.queues) >= settings.queues_max:
             text = f"there are queues_max = {settings.queues_max} queues already"
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
+        if not self._queues_of_users.fits(user, settings.queues_max):
+            raise Refusal(Status.INTERNAL, f"{user} has his share of queues_max", limit="queues_max")
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
@@ -1045,6 +1047,7 @@ class Engine:
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
             self.queue_memory.give(QUEUE_BYTES)
+            self._queues_of_users.drop(queue)
         self._asked.pop(queue, None)
         if self._names is not None and queue.name not in self.queues:
             place = bisect_left(self._names, queue.name)
@@ -1195,11 +1198,14 @@ class Engine:
         """A consumer for a session, or a bridge; it is not admitted yet."""
         return Consumer(self, next(self._numbers), receiver, stocks=stocks)
 
-    def admit(self, consumer: Consumer) -> bool:
-        """Admit a consumer: it may hold messages. False: there are `clients_max` already."""
-        if len(self.consumers) >= self.settings.clients_max:
+    def admit(self, consumer: Consumer, user: str = "") -> bool:
+        """Admit a consumer: it may hold messages. False: there are `clients_max` already, or the user's
+        share of them."""
+        most = self.settings.clients_max
+        if len(self.consumers) >= most or not self._clients_of_users.fits(user, most):
             return False
         self.consumers[consumer.number] = consumer
+        self._clients_of_users.take(consumer.number, user)
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
@@ -1217,16 +1223,18 @@ class Engine:
         return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """Acknowledge as `ack` does, but each by itself; an id that is not held gets NOT_HELD."""
+        """Acknowledge as `ack` does, but each by itself; an id that is not held is refused."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
+        refused: Refusal | None = None
         for each in ids:
             delivery = consumer.unacked.pop(each)
             if delivery is not None:
                 outcomes.append(((each,), self._ack(consumer, delivery[0], (each,), (delivery,))))
-            elif outcomes and outcomes[-1][1] is NOT_HELD:
-                outcomes[-1] = (*outcomes[-1][0], each), NOT_HELD
+            elif refused is not None and outcomes[-1][1] is refused:
+                outcomes[-1] = (*outcomes[-1][0], each), refused
             else:
-                outcomes.append(((each,), NOT_HELD))
+                refused = not_held()
+                outcomes.append(((each,), refused))
         return outcomes
 
     def _ack(
@@ -1245,6 +1253,7 @@ class Engine:
     def gone(self, consumer: Consumer) -> None:
         """A consumer's connection is gone: end its credits, return its deliveries. May be called twice."""
         self.consumers.pop(consumer.number, None)
+        self._clients_of_users.drop(consumer.number)
         consumer.gone = True
         consumer.forget_credits()
         self.give_back(consumer)
@@ -1354,6 +1363,14 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def no_memory() -> Refusal:
+    return Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
+
+
+def not_held() -> Refusal:
+    return malformed("this connection holds no delivery of that id")
 
 
 def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[Delivery[Queue]]]:

@@ -84,7 +84,7 @@ class LogmqSource:
             self._read()
         run = self._context.inbox.take(count)
         if run is None and self._unread is not None:
-            raise self._unread
+            raise self._unread.with_traceback(None)
         self._read()
         return run
 

@@ -132,7 +132,7 @@ TOPICS = ObjectKind(
         KindColumn("first_time", "When the first kept record was written.", "time", looked_up=True),
         KindColumn("last_time", "When the last record was written.", "time", looked_up=True),
         KindColumn("durability", "When a write is acknowledged.", ""),
-        KindColumn("retention_bytes", "How much is kept; null: all.", "bytes"),
+        KindColumn("retention_bytes", "How much is kept at least; null: all.", "bytes"),
         KindColumn("retention_seconds", "How long records are kept; null: for ever.", "seconds"),
         KindColumn("created", "When it was made.", "time"),
     ),

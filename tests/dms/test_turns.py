@@ -473,7 +473,7 @@ def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: py
         monkeypatch.setattr(engine.Queue, "log_gone", refuse)
 
     def refuse(*_: Any) -> None:
-        raise engine.NO_MEMORY
+        raise engine.no_memory()
 
     monkeypatch.setattr(Store, "in_thread", pause)
     with pytest.raises(engine.Refusal):

@@ -484,7 +484,7 @@ async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back
     kind = QueueKind(arguments=QueueArguments(single_active=True))
     queue, _ = broker.topology.declare_queue(b"in", kind, broker.new_owner(""))
     world.later()
-    following = Taker()
+    following = Taker(no_ack=False)
     queue.add_consumer(following)
     bodies = [b"%04d" % number for number in range(3000)]
     world.send("dmp", "in", *bodies)
@@ -493,6 +493,7 @@ async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back
     await world.bridges.change(())
     assert following.bodies
     assert following.bodies == sorted(following.bodies)
+    assert not any(message.redelivered for message in following.messages), "nobody has seen them"
 
 
 async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> None:

@@ -119,6 +119,35 @@ async def test_records_older_than_the_bound_go() -> None:
     assert await read_all(log) == [b"on"]
 
 
+async def test_records_whose_times_are_lost_with_their_index_stay_until_later_ones_go() -> None:
+    disk, clock = FakeDisk(), HandClock()
+    store = await open_store(disk, clock=clock)
+    log, _ = store.namespace("logmq", ALWAYS, retention=Retention(ms_kept=40_000)).create("orders")
+    clock.advance(3600)
+    for n in range(10):
+        await append(store, log, b"%04d" % n + bytes(RECORD - 8))
+    asked_ms = clock.wall_ms()
+    await store.close()
+    disk.unlink("logmq/orders.idx")
+    store = await open_store(disk.kill(), clock=clock)
+    log = store.namespace("logmq", ALWAYS, retention=Retention(ms_kept=40_000)).logs["orders"]
+    await store.retain()
+    assert log.first == 0
+    assert log.seek(asked_ms) == 0, "never later than asked for"
+    clock.advance(30)
+    later = log.end
+    await append(store, log, b"later")
+    assert await store.flush()
+    await store.retain()
+    assert (log.first, log.seek(asked_ms + 20_000)) == (0, 0)
+    clock.advance(30)
+    await store.retain()
+    assert log.first == 0, "one may be as old as the later one"
+    clock.advance(30)
+    await store.retain()
+    assert log.first > later
+
+
 async def test_the_first_offset_is_in_the_journal_before_there_is_a_hole() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)
