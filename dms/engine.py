@@ -1250,19 +1250,22 @@ class Engine:
             consumer.unacked.add_all(ids, deliveries)
             return refusal
 
-    def gone(self, consumer: Consumer) -> None:
-        """A consumer's connection is gone: end its credits, return its deliveries. May be called twice."""
+    def gone(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
+        """A consumer's connection is gone: end its credits, return its deliveries. May be called twice.
+
+        `untried`: whether a delivery, by its id, does not count. None: all count.
+        """
         self.consumers.pop(consumer.number, None)
         self._clients_of_users.drop(consumer.number)
         consumer.gone = True
         consumer.forget_credits()
-        self.give_back(consumer)
+        self.give_back(consumer, untried)
 
-    def give_back(self, consumer: Consumer) -> None:
+    def give_back(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         held, consumer.unacked = consumer.unacked, Unacked()
         if held:
-            self.returning[consumer.number] = Returning(held)
+            self.returning[consumer.number] = Returning(held, untried)
             self.sliced_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
