@@ -283,8 +283,8 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
 
 def spark() -> Finding:
     """Start Spark, and let a worker of it import our source."""
-    from brokers.pipeline.jobs.job_input import ReadOptions
-    from brokers.pipeline.jobs.running import spark_for
+    from brokers.pipeline.reading import ReadOptions
+    from brokers.pipeline.running import spark_for
 
     begun = perf_counter()
     try:

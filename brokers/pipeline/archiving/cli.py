@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from brokers.errors import ExitCode, Failure
-from brokers.pipeline.jobs.job_input import ReadOptions, a_folder, pair
-from brokers.pipeline.jobs.running import check_master, said, spark_for
+from brokers.pipeline.reading import ReadOptions, a_folder, pair
+from brokers.pipeline.running import check_master, said, spark_for
 from brokers.render import CommandResult, Following
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting

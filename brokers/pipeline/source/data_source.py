@@ -45,10 +45,13 @@ COLUMNS = from_arrow_schema(SCHEMA)
 class LogmqDataSource(DataSource):
     """Logs as rows (topic, offset, timestamp, value)."""
 
+    fixed: Mapping[str, str] = {}
+    """The options of a format that is one table's own (`catalog.py`). Spark then has none to say."""
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        workers.prepare()
-        self._given = dict(options)
+        workers.prepare()  # a worker that raises for a mistake lives on
+        self._given = dict(self.fixed or options)
 
     @classmethod
     def name(cls) -> str:
