@@ -1,4 +1,4 @@
-"""Each message's lifecycle, from the events in the log, grouped by queue and sequence: a query of Spark's SQL.
+"""Each message's lifecycle, from the events in the log, by queue and sequence: a query of Spark's SQL.
 
     produced -> delivered -> acknowledged
                    |   ^
@@ -46,6 +46,7 @@ def _between(start: str, end: str) -> str:
     )
 
 
+_PASSED = _among((DELIVERED, ACKNOWLEDGED, RETURNED, GONE, MOVED, SNAPSHOT))
 _ENDED = _among((ACKNOWLEDGED, GONE, MOVED))
 _OUTCOME = "\n".join(
     f"    WHEN ending = '{event}' AND {'true' if reason is None else f'reason = {reason!r}'} THEN '{outcome}'"
@@ -57,14 +58,13 @@ WITH sound AS (SELECT * FROM {{decoded}} WHERE fault IS NULL),
 -- Where each queue's row begins (behind all that was delivered or has left), and its first snapshot.
 queues AS (
   SELECT log AS queue,
-    coalesce(max(IF({_among((DELIVERED, ACKNOWLEDGED, RETURNED, GONE, MOVED, SNAPSHOT))}, seq + messages, NULL)), 0)
-      AS head,
+    coalesce(max(IF({_PASSED}, seq + messages, NULL)), 0) AS head,
     min(IF({_among((SNAPSHOT,))}, `offset`, NULL)) AS snapshot_at
   FROM sound GROUP BY log
 ),
 each AS (
-  SELECT /*+ BROADCAST(queues) */ log, protocol, name, event, `offset`, time, bytes, origin, deliveries, reason,
-    target, head, snapshot_at, explode(sequence(seq, seq + messages - 1)) AS seq
+  SELECT /*+ BROADCAST(queues) */ log, protocol, name, event, `offset`, time, bytes, origin, deliveries,
+    reason, target, head, snapshot_at, explode(sequence(seq, seq + messages - 1)) AS seq
   FROM sound JOIN queues ON log = queue WHERE messages > 0
 ),
 gathered AS (
@@ -119,9 +119,9 @@ FROM known
 """
 """A row for each message that the events tell of.
 
-`log`, `protocol`, `name`, `seq`: which message. `bytes`: of its body. `origin`: of a dead letter, where it died.
-`produced`: when it came. `delivered`, `redelivered`: the first time and the last. `returned`: the last time.
-`ended`: when it left the queue. `deliveries`, `returns`: how often. `outcome`, and for one that ended otherwise
-than by an acknowledgement `reason` and `target`. `until_delivered_ms`, `in_queue_ms`: from when it came to the
-first delivery, and to its end.
+`log`, `protocol`, `name`, `seq`: which message. `bytes`: of its body. `origin`: of a dead letter, where it
+died. `produced`: when it came. `delivered`, `redelivered`: the first time and the last. `returned`: the last
+time. `ended`: when it left the queue. `deliveries`, `returns`: how often. `outcome`, and for one that ended
+otherwise than by an acknowledgement `reason` and `target`. `until_delivered_ms`, `in_queue_ms`: from when it
+came to the first delivery, and to its end.
 """

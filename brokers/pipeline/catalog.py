@@ -49,10 +49,10 @@ def views(
     topics: str | None = ".*",
     **options: str,
 ) -> list[str]:
-    """Make the tables of a data folder, or of `servers`, and return their names. Those of before are replaced.
+    """Make the tables of a data folder, or of `servers`, and return their names. They replace earlier ones.
 
-    `topics`: a regular expression of those that get a table; None: none. `options`: the source's. Servers give
-    LogMQ's topics alone. Raises ConfigError, OSError, and StoreFormat for what is no data folder.
+    `topics`: a regular expression of those that get a table; None: none. `options`: the source's. Servers
+    give LogMQ's topics alone. Raises ConfigError, OSError, and StoreFormat for what is no data folder.
     """
     require_spark()
     from brokers.pipeline.source.options import NAMESPACE, parse

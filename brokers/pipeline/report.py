@@ -1,7 +1,7 @@
 """Makes a report: one HTML page about what passed through a data folder, for readers who need not know Spark.
 
-`figures` asks the views of a session (`catalog.py`). Of each part the largest names have a row of their own, and
-all others are one row. So what leaves Spark, and the page, stay small however many names there are.
+`figures` asks the views of a session (`catalog.py`). In each part the largest names have a row of their own,
+and all others are one row. So what leaves Spark, and the page, stay small however many names there are.
 """
 
 from collections.abc import Mapping, Sequence

@@ -59,8 +59,8 @@ def session(
     """Return a session with the source `logmq` registered: the one that runs already, if there is one.
 
     `config`: Spark's own settings, over ours. A process's first session also takes the driver's
-    (`spark.driver.memory`). Without a Java on the machine, the extra's is used. `sc://host:port` is a server of
-    Spark Connect; of settings it takes only `spark.sql...`. Raises NoSpark and NoJava.
+    (`spark.driver.memory`). Without a Java on the machine, the extra's is used. `sc://host:port` is a server
+    of Spark Connect; of settings it takes only `spark.sql...`. Raises NoSpark and NoJava.
     """
     require_spark()
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""A command's session: what is said of a failure, ctrl-C, the progress bar, and refusals before Spark starts."""
+"""A command's session: what is said of a failure, ctrl-C, the progress bar, refusals before Spark starts."""
 
 import logging
 import os

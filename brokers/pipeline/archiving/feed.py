@@ -4,7 +4,7 @@ The driver asks which logs there are and how far they go. Executors ask for thei
 travels between them: it has options, and nothing open.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -42,11 +42,11 @@ class ArchiveInput:
         with open_origins(self.options) as origins:
             yield Look(self, origins)
 
-    def batches(self, span: Span) -> Iterator["pa.RecordBatch"]:
-        """Read a span's records, in an executor. Raises DataLoss."""
+    def batches(self, spans: Sequence[Span]) -> Iterator[tuple[Span, Iterator["pa.RecordBatch"]]]:
+        """Yield each span with its records, in an executor. A source is opened once. Raises DataLoss."""
         from brokers.pipeline.source import rows
 
-        return rows.read(self.options, [span])
+        return rows.by_span(self.options, spans)
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 The catalog says which logs there are. Logs that are newer than the catalog are known by their files' names.
 A log's index says how far it goes (STORAGE.md: readers of the files stop behind its last good entry). The
-journal is read in doubtful cases only, because it may be long and changes under a reader.
+journal says where it begins: what retention has dropped may still stand in the file, and no server gives it.
 
 `Folder` finds the logs, `LogIndex` reads an index, and `SpanReader` reads the records.
 """
@@ -27,7 +27,7 @@ from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
-from shared.storage.tools.view import LogView, check_format, look
+from shared.storage.tools.view import check_format, kept_first, look
 
 _CUT = "%-"
 """In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
@@ -40,8 +40,8 @@ class Folder(Origin):
         self.source = path
         self.namespace = namespace
         self._found: dict[str, LogLine] = {}
-        self._journal: Mapping[int, LogView] = {}
-        """What the journal says of each log. `spots` empties it; `_kept_first` fills it when needed."""
+        self._kept: Mapping[int, int] | None = None
+        """The first kept offset of each log, as of the last look."""
         try:
             self.disk = OsDisk(Path(path), create=False, read_only=True)
         except OSError as error:
@@ -70,6 +70,16 @@ class Folder(Origin):
                 # The id is the same before and after the log file was opened, so the file is this log's.
                 if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
+                    if self._kept is None:
+                        self._kept = kept_first(self.disk)
+                    kept = self._kept.get(span.log_id, 0)
+                    if kept > span.start:
+                        gone = min(kept, span.stop)
+                        text = f"retention dropped it (the first kept offset is {kept})"
+                        policy.lose(
+                            f"{span.topic} in {span.source}: offsets {span.start} to {gone} are lost: {text}"
+                        )
+                        span = attrs.evolve(span, start=gone)
                     reader = SpanReader(span, read, first, policy, bare)
                     yield from reader.chunks(index.entries(span.start, span.stop))
                     return
@@ -129,7 +139,8 @@ class Folder(Origin):
     # -- which logs
 
     def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
-        lines, self._journal = self._names(), {}
+        lines = self._names()
+        self._kept = kept_first(self.disk)
         spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
         return {name: spot for name, spot in spots.items() if spot is not None}
 
@@ -157,40 +168,28 @@ class Folder(Origin):
 
     def _spot(self, line: LogLine) -> LogSpot | None:
         """Find where a log begins and ends; None if it is gone."""
-        log_id, oldest, newest, is_cut = line.id, None, None, False
+        assert self._kept is not None
+        log_id, oldest, newest = line.id, None, None
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
-                (oldest, is_cut), newest = index.front(), index.last()
+                oldest, newest = index.front(), index.last()
         except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
             if not line.id:
                 return None
             if not self._has_log(line.file):
-                return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
-        first = line.first if line.id == log_id else 0
-        if oldest is not None and not is_cut and oldest.offset > first:
-            # Retention makes a hole, then zeroes the entries. Without a hole the entries are damaged.
-            is_cut = not self._is_hole(line.file, first)
-            first = first if is_cut else oldest.offset
+                line = line._replace(end=0)
+        kept = self._kept.get(log_id)
+        if kept is None and line.id:  # deleted since the catalog was written
+            return None
+        first = max(line.first if line.id == log_id else 0, kept or 0)
+        if oldest is not None and oldest.offset > first and self._is_hole(line.file, first):
+            first = oldest.offset  # retention made a hole, and its note is lost
         end = max(newest.end if newest else 0, first)
         # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
-        if line.id == log_id and line.end > end:
-            end, is_cut = line.end, True
-        if is_cut or (first < end and self._is_hole(line.file, first)):
-            # Retention may have dropped records since the catalog was written. The journal knows.
-            kept = self._kept_first(log_id, line.file, end)
-            if is_cut and line.id and kept is None:
-                return None
-            first = first if kept is None else min(max(first, kept), end)
+        if line.id == log_id:
+            end = max(end, line.end)
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
-
-    def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
-        """Answer as `first_kept` does, but read the journal once for all logs, and again once it changes."""
-        log = self._journal.get(log_id)
-        if log is None or (log.first < end and self._is_hole(file, log.first)):
-            self._journal = look(self.disk, live=True).logs
-            log = self._journal.get(log_id)
-        return None if log is None else log.first
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
         return spot.id != id_before
@@ -248,8 +247,7 @@ class Folder(Origin):
 
     def first_kept(self, log_id: int) -> int | None:
         """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
-        log = look(self.disk, live=True).logs.get(log_id)
-        return None if log is None else log.first
+        return kept_first(self.disk).get(log_id)
 
 
 BLOCK_ENTRIES = 1024
@@ -275,14 +273,10 @@ class LogIndex:
         """Return the last good entry, at which durable records end."""
         return self._last_before(self.count)
 
-    def front(self) -> tuple[IndexEntry | None, bool]:
-        """Return the first good entry, and whether a bad one stands before it.
-
-        Retention turns the entries that it drops into zeros. These are passed over.
-        """
+    def front(self) -> IndexEntry | None:
+        """Return the first good entry, behind those that retention turned into zeros."""
         number = self._bisect(lambda entry: False)
-        found, entry = next(self._good(number, NEAR_ENTRIES), (self.count, None))
-        return entry, found > number
+        return next((entry for _, entry in self._good(number, NEAR_ENTRIES)), None)
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""

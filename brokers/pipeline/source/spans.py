@@ -145,8 +145,9 @@ def shares(
         return []
     if min_partitions is not None:
         rounds = ceil(total / (size * min_partitions))
-        size = max(ceil(total / (rounds * min_partitions)), SPLIT_BYTES_LEAST)
-    pieces = (piece for span in spans for piece in _pieces(span, size, cut))
+        size = ceil(total / (rounds * min_partitions))
+    least = size if min_partitions is None else max(size, SPLIT_BYTES_LEAST)
+    pieces = (piece for span in spans for piece in _pieces(span, least, cut))
     return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
 
 
