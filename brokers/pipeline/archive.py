@@ -109,7 +109,8 @@ class ArchiveFault:
 def faults(files: Files) -> list[ArchiveFault]:
     """Compare the names of all committed files with the manifest: they must cover each log except its gaps.
 
-    A name says which records its file has. The commit has checked that, so no file is opened.
+    A name says which records its file has. The commit has checked that, so no file is opened. An archive has
+    an age: whole days may be removed from its beginning.
     """
     found = committed(files)
     ranges: dict[str, list[ByteRange]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
@@ -117,8 +118,9 @@ def faults(files: Files) -> list[ArchiveFault]:
         ranges[name.key].append(ByteRange(name.start, name.end))
     wrong = []
     for key, log in found.manifest.logs.items():
-        at = log.start
-        for piece in sorted(ranges[key]):
+        pieces = sorted(ranges[key])
+        at = pieces[0].start if pieces else log.end  # days before the first file were removed
+        for piece in pieces:
             if piece.start > at:
                 wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, piece.start)))
             elif piece.start < at:

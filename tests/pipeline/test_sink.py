@@ -60,7 +60,7 @@ def test_a_task_that_runs_again_writes_nothing_twice(
 
 
 def test_rows_that_fail_end_no_piece(spark: "SparkSession", server: Server) -> None:
-    """Spark ends a task's rows as if they were whole: what stands behind the last full piece is not written."""
+    """Spark ends a task's rows as if they were whole. What is behind the last full piece is not written."""
 
     def fails(numbers: Iterator[int]) -> Iterator[tuple[str]]:
         for number in numbers:

@@ -42,7 +42,13 @@ class ArchiveInput:
         with open_origins(self.options) as origins:
             yield Look(self, origins)
 
-    def batches(self, spans: Sequence[Span]) -> Iterator[tuple[Span, Iterator["pa.RecordBatch"]]]:
+    def batches(self, span: Span) -> Iterator["pa.RecordBatch"]:
+        """Read a span's records, in an executor. Raises DataLoss."""
+        from brokers.pipeline.source import rows
+
+        return rows.read(self.options, [span])
+
+    def by_span(self, spans: Sequence[Span]) -> Iterator[tuple[Span, Iterator["pa.RecordBatch"]]]:
         """Yield each span with its records, in an executor. A source is opened once. Raises DataLoss."""
         from brokers.pipeline.source import rows
 

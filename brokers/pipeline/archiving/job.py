@@ -161,7 +161,7 @@ class Archiver:
 
         def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
             works = [work for _, work in share]
-            found = feed.batches([span for span, _ in share])
+            found = feed.by_span([span for span, _ in share])
             return [
                 (work.identity, parquet.write(root, _attempt(work), batches, compression))
                 for work, (_, batches) in zip(works, found, strict=True)

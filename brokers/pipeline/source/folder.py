@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 from crc32c import crc32c
@@ -21,7 +22,7 @@ from brokers.pipeline.source.options import TopicChoice, Unverified
 from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretch, advance_all
-from shared.storage import catalog, format, index
+from shared.storage import catalog, format, index, journal
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
@@ -40,8 +41,6 @@ class Folder(Origin):
         self.source = path
         self.namespace = namespace
         self._found: dict[str, LogLine] = {}
-        self._kept: Mapping[int, int] | None = None
-        """The first kept offset of each log, as of the last look."""
         try:
             self.disk = OsDisk(Path(path), create=False, read_only=True)
         except OSError as error:
@@ -65,14 +64,12 @@ class Folder(Origin):
 
     def _chunks(self, span: Span, policy: LossPolicy, *, bare: bool) -> Iterator[Chunk]:
         try:
-            file = self._file(span.topic)
+            file = span.file or self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # The id is the same before and after the log file was opened, so the file is this log's.
                 if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
-                    if self._kept is None:
-                        self._kept = kept_first(self.disk)
-                    kept = self._kept.get(span.log_id, 0)
+                    kept = self._kept_now().get(span.log_id, 0)
                     if kept > span.start:
                         gone = min(kept, span.stop)
                         text = f"retention dropped it (the first kept offset is {kept})"
@@ -140,8 +137,8 @@ class Folder(Origin):
 
     def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
         lines = self._names()
-        self._kept = kept_first(self.disk)
-        spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
+        kept = self._kept_now()
+        spots = {name: self._spot(lines[name], kept) for name in topics.matching(lines) if name in lines}
         return {name: spot for name, spot in spots.items() if spot is not None}
 
     def _names(self) -> dict[str, LogLine]:
@@ -166,9 +163,8 @@ class Folder(Origin):
         self._found = found
         return found
 
-    def _spot(self, line: LogLine) -> LogSpot | None:
-        """Find where a log begins and ends; None if it is gone."""
-        assert self._kept is not None
+    def _spot(self, line: LogLine, firsts: Mapping[int, int]) -> LogSpot | None:
+        """Find where a log begins and ends; None if it is gone. `firsts`: the first kept offset of each."""
         log_id, oldest, newest = line.id, None, None
         try:
             with self._index(line.file, line.id) as index:
@@ -179,7 +175,7 @@ class Folder(Origin):
                 return None
             if not self._has_log(line.file):
                 line = line._replace(end=0)
-        kept = self._kept.get(log_id)
+        kept = firsts.get(log_id)
         if kept is None and line.id:  # deleted since the catalog was written
             return None
         first = max(line.first if line.id == log_id else 0, kept or 0)
@@ -247,7 +243,28 @@ class Folder(Origin):
 
     def first_kept(self, log_id: int) -> int | None:
         """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
-        return kept_first(self.disk).get(log_id)
+        return self._kept_now().get(log_id)
+
+    def _kept_now(self) -> Mapping[int, int]:
+        """Return the first kept offset of each log. Catalog and journal are read once they have changed."""
+        segments = sorted(self.disk.names(journal.FOLDER))
+        names = (catalog.PATH, *(f"{journal.FOLDER}/{name}" for name in segments))
+        stamp = tuple((name, *_stamp(f"{self.source}/{name}")) for name in names)
+        if _KEPT.get(self.source, ((), {}))[0] != stamp:
+            _KEPT[self.source] = stamp, kept_first(self.disk)
+        return _KEPT[self.source][1]
+
+
+_KEPT: dict[str, tuple[tuple[Any, ...], Mapping[int, int]]] = {}
+"""By folder: how catalog and journal stood, and the first kept offset of each log by them."""
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:  # a checkpoint has freed it
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 BLOCK_ENTRIES = 1024

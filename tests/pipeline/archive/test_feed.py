@@ -29,7 +29,7 @@ def records(feed: ArchiveInput) -> list[tuple[str, int, bytes]]:
     with feed.look() as look:
         for _, spot in look.logs(Manifest()):
             for (span,) in shares([spot.span(spot.first, spot.end)], None, look.cut, size=1):
-                for batch in next(feed.batches([span]))[1]:
+                for batch in feed.batches(span):
                     offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
                     found += [(spot.name, *row) for row in zip(offsets, values, strict=True)]
     return found
