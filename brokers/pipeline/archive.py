@@ -97,9 +97,13 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
+REMOVED = "removed"
+"""What is older than a log's first file. An archive has an age: its first days may be removed."""
+
+
 @attrs.frozen
 class ArchiveFault:
-    """A fault in a log's files: the records of `range` are missing or double."""
+    """What is not right with a log's files: the records of `range` are removed, missing or double."""
 
     topic: str
     what: str
@@ -109,8 +113,7 @@ class ArchiveFault:
 def faults(files: Files) -> list[ArchiveFault]:
     """Compare the names of all committed files with the manifest: they must cover each log except its gaps.
 
-    A name says which records its file has. The commit has checked that, so no file is opened. An archive has
-    an age: whole days may be removed from its beginning.
+    A name says which records its file has. The commit has checked that, so no file is opened.
     """
     found = committed(files)
     ranges: dict[str, list[ByteRange]] = {key: list(log.gaps) for key, log in found.manifest.logs.items()}
@@ -118,14 +121,15 @@ def faults(files: Files) -> list[ArchiveFault]:
         ranges[name.key].append(ByteRange(name.start, name.end))
     wrong = []
     for key, log in found.manifest.logs.items():
-        pieces = sorted(ranges[key])
-        at = pieces[0].start if pieces else log.end  # days before the first file were removed
-        for piece in pieces:
+        at = log.start
+        for piece in sorted(ranges[key]):
             if piece.start > at:
-                wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, piece.start)))
+                what = REMOVED if at == log.start else "missing"
+                wrong.append(ArchiveFault(log.topic, what, ByteRange(at, piece.start)))
             elif piece.start < at:
                 wrong.append(ArchiveFault(log.topic, "double", ByteRange(piece.start, min(at, piece.end))))
             at = max(at, piece.end)
         if at < log.end:
-            wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, log.end)))
+            what = REMOVED if at == log.start else "missing"
+            wrong.append(ArchiveFault(log.topic, what, ByteRange(at, log.end)))
     return wrong

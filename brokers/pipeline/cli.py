@@ -130,9 +130,9 @@ _EXAMPLES: Mapping[Callable[..., Any], Sequence[str]] = {
     tables: ("tables",),
     sql: (
         "sql data throughput",
-        "sql data 'SELECT outcome, count(*) FROM dms.lives GROUP BY outcome'",
+        "sql data 'SELECT * FROM dms.lives LIMIT 5'",
         "sql data lag --json | jq 'select(.messages > 1000)'",
-        "sql --servers 127.0.0.1:8080 'SELECT * FROM logmq.orders LIMIT 5'",
+        "sql --servers 127.0.0.1:8080 'SELECT * FROM logmq.orders'",
         "sql data query.sql --limit 0 --json",
     ),
     report: ("report data", "report data --to page.html"),

@@ -66,8 +66,8 @@ class LogTable:
     above. `measure`: the same from a batch of `entries_schema`, where the log's index suffices; the records
     are then not read.
 
-    `gather`: for tables in which several decoded rows make one, such as the events of a message's life: a
-    query in Spark's SQL, in which `{decoded}` stands for the decoded rows (`schema`).
+    `gather`: for tables in which several decoded rows make one, such as the events of a message's life. It is
+    a query in Spark's SQL, in which `{decoded}` stands for the decoded rows (`schema`).
     """
 
     name: str

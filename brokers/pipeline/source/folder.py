@@ -69,14 +69,6 @@ class Folder(Origin):
                 # The id is the same before and after the log file was opened, so the file is this log's.
                 if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
                     read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
-                    kept = self._kept_now().get(span.log_id, 0)
-                    if kept > span.start:
-                        gone = min(kept, span.stop)
-                        text = f"retention dropped it (the first kept offset is {kept})"
-                        policy.lose(
-                            f"{span.topic} in {span.source}: offsets {span.start} to {gone} are lost: {text}"
-                        )
-                        span = attrs.evolve(span, start=gone)
                     reader = SpanReader(span, read, first, policy, bare)
                     yield from reader.chunks(index.entries(span.start, span.stop))
                     return
@@ -85,6 +77,15 @@ class Folder(Origin):
         is_there = self.first_kept(span.log_id) is not None
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
+
+    def kept(self, span: Span, policy: LossPolicy) -> Span:
+        first = self._kept_now().get(span.log_id, 0)
+        if first <= span.start:
+            return span
+        gone = min(first, span.stop)
+        text = f"retention dropped it (the first kept offset is {first})"
+        policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {gone} are lost: {text}")
+        return attrs.evolve(span, start=gone)
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[int]:

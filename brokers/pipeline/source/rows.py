@@ -37,7 +37,7 @@ def by_span(
             yield from _rows(options, span, chunk, columns, policy)
 
     for origin, span in _placed(options, spans):
-        yield span, rows_of(origin, span)
+        yield span, rows_of(origin, origin.kept(span, policy))
 
 
 def entries(options: SourceOptions, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
@@ -46,7 +46,8 @@ def entries(options: SourceOptions, spans: Sequence[Span]) -> Iterator[pa.Record
     Records are read, and checked, only where a span has a part of an entry.
     """
     policy = rules(options)
-    for origin, span in _placed(options, spans):
+    for origin, placed in _placed(options, spans):
+        span = origin.kept(placed, policy)
         for chunk in origin.entries(span, policy):
             if chunk.data:
                 yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, policy))

@@ -11,11 +11,10 @@ whole. So a task writes the last piece of each topic once Spark has said that th
 Runs in Spark's Python workers: no trio.
 """
 
+import inspect
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import attrs
@@ -170,12 +169,12 @@ def require_whole_input() -> None:
     Spark (4.3) then ends the rows all the same, and shuts the connection; else a word of its own follows the
     rows. A sink is not told of that word: it is seen where Spark's worker is about to read it.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and "message_receiver" not in frame.f_locals:
+    frame = inspect.currentframe()
+    while frame is not None and "input_data_stream" not in frame.f_locals:
         frame = frame.f_back
     if frame is None:
         raise NotWritten("this Spark does not tell a sink in Python whether its rows ended or failed")
-    if not frame.f_locals["message_receiver"]._infile.peek(1):
+    if not frame.f_locals["input_data_stream"].peek(1):
         raise NotWritten("what makes the rows of this partition has failed")
 
 
