@@ -108,6 +108,10 @@ class Table:
     def __getitem__(self, key: bytes) -> bytes:
         return self._live[key][1]
 
+    def offset(self, key: bytes) -> int:
+        """Where the key's record is in the log. To keep the log short it may be appended anew at any time."""
+        return self._live[key][0]
+
     def get(self, key: bytes) -> bytes | None:
         found = self._live.get(key)
         return None if found is None else found[1]
