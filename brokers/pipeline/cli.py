@@ -57,12 +57,6 @@ _EXAMPLES: Mapping[Callable[..., Any], Sequence[str]] = {
         "anomaly data --protocol pubsub --all --json",
     ),
     jobs.report: ("report data", "report data --to page --window '10 minutes'"),
-    jobs.replay: (
-        "replay data orders --name orders-again",
-        "replay archive --pattern 'orders.*' --port 8081 --rate 1000",
-        "replay --servers 10.0.0.1:8080 orders bills --prefix again-",
-        "replay data orders --protocol dms --name jobs --speed 10",
-    ),
 }
 for _command, _lines in _EXAMPLES.items():
     command(*_lines)(_command)

@@ -16,7 +16,6 @@ ASKING = (
     "dmp put amq.topic -m a --port",
     "dmp get mine --port",
     "bench logmq --port",
-    "pipeline replay nowhere --port",
 )
 STARTING = ("dms serve --port", "logmq serve --port", "pubsub serve", "kqmsgq serve", "dmp serve")
 CLUSTER = (

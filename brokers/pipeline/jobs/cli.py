@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from brokers.pipeline.jobs.job_input import (
-    SERVED,
     Folders,
     ReadOptions,
     a_folder,
@@ -18,7 +17,7 @@ from brokers.pipeline.jobs.job_input import (
 from brokers.pipeline.jobs.running import FewRows, answered, is_little
 from brokers.pipeline.session import LITTLE, STREAM, require_spark
 from brokers.render import Following
-from shared.cli.options import Json, Port, a_path, flag
+from shared.cli.options import Json, a_path, flag
 from shared.errors import UsageError
 from shared.tables.table import LIVES, VALUE, VOLUMES
 
@@ -272,99 +271,6 @@ def report(
     )
     files = job.write(found, str(path), to, datetime.now(UTC))
     return [{"file": file, "bytes": file.stat().st_size} for file in files]
-
-
-def replay(
-    *words: Annotated[str, Parameter(help="A data folder, an archive, or --servers; then topics.")],
-    pattern: Annotated[
-        str | None, Parameter(help="Topics whose whole name matches.", show_default=False)
-    ] = None,
-    protocol: Annotated[str, Parameter(help="What the server that gets them speaks.")] = "logmq",
-    name: Annotated[
-        str | None, Parameter(help="Of one topic: its name, or the queue's, there.", show_default=False)
-    ] = None,
-    prefix: Annotated[str, Parameter(help="Put before every topic's name there.", show_default=False)] = "",
-    host: Annotated[str, Parameter(help="The address of the server that gets them.")] = "127.0.0.1",
-    port: Annotated[Port, Parameter(help="Its port, if not the usual.")] = None,
-    rate: Annotated[float | None, Parameter(help="So many a second.", show_default=False)] = None,
-    speed: Annotated[
-        float | None, Parameter(help="As they came, so many times as fast; 1: as then.", show_default=False)
-    ] = None,
-    progress: Annotated[
-        Path | None,
-        Parameter(
-            help="Where it is noted how far it is; else NAME.replay.", show_default=False, converter=a_path
-        ),
-    ] = None,
-    reading: ReadOptions = READ_DEFAULTS,
-    json: Json = False,
-) -> Any:
-    """Send the records of topics again, each topic's in order, to topics or queues.
-
-    A replay that was killed goes on where it was when the same command is given
-    again. Each record is then in a topic once; in a queue those of one batch may
-    be twice. Without --rate and --speed it is as fast as the server takes them;
-    several topics are mixed as their records came. The flags of login and TLS are
-    for the server that gets them; --option and URLs are for --servers.
-    """
-    require_spark()
-    import math
-
-    import trio
-
-    from brokers.pipeline.jobs import replay as job
-    from brokers.pipeline.jobs.running import spark_for
-    from brokers.replaying import engine
-    from brokers.replaying.sources import replays_to
-    from shared.cli.options import login_of_flags
-    from shared.cli.progress import counting
-    from shared.client.dial import How, tls_context
-
-    for flag_, number in (("--rate", rate), ("--speed", speed)):
-        if number is not None and not 0 < number < math.inf:
-            raise UsageError(flag_, "it is above 0")
-    replays = replays_to(protocol)
-    connection = reading.connection
-    login = login_of_flags(connection.user, connection.password_file, connection.certificate)
-    context = tls_context(connection.tls, connection.ca, connection.certificate, connection.key)
-    how: How = {"user": login.user, "password": login.password, "ssl_context": context}
-    source, names = job.opened(words, reading)
-    topics = job.topics_of(names, pattern)
-    if name is not None and len(topics.names) != 1:
-        raise UsageError("--name", "is of one topic; --prefix is for several")
-    if protocol == SERVED and not (name or prefix) and source.is_at(host, port):
-        raise UsageError("--name", "each topic would be appended to itself: give --name or --prefix")
-    to = name or prefix + (topics.names[0] if len(topics.names) == 1 else "topics")
-    of = {
-        "from": reading.servers or str(a_folder(words[0]).absolute()),
-        "topics": pattern or list(topics.names),
-        "to": [protocol, host, port, name, prefix],
-    }
-    noted = engine.Progress(progress or Path(f"{to}.replay"), of)
-    place = noted.load()
-    extents = {} if place is not None else source.extents(topics)
-
-    async def connect() -> None:
-        async with replays.open(host, port, how):
-            pass
-
-    trio.run(connect)  # a server that is away is told before Spark starts, which takes long
-    place = place or noted.begin(extents)
-    pace = engine.Pace(rate or math.inf, speed or math.inf)
-    what = f"replay {', '.join(topics.names) or pattern}"
-    with spark_for(what, reading, bar=False) as spark, counting("messages") as told:
-        left = place.ranges
-        records = job.records_of(source.frame(spark, left), one_log=len(left) == 1) if left else ()
-
-        async def run() -> Any:
-            async with replays.open(host, port, how) as target:
-                return await engine.replay(
-                    *(records, target, place, noted, pace),
-                    placed=lambda record: (name or prefix + record.topic).encode(),
-                    told=told,
-                )
-
-        return trio.run(run)
 
 
 def followed(

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
         ("report", "data", "--to", "s3://b/page"),
         ("decode", "s3://b/data", "lives"),
         ("decode", "data", "lives", "--to", "s3://b/lives"),
-        ("replay", "s3://b/data", "orders"),
-        ("replay", "data", "orders", "--progress", "s3://b/replay"),
         ("throughput", "data", "s3://b/data"),
     ],
 )
