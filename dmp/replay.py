@@ -12,7 +12,7 @@ from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, take_messag
 from shared.addresses import exchange_and_key
 from shared.errors import NotThere, RemoteProtocolError
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Reach, Replays, Target
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 
 class Published(NamedTuple):
@@ -27,15 +27,15 @@ _OTHERS = Published(b"", commands.Basic.Properties(delivery_mode=2).marshal())
 
 
 @asynccontextmanager
-async def target(reach: Reach) -> AsyncIterator[Target]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """An AMQP server; names are routing keys. Raises ConnectionRefusedError where nobody answers.
 
     A queue that the user has named must be there: `send` raises NotThere, because its messages would be lost.
     """
     exchange: bytes | None = None
     named = False
-    if reach.place is not None:
-        parts = exchange_and_key(reach.place)
+    if address.place is not None:
+        parts = exchange_and_key(address.place)
         named = parts is None
         exchange = b"" if parts is None else parts[0]
 
@@ -48,7 +48,7 @@ async def target(reach: Reach) -> AsyncIterator[Target]:
         long = max(len(key), len(published(key, message).exchange)) > SHORT_BYTES_MAX
         return f"a name or key is above {SHORT_BYTES_MAX} bytes" if long else None
 
-    async with open_amqp(reach.host, reach.port, **reach.how) as client:
+    async with open_amqp(address.host, address.port, **address.how) as client:
 
         async def send(batch: Batch, writer: str, seq: int) -> None:
             messages = (published(key, message) for key, message in batch)

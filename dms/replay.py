@@ -7,13 +7,13 @@ from dms import wire
 from dms.client import connect
 from dms.feeder import Feeder
 from dms.wire import PAYLOAD_BYTES_MAX
-from shared.replaying import Batch, PastMessage, Reach, Replays, Target, by_name
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress, by_name
 
 
 @asynccontextmanager
-async def target(reach: Reach) -> AsyncIterator[Target]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """Raises ConnectionRefusedError where nobody answers."""
-    async with connect(reach.host, reach.port, **reach.how) as client:
+    async with connect(address.host, address.port, **address.how) as client:
 
         async def send(batch: Batch, writer: str, seq: int) -> None:
             """Waits while a queue is full, until its consumers make room."""

@@ -6,15 +6,15 @@ from contextlib import asynccontextmanager
 from kqmsgq.client import MESSAGE_BYTES_MAX, NAME_BYTES_MAX, open_producer
 from kqmsgq.wire import RECORDED_MESSAGES, take_messages
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Reach, Replays, Target
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 _ANY = (1 << 32) - 1  # the limits at the time of recording are not known
 
 
 @asynccontextmanager
-async def target(reach: Reach) -> AsyncIterator[Target]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """Connect. When the block ends the server has read everything. Raises ConnectionRefusedError."""
-    async with open_producer(reach.host, reach.port, **reach.how) as producer:
+    async with open_producer(address.host, address.port, **address.how) as producer:
 
         async def send(batch: Batch, writer: str, seq: int) -> None:
             await producer.send_many((queue, message.payload) for queue, message in batch)

@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 
 from logmq import wire
 from logmq.client import connect
-from shared.replaying import Batch, PastMessage, Reach, Replays, Target, by_name
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress, by_name
 
 
 @asynccontextmanager
-async def target(reach: Reach) -> AsyncIterator[Target]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """Raises ConnectionRefusedError where nobody answers."""
-    async with connect(reach.host, reach.port, **reach.how) as client:
+    async with connect(address.host, address.port, **address.how) as client:
         # The first chosen record may come after minutes of reading, which keep this loop busy. The server
         # closes connections without a request in their first 30 s, and would refuse the first batch.
         await client.ping()

@@ -20,14 +20,14 @@ from pubsub.wire import (
     Kind,
 )
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Reach, Replays, Target
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 SENDERS_MAX = 256
 """Open sockets, one for each sender; above this the oldest is closed."""
 
 
 @asynccontextmanager
-async def target(reach: Reach) -> AsyncIterator[Target]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """A pub/sub server's UDP port. Datagrams have no login. Raises OSError for an unknown host."""
     sockets: dict[bytes, trio.socket.SocketType] = {}
 
@@ -35,12 +35,12 @@ async def target(reach: Reach) -> AsyncIterator[Target]:
         if sender not in sockets:
             if len(sockets) >= SENDERS_MAX:
                 sockets.pop(next(iter(sockets))).close()
-            sockets[sender] = await _open(reach, sender)
+            sockets[sender] = await _open(address, sender)
         return sockets[sender]
 
     async def send(batch: Batch, writer: str, seq: int) -> None:
         for topic, message in batch:
-            sock = await socket_of(message.sender if reach.at_sender else b"")
+            sock = await socket_of(message.sender if address.at_sender else b"")
             await sock.send(_datagram(topic, message))
 
     try:
@@ -51,13 +51,13 @@ async def target(reach: Reach) -> AsyncIterator[Target]:
             sock.close()
 
 
-async def _open(reach: Reach, sender: bytes) -> trio.socket.SocketType:
+async def _open(address: TargetAddress, sender: bytes) -> trio.socket.SocketType:
     """Open a socket, bound to the sender's address if that is this machine's and free."""
     if sender:
         host, _, port = sender.decode("ascii", "replace").rpartition(":")
         with suppress(OSError, ValueError, OverflowError):
-            return await open_datagrams(reach.host, reach.port, (host.strip("[]"), int(port)))
-    return await open_datagrams(reach.host, reach.port)
+            return await open_datagrams(address.host, address.port, (host.strip("[]"), int(port)))
+    return await open_datagrams(address.host, address.port)
 
 
 def _refuses(topic: bytes, message: PastMessage) -> str | None:

@@ -57,7 +57,7 @@ class Target:
 
 
 @attrs.frozen
-class Reach:
+class TargetAddress:
     """How a target is reached. `how`: login and TLS. `place`: the address behind the colon; None: messages go
     where each was. `at_sender`: they leave from their original addresses, as far as the system allows.
     """
@@ -77,7 +77,7 @@ class Replays:
     protocol is not recorded.
     """
 
-    open: Callable[[Reach], AbstractAsyncContextManager[Target]]
+    open: Callable[[TargetAddress], AbstractAsyncContextManager[Target]]
     recorded: "Callable[[Block, bytes], Iterator[PastMessage]] | None" = None
 
 

@@ -26,7 +26,7 @@ from shared.cli.options import Json, flag, login_of_flags
 from shared.cli.progress import counting
 from shared.client.dial import How, tls_context
 from shared.errors import UsageError
-from shared.replaying import Reach
+from shared.replaying import TargetAddress
 from shared.units import moment_ms
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(x|/s)")
@@ -94,7 +94,7 @@ def replay(
     protocol, place, name_of = _target(to, found.protocol, renamed)
     replays = sources.replays_to(protocol)
     host, port, how = _reached(server, protocol)
-    reach = Reach(host, port, how, place, at_sender=wire)
+    address = TargetAddress(host, port, how, place, at_sender=wire)
     of = {
         "from": source if source.startswith("archive:") else [source, str(folder.absolute())],
         "which": [name, since, until],
@@ -112,7 +112,7 @@ def replay(
         return filter(chosen.takes, sources.records_of(found, ranges, lambda text: unread.update([text])))
 
     async def run() -> engine.Replayed:
-        async with replays.open(reach) as target:
+        async with replays.open(address) as target:
             with counting("messages") as told:
                 return await engine.replay(records, target, position, noted, pace, name_of=name_of, told=told)
 

@@ -27,4 +27,4 @@ if __name__ == "__main__":
     engine.Progress = Halting  # type: ignore[misc]
     engine.BATCH_MESSAGES = BATCH_MESSAGES
     del sys.argv[1]
-    sys.exit(main())
+    main()

@@ -198,7 +198,7 @@ def test_a_batch_that_was_begun_is_sent_again_with_its_number_though_its_logs_co
     broker, progress = Broker(random.Random()), Progress(tmp_path / "progress", OF)
     position = begun(progress, records)
     batch = records[: engine.BATCH_MESSAGES]
-    position = position.next([(record.message.name, record) for record in batch])
+    position = position.next(named(batch))
     progress.save(position)
     trio.run(
         broker.target.send, [(record.message.name, record.message) for record in batch], position.writer, 1

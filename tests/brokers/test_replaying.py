@@ -7,12 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import trio
 from pamqp import commands
+from pyarrow import parquet
 
 from brokers import plugins
-from brokers.errors import ExitCode
+from brokers.errors import ExitCode, Failure
+from brokers.pipeline.archiving.folder import opened as archive_folder
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Part
+from brokers.pipeline.archiving.names import log_key
 from brokers.replaying import cli, engine, sources
 from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
@@ -24,7 +29,7 @@ from pubsub.wire import Kind, datagram, frame
 from shared.errors import UsageError
 from shared.recording import blocks
 from shared.replaying import Batch, PastMessage, Target, replays_of
-from tests.support.recorded import Tape, block
+from tests.support.recorded import Tape, batch_of, block
 from tests.support.server import Server, run_here, speak, until
 
 AMQP = {"headers": {"n": 7}, "content_type": "text/plain"}
@@ -154,6 +159,46 @@ def test_logs_are_merged_by_time_and_one_whose_clock_went_back_keeps_its_order()
     back, steady = log("x", 1.0, 5.0, 2.0, 6.0), log("y", 1.5, 3.0, 5.5)
     found = list(sources.in_time([iter(back), iter(steady)]))
     assert found == [back[0], steady[0], steady[1], back[1], back[2], steady[2], back[3]]
+
+
+# -- from an archive
+
+
+def archived(folder: Path, origin: str, log: str, payloads: Sequence[bytes]) -> None:
+    """An archive of one log, as `brokers pipeline archive` leaves it."""
+    batch = batch_of(payloads, log)
+    end = sum(4 + len(payload) for payload in payloads)
+    part = Part(log_key(log), log, "2030-01-01", 0, end, len(payloads), 1, "made")
+    with archive_folder(folder, origin) as archive:
+        path = folder / part.fresh_path
+        path.parent.mkdir(parents=True)
+        parquet.write_table(pa.Table.from_batches([batch]).drop_columns(["topic"]), path)
+        span = ArchivedSpan(log, log, log, "1", ByteRange(0, end), [part])
+        archive.commit(archive.manifest.advance([span], 0, 1 << 40))
+
+
+def test_an_archive_of_topics_or_of_a_recording_is_read_from_any_place(tmp_path: Path) -> None:
+    frames = b"".join(kqmsgq_wire.message(b"q", b"%d" % number) for number in range(3))
+    whole = block("kqmsgq", 3, frames, source=b"h:1")
+    for kind, log, payloads, values in (
+        ("logmq", "jobs", [b"a", b"", b"c"], [b"a", b"", b"c"]),
+        ("recorded", "kqmsgq", [whole, whole], [b"0", b"1", b"2"] * 2),
+    ):
+        archived(tmp_path / kind, f"a data folder's {kind}", log, payloads)
+        source, _ = sources.opened(f"archive:{tmp_path / kind}", tmp_path, sources.Chosen())
+        assert source.protocol == ("kqmsgq" if kind == "recorded" else kind)
+        ((label, (first, end)),) = sources.extents_of(source).items()
+        found = list(sources.records_of(source, {label: (first, end)}, pytest.fail))
+        assert [record.message.payload for record in found] == values
+        cut = found[0].end  # of a recording: within the first block
+        halves = [sources.records_of(source, {label: part}, pytest.fail) for part in ((0, cut), (cut, end))]
+        assert [list(half) for half in halves] == [found[:1], found[1:]]
+    with pytest.raises(Failure, match="was deleted since"):
+        list(sources.records_of(source, {"other log": (0, 1)}, pytest.fail))
+    with archive_folder(tmp_path / "lives", "a data folder's dms") as archive:
+        archive.commit(archive.manifest.advance((), 0, 0))
+    with pytest.raises(Failure, match="archive of a data folder's dms"):
+        sources.opened(f"archive:{tmp_path / 'lives'}", tmp_path, sources.Chosen())
 
 
 # -- with real servers
