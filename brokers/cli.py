@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal, TextIO
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from brokers import plugins
 from brokers.commands import COMMANDS
@@ -116,6 +116,14 @@ def _run(arguments: Sequence[str]) -> int:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except UnusedCliTokensError as error:
         _complain(f"{' '.join(error.unused_tokens or ())}: nothing is expected there; --help says what is")
+        return ExitCode.USAGE
+    except MissingArgumentError as error:
+        name, chain = (
+            error.keyword or (error.argument.name if error.argument else ""),
+            error.command_chain or (),
+        )
+        missing = "needs a value" if error.keyword else "is missing"
+        _complain(f"{' '.join(chain)}: {name} {missing}; --help says what is expected")
         return ExitCode.USAGE
     except CycloptsError as error:
         _complain(" ".join(str(error).split()))

@@ -167,7 +167,7 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["pipeline", "decode", "data", "lives", "--to", ""], "a path is needed"),
         (["pipeline", "report", "data", "--to", ""], "a path is needed"),
         (["thing", "ask", "--data-dir", ""], "a path is needed"),
-        (["log", "dump", "logmq"], "--name requires an argument"),
+        (["log", "dump", "logmq"], "log dump: --name is missing"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line_and_exit_2(capsys: Said, words: list[str], says: str) -> None:
