@@ -455,7 +455,7 @@ class AmqpSession(SessionBase):
 
     def _open(self, method: commands.Connection.Open) -> None:
         if method.virtual_host != VHOST:
-            raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
+            raise Refusal(Code.NOT_ALLOWED, f"vhost {shown(method.virtual_host.encode())} not found")
         self.state = TRANSITIONS[self.state][Event.OPEN]
         self.deadline(LOGIN, math.inf)
         self.mux.open(self._name)

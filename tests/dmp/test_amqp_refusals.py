@@ -279,7 +279,7 @@ TUNED = [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 0, 0), 0)]
         (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(65535, 0, 0), 0)]),
         (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 1 << 30, 0), 0)]),
         (503, [encode(start_ok(mechanism="CRAM"), 0)]),
-        (402, [*TUNED, encode(C.Connection.Open("no"), 0)]),
+        (530, [*TUNED, encode(C.Connection.Open("no"), 0)]),
         (503, [encode(C.Connection.Open("/"), 0)]),
         (503, [encode(C.Channel.Open(), 1)]),
         (403, [encode(start_ok({"authentication_failure_close": True}, "\0guest\0wrong"), 0)]),
