@@ -78,8 +78,8 @@ def application(host: "Host") -> Starlette:
         reason = host.unready()
         return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
 
-    async def status(_: Request) -> Response:
-        return api.as_json(host.status())
+    async def status(request: Request) -> Response:
+        return api.as_json({**host.status(), "client": request.client})
 
     async def scrape(_: Request) -> Response:
         # The text is made in a thread of Starlette's: with many series that takes longer than any peer should
