@@ -5,6 +5,8 @@ import io
 import os
 import sys
 
+from brokers.termination import Termination
+
 
 def main() -> None:
     _claim_standard_descriptors()
@@ -15,6 +17,7 @@ def main() -> None:
     if not os.environ.get("COLUMNS", "").strip("0"):  # a terminal without a size: no width to fold help to
         os.environ.pop("COLUMNS", None)
     try:
+        Termination().hear()
         from brokers.cli import run
 
         code = run(sys.argv[1:])

@@ -69,7 +69,8 @@ _CREDENTIALS = struct.Struct("=iII")
 def application(host: "Host") -> Starlette:
     """The ASGI application over `host`, without authentication."""
     scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
-    followers = Followers()
+    scrapes, scraped = 0, (0, b"")
+    followers = Followers(host.share_of)
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -82,12 +83,16 @@ def application(host: "Host") -> Starlette:
         return api.as_json({**host.status(), "client": request.client})
 
     async def scrape(_: Request) -> Response:
-        # The text is made in a thread of Starlette's: with many series that takes longer than any peer should
-        # wait.
-        # One at a time, so that a flood of scrapes delays only itself.
+        # One at a time, and all that have waited get the next one: a flood of scrapes costs as much as two.
+        nonlocal scrapes, scraped
+        before = scrapes
         async with scraping:
-            samples = await metrics.computed(host.samples())
-            text = await run_in_threadpool(metrics.render, samples)
+            if scraped[0] <= before:
+                scrapes += 1
+                samples = await metrics.computed(host.samples())
+                # In a thread of Starlette's: with many series that takes longer than any peer should wait.
+                scraped = scrapes, await run_in_threadpool(metrics.render, samples)
+            text = scraped[1]
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     async def scrape_objects(request: Request) -> Response:
@@ -121,6 +126,8 @@ def application(host: "Host") -> Starlette:
             paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
             arguments = {**arguments, **paths}
         changed = None if verb.changes is None else str(arguments.get(verb.changes, ""))
+        if verb.shows is not None:
+            changed = str(arguments.get(verb.shows, ""))
         with nullcontext() if changed is None else api.audited(request, protocol, name, changed):
             return api.as_json(await verb.call(arguments))
 
@@ -183,7 +190,7 @@ def application(host: "Host") -> Starlette:
         async with taking:
             rows = await definitions.parsed(text)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
-                taken = await host.definitions().take(rows, dry_run=dry_run)
+                taken = await host.definitions(request.scope.get(api.GIVER)).take(rows, dry_run=dry_run)
         return api.as_json(taken)
 
     @operation(
@@ -200,6 +207,8 @@ def application(host: "Host") -> Starlette:
             raise HTTPException(400, "action, name: short texts")
         if said[0] not in RELOADS:
             raise HTTPException(400, f"action is one of {', '.join(RELOADS)}")
+        if api.PEER in request.scope and said != ["reload", ""]:
+            raise HTTPException(403, "over TCP there is the action reload, without a name")
         user, peer = api.caller_of(request)
         return api.as_json(await host.reload(*said, user=user, peer=peer))
 
@@ -222,11 +231,10 @@ def application(host: "Host") -> Starlette:
         query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
     )
     async def traced(request: Request) -> Response:
-        name = request.query_params.get("name", "")
-        recent = host.traces.of(name)
-        begins = request.query_params.get("after") is None and "last-event-id" not in request.headers
-        with api.audited(request, "", "trace", name) if begins else nullcontext():  # messages are seen
-            return followers.answer(request, recent, lambda _: True, lambda: host.traces.of(name))
+        name, (user, _) = request.query_params.get("name", ""), api.caller_of(request)
+        with api.audited(request, "", "trace", name):  # messages are seen
+            recent = host.traces.of(name, user)
+            return followers.answer(request, recent, lambda _: True, lambda: host.traces.of(name, user))
 
     return Starlette(
         routes=[
@@ -301,8 +309,7 @@ async def serve(
     app = _NotForPages(application(host), log)
 
     async def connection(stream: trio.SocketStream) -> None:
-        # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host. A
-        # malformed request (an upgrade to HTTP/2 with bad settings) causes one.
+        # Not hypercorn's own accept loop: there an error of its parsers ends the server, and so the host.
         user = _owner(stream)
 
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:
@@ -371,6 +378,8 @@ async def _failed(request: Request, error: Exception) -> Response:
             status, text = 404, str(error)
         case BadArgument():
             status, text = 400, str(error)
+        case definitions.NotGiven():
+            status, text = 403, str(error)
         case BrokerError():
             status, text = 409, str(error)
             if (code := exit_code(error)) != ExitCode.FAILED:

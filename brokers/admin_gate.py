@@ -12,22 +12,23 @@ the form; `POST /login` begins a session, and `POST /logout` ends it. 5. The use
 reading, also by a protocol's verb that changes nothing, `admin:manage` for changes (403). The token allows
 both.
 
-Requests without a login are answered at most one every `STRANGER_SECONDS`, all together. Probes of `/livez`
-and `/readyz` do not wait for the others. Answers carry a policy by which a page loads from this server alone.
+A connection without a login gets one answer, and is closed. Answers carry a policy by which a page loads
+from this server alone.
 """
 
 import binascii
 import errno
 import json
-import math
 import secrets
 from base64 import b64decode
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -37,22 +38,26 @@ from starlette.requests import ClientDisconnect, Request, cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.api import LOOKING, body_of
+from brokers.api import GIVER, LOOKING, READS, body_of
 from brokers.logins import Logins
 from brokers.page import files, shown
-from shared.access import ADMIN, MANAGE, READ, Access, Guard
+from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
 from shared.net.keepalive import is_loopback
+from shared.shares import Shares
 
 TOKEN_NAME = "admin.token"
 TOKEN_USER = "(token)"
 """The token's name in the audit log; no user can have it."""
 SESSIONS_MAX = 1000
-"""Sessions of browsers; above this the least recently used one ends."""
+"""Sessions of browsers; above this the least recently used one ends, of a user above his share his own."""
+CONNECTIONS_MAX = 128
+"""A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
+AT_ONCE = 4
+"""Requests of one user that are served at the same time; the others wait. 110 lists at once took 85 ms of
+each turn of the loop."""
 SESSION_SECONDS = 12 * 3600.0
 """A session ends after so long without a request."""
-STRANGER_SECONDS, STRANGERS_AT_ONCE = 0.01, 32
-"""After a burst, the pause between two requests without a login, so that protocols keep the loop."""
 CREDENTIALS_BYTES_MAX = 2048
 """The bytes of a header or a body with a login."""
 
@@ -73,6 +78,20 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+LIVE = b"GET /livez "
+LIVE_ANSWER = "\r\n".join(
+    [
+        "HTTP/1.1 200 OK",
+        *(f"{name}: {value}" for name, value in HEADERS.items()),
+        "Content-Type: text/plain; charset=utf-8",
+        "Content-Length: 3",
+        "Connection: close",
+        "",
+        "ok\n",
+    ]
+).encode()
 
 
 def token_of(folder: Path) -> str:
@@ -101,11 +120,11 @@ def problem(status: int, detail: str, **more: Any) -> Response:
 
 @attrs.define(eq=False)
 class Caller:
-    """The client of a connection. `peer`: its address; `trusted`: one of its requests was allowed."""
+    """The client of a connection. `peer`: its address; `user`: of its first request that was allowed."""
 
     peer: str
     certificate_user: str = ""
-    trusted: bool = False
+    user: str = ""
 
 
 @attrs.define(eq=False)
@@ -121,22 +140,6 @@ class _BrowserSession:
 
     def close_for(self, reason: str) -> None:
         self.end()
-
-
-class TurnPace:
-    """Spaces turns so many seconds apart, except for a `burst` after a silence."""
-
-    def __init__(self, seconds: float, burst: int) -> None:
-        self._seconds, self._slack = seconds, seconds * burst
-        self._last = -math.inf
-
-    async def turn(self) -> None:
-        self._last = max(self._last + self._seconds, trio.current_time() - self._slack)
-        await trio.sleep_until(self._last)
-
-    def give_back(self) -> None:
-        """Give back a turn that cost nothing."""
-        self._last -= self._seconds
 
 
 class Gate:
@@ -167,9 +170,39 @@ class Gate:
         self.take_settings(names, secure=secure)
         self._cookie = f"brokers_{port}"  # cookies ignore ports, so two servers on a machine need two names
         self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
-        self._strangers, self._probes = (TurnPace(STRANGER_SECONDS, STRANGERS_AT_ONCE) for _ in range(2))
+        self._session_shares, self._connections = Shares(access.share_of), Shares(access.share_of)
+        self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+
+    def answer_at_once(self, data: bytes) -> bytes:
+        """The answer to a whole request of `/livez` where that is open, which waits for nobody; or b""."""
+        return LIVE_ANSWER if self._loopback and data.startswith(LIVE) and data.endswith(b"\r\n\r\n") else b""
+
+    def left(self, caller: Caller) -> None:
+        """The caller's connection has ended."""
+        if caller.user:
+            self._connections.add(caller.user, -1)
+
+    def _crowded(self, user: str, caller: Caller) -> Response | None:
+        """Count the connection as one of its user; the error answer if that is above his share."""
+        if caller.user:
+            return None
+        if not self._connections.fits(user, CONNECTIONS_MAX):
+            return problem(503, f"{user} has {self._connections.of(user)} connections open: close some")
+        caller.user = user
+        self._connections.add(user)
+        return None
+
+    @asynccontextmanager
+    async def _at_once(self, user: str) -> AsyncIterator[Callable[[], None]]:
+        """Be one of the `AT_ONCE` requests of a user that are served; gives what ends that early."""
+        limiter = self._limiters.setdefault(user, trio.CapacityLimiter(AT_ONCE))
+        request = object()
+        await limiter.acquire_on_behalf_of(request)
+        with ExitStack() as held:
+            held.callback(limiter.release_on_behalf_of, request)
+            yield held.close
 
     def take_settings(self, names: tuple[str, ...], *, secure: bool) -> None:
         """Hold to these from now on."""
@@ -185,6 +218,7 @@ class Gate:
             return
         headers = Headers(scope=scope)
         cookies: list[str] = []
+        ends: list[Callable[[], None]] = []
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -193,6 +227,11 @@ class Gate:
                     more.setdefault(name, value)
                 for cookie in cookies:
                     more.append("Set-Cookie", cookie)
+                if not caller.user:
+                    more["Connection"] = "close"
+                if more.get("Content-Type", "").startswith("text/event-stream"):
+                    for end in ends:
+                        end()
             await send(message)
 
         refusal = self._refusal(scope, headers)
@@ -205,14 +244,20 @@ class Gate:
             found = await self._user(scope, headers, caller, cookies)
             refusal = self._denied(scope, found, caller) if isinstance(found, str) else found
             if isinstance(found, str):
-                caller.trusted = caller.trusted or refusal is None
+                refusal = refusal or self._crowded(found, caller)
                 scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
+                ASKER.set("" if found == TOKEN_USER else found)
                 # A stream checks the user's rights again while it runs.
                 scope["brokers.allowed"] = partial(self._may, found, self._action(scope))
                 scope["brokers.manages"] = self._may(found, MANAGE)
-        if not caller.trusted:
-            await (self._probes if scope["path"] in HEALTH else self._strangers).turn()
-        await (refusal or self._app)(scope, receive, answer)
+                if found != TOKEN_USER:
+                    scope[READS], scope[GIVER] = self._may(found, READ), found
+        if refusal is not None or not caller.user:
+            await (refusal or self._app)(scope, receive, answer)
+            return
+        async with self._at_once(caller.user) as end:
+            ends.append(end)
+            await self._app(scope, receive, answer)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The error answer to a malformed or foreign request, before its login is checked; None if it
@@ -274,8 +319,9 @@ class Gate:
             self.guard.refuse(user, READ, "", caller.peer)
             return problem(403, f"{user} may not look here: that takes the rule admin:read")
         self._log_out(request.headers, cookies)
+        if (crowded := self._crowded(user, caller)) is not None:
+            return crowded
         cookies[:] = [self._begin(user)]
-        caller.trusted = True
         return JSONResponse({"user": user})
 
     def _log_out(self, headers: Headers, cookies: list[str]) -> Response:
@@ -362,13 +408,17 @@ class Gate:
 
     def _begin(self, user: str) -> str:
         """Begin a session. Returns its cookie."""
+        if not self._session_shares.fits(user, SESSIONS_MAX):
+            next(each for each in self._sessions.values() if each.user == user).end()
         if len(self._sessions) >= SESSIONS_MAX:
             next(iter(self._sessions.values())).end()
         key = secrets.token_urlsafe(32)
+        self._session_shares.add(user)
 
         def end() -> None:
             if (session := self._sessions.pop(key, None)) is not None:
                 self.guard.clients.discard(session)
+                self._session_shares.add(user, -1)
 
         session = self._sessions[key] = _BrowserSession(user, trio.current_time() + SESSION_SECONDS, end)
         self.guard.clients.add(session)

@@ -5,15 +5,19 @@
 | connections | `CONNECTIONS_MAX`; the next one replaces the oldest without a login, or waits |
 | connections that send nothing | accepted and closed at the pace of strangers (`shared.net.accept_filter`) |
 | those that do | `PACE_SECONDS` apart, but for the first `FEW` of a burst and those that log in |
+| a connection without a login | one answer, and `/livez` on loopback before all others |
 | reads without a login, except a connection's first | `PACE_SECONDS` apart, of all together |
 | silence | 5 s until the first byte, then until a request's head is whole, and between requests |
 | a request's head | `admin_gate.HEAD_BYTES_MAX` |
 | a request's body | `api.BODY_BYTES_MAX` within `BODY_SECONDS`, only with a login |
 | one that is announced as longer | refused before it comes, and the connection closed |
 | an answer | its reader takes each piece within `SEND_SECONDS` |
+
+HTTP/1.1 alone is spoken. HTTP/2 has requests beside each other on one connection, and each may be reset.
 """
 
 import logging
+import math
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -23,13 +27,16 @@ import structlog
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, Updated
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from brokers.admin_gate import HEAD_BYTES_MAX, Caller, Gate, TurnPace
+from brokers.admin_gate import CONNECTIONS_MAX, HEAD_BYTES_MAX, Caller, Gate
 from shared.net.accept_filter import AcceptFilter
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
@@ -37,8 +44,6 @@ from shared.net.settings import CertificateUser
 from shared.net.strangers import Strangers
 from shared.net.tls import ServerTls, TlsStream
 
-CONNECTIONS_MAX = 128
-"""A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
 SILENT_LEAST = 32
 """Connections that may be silent even beside so many that are not."""
 SILENT_SECONDS = 5.0
@@ -77,6 +82,38 @@ def http_config() -> Config:
     return config
 
 
+class TurnPace:
+    """Spaces turns so many seconds apart, except for a `burst` after a silence."""
+
+    def __init__(self, seconds: float, burst: int) -> None:
+        self._seconds, self._slack = seconds, seconds * burst
+        self._last = -math.inf
+
+    async def turn(self) -> None:
+        self._last = max(self._last + self._seconds, trio.current_time() - self._slack)
+        await trio.sleep_until(self._last)
+
+    def give_back(self) -> None:
+        """Give back a turn that cost nothing."""
+        self._last -= self._seconds
+
+
+class _Http11(H11Protocol):
+    """Hypercorn's HTTP/1.1, which does not change to HTTP/2: it ignores an upgrade, and answers 505 to a
+    preface."""
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await super().handle(event)
+        except H2ProtocolAssumedError:
+            await self._send_error_response(505)
+            await self.send(Closed())
+
+    async def _check_protocol(self, event: Any) -> None:
+        if event.http_version == b"2.0":
+            raise H2ProtocolAssumedError(b"")
+
+
 class HttpConnection(TCPServer):
     """Hypercorn's server of one connection, which ends when its client closes it.
 
@@ -91,6 +128,30 @@ class HttpConnection(TCPServer):
         """`stream`: what hypercorn uses of one."""
         wrapped = ASGIWrapper(app)  # type: ignore[arg-type]  # an ASGI application by Starlette's types
         super().__init__(wrapped, config, WorkerContext(None), ConnectionState({}), stream)
+
+    async def run(self) -> None:
+        sock = self.stream.socket
+        try:
+            names = (sock.getpeername(), sock.getsockname())
+            client, server = (parse_socket_addr(sock.family, name) for name in names)
+            async with TaskGroup() as self._task_group:
+                self.protocol = _Http11(  # type: ignore[assignment]  # hypercorn's own may change to HTTP/2
+                    self.app,
+                    self.config,
+                    self.context,
+                    self._task_group,
+                    ConnectionState({}),
+                    False,
+                    client,
+                    server,
+                    self.protocol_send,
+                )
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                await self._read_data()
+        except OSError:
+            pass
+        finally:
+            await self._close()
 
     async def protocol_send(self, event: Event) -> None:
         await super().protocol_send(event)
@@ -134,8 +195,7 @@ class AdminPort:
         self._strangers = strangers
         self._pace, self._reads = TurnPace(PACE_SECONDS, FEW), TurnPace(PACE_SECONDS, FEW)
         config = self._config = http_config()
-        config.h2_max_concurrent_streams = 8
-        config.h11_max_incomplete_size = config.h2_max_header_list_size = HEAD_BYTES_MAX
+        config.h11_max_incomplete_size = HEAD_BYTES_MAX
 
     @property
     def address(self) -> tuple[str, int]:
@@ -163,6 +223,7 @@ class AdminPort:
             self._strangers,
             places=lambda: max(SILENT_LEAST, CONNECTIONS_MAX - len(self._open)),
             silent_seconds=SILENT_SECONDS,
+            answer_at_once=gate.answer_at_once,
         )
         async with trio.open_nursery() as nursery:
             try:
@@ -189,7 +250,7 @@ class AdminPort:
 
     def _make_room(self) -> bool:
         for opened in self._open:
-            if not opened.caller.trusted:
+            if not opened.caller.user:
                 self._end(opened)
                 return True
         return False
@@ -220,7 +281,8 @@ class AdminPort:
             )
         finally:
             self._end(opened)
-            if opened.caller.trusted:
+            gate.left(opened.caller)
+            if opened.caller.user:
                 self._pace.give_back()
 
 
@@ -252,7 +314,7 @@ class _BoundedStream:
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         data = await self._stream.receive_some(READ_BYTES)
         # Only now: a request that was read before may have logged in meanwhile, and an end costs nothing.
-        if data and self._begun and not self._caller.trusted:
+        if data and self._begun and not self._caller.user:
             await self._pace.turn()  # a peer that sends single bytes gets no more of the loop than others
         self._begun = True
         return data

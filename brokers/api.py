@@ -164,21 +164,12 @@ def as_json(value: Any) -> Response:
     return Response(json.dumps(value, default=json_value), media_type="application/json")
 
 
-def is_announced_above(bytes_max: int, length: str) -> bool:
-    """Whether a header `Content-Length` announces a longer body. HTTP/2 brings it as the client wrote it."""
-    digits = length.strip().lstrip("0")
-    most = str(bytes_max)
-    return digits.isascii() and digits.isdigit() and (len(digits), digits) > (len(most), most)
-
-
 async def body_of(request: Request, bytes_max: int) -> bytes:
     """The whole body of a request. Raises HTTPException (413) above `bytes_max`: at once where that is
     announced, and the connection is closed.
     """
     refusal = HTTPException(413, f"a body above {bytes_max} bytes")
-    announced = request.headers.get("content-length", "")
-    # In HTTP/2 hypercorn fails at what comes for a stream that is answered, and its client gets no answer.
-    if request.scope["http_version"] != "2" and is_announced_above(bytes_max, announced):
+    if int(request.headers.get("content-length", "0")) > bytes_max:  # a number: the parser refuses others
         raise refusal
     body = bytearray()
     async with aclosing(request.stream()) as parts:
@@ -284,18 +275,24 @@ def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -
 async def _run_action(
     protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
 ) -> Response:
-    """Run an action. One that changes something leaves a line in the audit log."""
+    """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
-    unseen = dry_run or action.looks
+    if action.looks and not request.scope.get(READS, True):
+        raise HTTPException(403, "denied")
+    shows = action.answers == MESSAGES
+    unseen = dry_run or (action.looks and not shows)
     with nullcontext() if unseen else audited(request, protocol, action.name, name):
         return as_json(await action.call(found, arguments, dry_run))
 
 
 PEER = "brokers.peer"
 """The key of a request's scope with the client's address. Requests on the control socket have no such key."""
+READS, GIVER = "brokers.reads", "brokers.giver"
+"""The keys of whether the caller may read, and of the user by whose rights users are made. The control socket
+and the token have neither."""
 CONTROL = "control"
 """Stands for the address of clients on the control socket."""
 

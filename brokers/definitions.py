@@ -179,6 +179,8 @@ class Document:
                     done = await each.make(plain, dry_run, partial(_is_promised, promised, protocol))
                 except LeftOut as error:
                     left_out.append(f"{what}: {error}")
+                except NotGiven:
+                    raise
                 except BrokerError as error:
                     if not dry_run:
                         await self._on_disk(unsynced)
@@ -240,15 +242,25 @@ def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section:
     return (section, protocol, name) in names
 
 
-def of_users(access: Access, path: Path) -> DefinitionSection:
-    """The users file's section. Users come without secrets: nobody logs in by them before `passwd`."""
+class NotGiven(BrokerError):
+    """Whoever imports may not make that user."""
+
+
+def of_users(access: Access, path: Path, giver: str | None = None) -> DefinitionSection:
+    """The users file's section. Users come without secrets: nobody logs in by them before `passwd`. `giver`:
+    the user who imports; None: the server's owner."""
 
     in_thread = Threads()
 
     def rows(_: Any) -> Any:
         found = list((access.users or {}).values())
         yield [
-            {"name": user.name, "allow": [str(rule) for rule in user.allow], "certificate": user.certificate}
+            {
+                "name": user.name,
+                "allow": [str(rule) for rule in user.allow],
+                "certificate": user.certificate,
+                **({"user_share": user.user_share} if user.user_share else {}),
+            }
             for user in found
         ]
 
@@ -269,6 +281,8 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
             if (set(there.allow), there.certificate) != (set(user.allow), user.certificate):
                 raise Conflict(f"{name} has other rules here")
             return Made(new=False)
+        if giver is not None and (refusal := access.refusal_of_gift(giver, user)):
+            raise NotGiven(refusal)
         if not dry_run:
             try:
                 # What stands in the file counts, also where nobody has reloaded it.
@@ -278,7 +292,9 @@ def of_users(access: Access, path: Path) -> DefinitionSection:
             await users.take_up(access, {**(access.users or {}), name: user})
         return Made(new=True)
 
-    return DefinitionSection("users", ("name", "allow", "certificate", "password"), rows, name_of, make)
+    return DefinitionSection(
+        "users", ("name", "allow", "certificate", "password", "user_share"), rows, name_of, make
+    )
 
 
 async def load(document: Document, path: Path) -> Taken:

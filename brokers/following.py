@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
-from brokers.api import as_json
+from brokers.api import as_json, caller_of
 from brokers.recent import KEPT, Recent, Row
 from brokers.render import json_value
+from shared.shares import PercentOf, Shares, everything
 
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 15.0
@@ -56,8 +57,9 @@ class Stream(StreamingResponse):
 class Followers:
     """The present followers; `answer` serves one more, or a list."""
 
-    def __init__(self) -> None:
+    def __init__(self, percent_of: PercentOf = everything) -> None:
         self.count = 0
+        self._shares = Shares(percent_of)
 
     def answer(
         self, request: Request, recent: Recent, wanted: Wanted, at_look: Callable[[], object] = lambda: None
@@ -82,9 +84,13 @@ class Followers:
             return as_json({"items": items, "next": None if more is None else str(more)})
         if self.count >= FOLLOWERS_MAX:
             raise HTTPException(503, f"{FOLLOWERS_MAX} follow already: end one, or ask without follow")
+        user, _ = caller_of(request)
+        if not self._shares.fits(user, FOLLOWERS_MAX):
+            text = f"{user} follows {self._shares.of(user)} times already: end one, or ask without follow"
+            raise HTTPException(503, text)
         allowed: Callable[[], bool] = request.scope.get("brokers.allowed", lambda: True)
         return Stream(
-            self._events(recent, after, wanted, allowed, at_look),
+            self._events(recent, after, wanted, allowed, at_look, user),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # a proxy before us hands on what it gets
         )
@@ -96,8 +102,10 @@ class Followers:
         wanted: Wanted,
         allowed: Callable[[], bool],
         at_look: Callable[[], object],
+        user: str,
     ) -> AsyncGenerator[bytes, None]:
         self.count += 1
+        self._shares.add(user)
         try:
             yield b": follows\n\n"
             beat = trio.current_time() + BEAT_SECONDS
@@ -123,6 +131,7 @@ class Followers:
                 await trio.sleep(LOOK_SECONDS)
         finally:
             self.count -= 1
+            self._shares.add(user, -1)
 
 
 def _number(text: str, name: str) -> int:

@@ -113,15 +113,17 @@ class Host:
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
-        self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6)
+        self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
         self.admin_token = ""
         self._memory_bytes = memory_limit_bytes()
         self._budget = Account("process", memory_for_clients(self._memory_bytes))
         self._budget.on_refused = self._tell_refused
         self._told_refused: dict[str, float] = {}
-        found, denied = users.load(config, log.warning), partial(users.tell_denied, log)
+        found = users.load(config, log.warning)
+        denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(found, audit=logs.audit, denied=denied)
+        self._access.user_share = config.access.user_share
         self._in_thread = Threads()
         self._network = Network(config.net, self._budget, config.access.certificate_user)
         self._logins = Logins(self._access, self._network.strangers)
@@ -281,6 +283,7 @@ class Host:
 
         async def apply() -> None:
             self._config = config
+            self._access.user_share = config.access.user_share
             logs.set_level(config.serve.log_level)
             self._network.take_settings(config.net, config.access.certificate_user)
             if self._recording is not None:
@@ -447,6 +450,10 @@ class Host:
             "store": attrs.asdict(self._store.statistics()),
         }
 
+    def share_of(self, user: str) -> int:
+        """The percent of every bound that a user may have."""
+        return self._access.share_of(user)
+
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         """Return all administrative verbs, by protocol and name."""
         return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
@@ -492,11 +499,11 @@ class Host:
             **self.rates.overview(),
         }
 
-    def definitions(self) -> definitions.Document:
-        """Return the document of durable objects, for export and import."""
+    def definitions(self, giver: str | None = None) -> definitions.Document:
+        """Return the document of durable objects, for export and import by a user; None: by the owner."""
         assert self._store is not None
         each = [(service.name, each) for service in self._services for each in service.definitions]
-        users_file = definitions.of_users(self._access, self._config.users_file)
+        users_file = definitions.of_users(self._access, self._config.users_file, giver)
         return definitions.Document(each, users_file, self._store)
 
     async def reload(

@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TextIO, cast
+from weakref import WeakSet
 
+import attrs
 import structlog
 
 from brokers.escape import escape, escape_name
@@ -41,6 +43,8 @@ LINES_PER_SECOND = 50
 MATTERS_MAX = 200
 """More of them in one second have one bound together."""
 LEFT_OUT = "lines left out"
+KINDS_MAX = 50
+"""Kinds of lines that have one of their own in a second, and values that a line of gathered ones names."""
 _LIMITED = frozenset(("info", "warning"))
 _PLAIN = (bool, int, float, type(None))
 
@@ -117,16 +121,80 @@ def _unfiltered(processors: tuple[Any, ...]) -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger.bind())
 
 
-def audit(**fields: str) -> None:
-    """Log who did or tried what: user, peer, protocol, action, name, result. At every level and rate."""
-    unfiltered().info("audit", **fields)
+_GATHERED: WeakSet["Gathered"] = WeakSet()
+
+
+class Gathered:
+    """Lines that clients can bring about at any rate: a kind has one line a second, and none is left out.
+
+    The first of a kind is logged at once. Those that follow within the second are counted, and told in one
+    line. `by`: the fields that lines of a kind share, the last one what they name. Above `KINDS_MAX` kinds in
+    a second those that differ in that alone are one kind; its line has the first `KINDS_MAX` of what they
+    name.
+    """
+
+    def __init__(self, log: Callable[..., object], *by: str) -> None:
+        self._log = log
+        self._by = by
+        self._kinds: dict[tuple[str, ...], _More] = {}
+        _GATHERED.add(self)
+
+    def __call__(self, **fields: str) -> None:
+        kind = tuple(fields[name] for name in self._by)
+        more = self._kinds.get(kind)
+        if more is None and len(self._kinds) < KINDS_MAX:
+            self._kinds[kind] = _More()
+            self._log(**fields)
+            return
+        if more is None:
+            more = self._kinds.setdefault(kind[:-1], _More())
+        more.add(fields)
+
+    def tell(self) -> None:
+        """Log what was gathered in the second that is over."""
+        kinds, self._kinds = self._kinds, {}
+        for kind, more in kinds.items():
+            if more.count:
+                self._kinds[kind] = _More()
+                self._log(**more.fields, count=more.count)
+
+
+@attrs.define(eq=False)
+class _More:
+    """Lines of one kind after its first. `count`: how many."""
+
+    count: int = 0
+    _values: dict[str, dict[str, None]] = attrs.field(factory=dict)
+
+    def add(self, fields: Mapping[str, str]) -> None:
+        self.count += 1
+        for name, value in fields.items():
+            values = self._values.setdefault(name, {})
+            if len(values) < KINDS_MAX:
+                values[value] = None
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """By field its one value, or a list of them."""
+        return {
+            name: [*values] if len(values) > 1 else "".join(values) for name, values in self._values.items()
+        }
+
+
+audit = Gathered(
+    lambda **fields: unfiltered().info("audit", **fields), "user", "protocol", "action", "result", "name"
+)
+"""Logs who did or tried what: user, peer, protocol, action, name, result. At every level."""
 
 
 def tell_left_out() -> None:
-    """Log what was left out; called once a second, since there may be no other line that would do it."""
+    """Log what was left out or gathered; called once a second, since there may be no other line that would do
+    it."""
     for each in structlog.get_config()["processors"]:
         if isinstance(each, _AtMost):
             each.tell()
+    for lines in tuple(_GATHERED):
+        lines.tell()
 
 
 class _LineWriter:

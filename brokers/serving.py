@@ -26,6 +26,7 @@ from brokers.fairness import LoopWatch
 from brokers.flags import ServeCommand
 from brokers.host import Host
 from brokers.reloading import PartlyReloaded
+from brokers.termination import hear_interrupts
 from shared.errors import BrokerError
 from shared.plugin import Plugin
 from shared.process_limits import (
@@ -102,6 +103,7 @@ async def _serve(
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     heard = [number for number in HEARD_SIGNALS if number != signal.SIGHUP or not nohup]
     with trio.open_signal_receiver(*heard) as signals, _standard_input() as said_exit:
+        hear_interrupts()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_obey, signals, host, log, ready_file, nursery)
             nursery.start_soon(_obey_input, said_exit, host, log)
@@ -149,8 +151,11 @@ async def _obey_input(said_exit: socket.socket, host: Host, log: structlog.stdli
 
 
 async def _tell_left_out() -> None:
-    while True:
-        await trio.sleep(1)
+    try:
+        while True:
+            await trio.sleep(1)
+            logs.tell_left_out()
+    finally:
         logs.tell_left_out()
 
 

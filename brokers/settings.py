@@ -6,7 +6,7 @@ from typing import Any, Literal
 import attrs
 from attrs import validators
 
-from shared.access import Required
+from shared.access import USER_SHARE, Required
 from shared.net.settings import CertificateUser, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import RESTART, limit
@@ -57,6 +57,9 @@ class AccessSettings:
     certificate_user: CertificateUser = "cn"
     """The part of a client certificate that names its user: `cn`, the common name; `san`, the first DNS name.
     Empty: certificates are no logins."""
+    user_share: int = limit(USER_SHARE, 1, 100)
+    """The percent of every bound that one user may have while others are known. A user's own `user_share` in
+    the users file replaces it."""
 
 
 @attrs.frozen

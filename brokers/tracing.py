@@ -15,6 +15,7 @@ from brokers.recent import Recent
 from brokers.service import SupervisedService
 from shared.errors import BrokerError
 from shared.objects import BadArgument, time_text
+from shared.shares import PercentOf, Shares, everything
 from shared.tracing import Tap
 
 NAMES_MAX = 8
@@ -32,16 +33,24 @@ class _Trace:
     recent: Recent
     until: float
     scope: trio.CancelScope
+    user: str
+    """Who asked first."""
 
 
 @attrs.define(eq=False)
 class Traces:
-    """All names that are traced. `services`: what can be traced; `now_ms`: the wall clock."""
+    """All names that are traced. `services`: what can be traced; `now_ms`: the wall clock; `percent_of`: a
+    user's share of `NAMES_MAX`."""
 
     _services: Callable[[], Sequence[SupervisedService]]
     _now_ms: Callable[[], float]
+    _percent_of: PercentOf = everything
     _traces: dict[str, _Trace] = attrs.field(factory=dict, init=False)
     _nursery: trio.Nursery | None = attrs.field(default=None, init=False)
+    _shares: Shares = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._shares = Shares(self._percent_of)
 
     async def run(self) -> None:
         """End traces that nobody follows any more, until cancelled."""
@@ -51,9 +60,10 @@ class Traces:
                 for name, trace in [*self._traces.items()]:
                     if trace.until < trio.current_time():
                         del self._traces[name]
+                        self._shares.add(trace.user, -1)
                         trace.scope.cancel()
 
-    def of(self, name: str) -> Recent:
+    def of(self, name: str, user: str = "") -> Recent:
         """The copies of what passes this name; from now on, if nobody asked before. Ask again to go on.
 
         Raises BadArgument, TooManyTraces.
@@ -65,7 +75,12 @@ class Traces:
                 raise BadArgument(f"name is a text of 1 to {NAME_CHARACTERS_MAX} characters")
             if len(self._traces) >= NAMES_MAX:
                 raise TooManyTraces(f"{NAMES_MAX} names are traced: one ends when nobody has asked for 30 s")
-            trace = self._traces[name] = _Trace(Recent(), until, trio.CancelScope())
+            if not self._shares.fits(user, NAMES_MAX):
+                raise TooManyTraces(
+                    f"{user} traces {self._shares.of(user)} names: one ends when not asked for 30 s"
+                )
+            self._shares.add(user)
+            trace = self._traces[name] = _Trace(Recent(), until, trio.CancelScope(), user)
             if self._nursery is not None:
                 self._nursery.start_soon(self._trace, name, trace)
         trace.until = until

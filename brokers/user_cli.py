@@ -41,7 +41,7 @@ Name = Annotated[
     Parameter(help="The user; `anonymous`, `udp` and `bridge/<name>` have rules alone, and cannot log in."),
 ]
 Rules = Annotated[
-    str, Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage or *>.")
+    str, Parameter(help="<protocol or *>:<action or *>:<pattern>, or admin:<read, manage, users or *>.")
 ]
 FromInput = Annotated[bool, flag("The password is the first line of standard input.", "--password-stdin")]
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -89,13 +90,11 @@ def replace(path: Path, users: Mapping[str, User]) -> None:
     sync_folder(path.parent)
 
 
-def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, peer: str, protocol: str, rule: str) -> None:
-    """Log a request without the right, with the rule that would allow it."""
+def tell_denied(log: structlog.stdlib.BoundLogger, *, user: str, **fields: Any) -> None:
+    """Log a request without the right, with the rule that would allow it; or some, by `Gathered`."""
     log.warning(
         "a request was denied: no rule of its user allows it; where it should be allowed, add this one with "
         "brokers user allow",
-        protocol=protocol,
         user=user or "(not logged in)",
-        peer=peer,
-        rule=rule,
+        **fields,
     )

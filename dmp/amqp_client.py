@@ -71,6 +71,9 @@ class NotTaken(BrokerError):
     """The server could not keep the message: a full queue, a disk that fails."""
 
 
+_NOT_KEPT = "the server could not keep a message: a queue is full, or its disk takes nothing"
+
+
 class _Answer(Generic[T]):
     """A value or an error that comes once. Whether anybody waits for it does not matter."""
 
@@ -87,7 +90,7 @@ class _Answer(Generic[T]):
     async def wait(self) -> T:
         await self._done.wait()
         if isinstance(self._outcome, BrokerError):
-            raise self._outcome
+            raise self._outcome.with_traceback(None)
         assert self._outcome is not None
         return self._outcome
 
@@ -163,14 +166,14 @@ class _Channel:
     async def say(self, data: bytes) -> None:
         """Send something that gets no answer. Raises Disconnected, Refused."""
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)
         self._client._write(data)
         await self._client._wait_for_room()
 
     async def call(self, method: base.Frame, answer: type[M]) -> M:
         """Ask and wait. Raises Refused, Disconnected."""
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)
         data = encode(method, self.number)  # first: it raises for wrong arguments, and then nothing is sent
         asked: _Answer[base.Frame] = _Answer()
         self._asked.append(asked)
@@ -212,7 +215,7 @@ class _Channel:
         without a wait in between.
         """
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)
         number, payload_max = self.number, self._client.frame_bytes - wire.FRAME_OVERHEAD
         head = wire.content_head(number, len(body), properties, payload_max)
         data = b"".join((method, head, wire.split(number, body, payload_max), FRAME_END))
@@ -223,7 +226,7 @@ class _Channel:
     async def next_delivery(self) -> Delivery:
         while not self._delivered:
             if self._lost is not None:
-                raise self._lost
+                raise self._lost.with_traceback(None)
             await self._arrival.wait()
         return self._delivered.popleft()
 
@@ -251,9 +254,7 @@ class _Channel:
             case commands.Basic.Ack():
                 self._confirm(method.delivery_tag or 0, method.multiple, True)
             case commands.Basic.Nack():
-                self._confirm(
-                    method.delivery_tag, method.multiple, NotTaken("the server could not keep the message")
-                )
+                self._confirm(method.delivery_tag, method.multiple, NotTaken(_NOT_KEPT))
             case commands.Basic.Cancel():
                 self.lose(error_for(404, "the queue was deleted"))
             case commands.Channel.Close():
@@ -467,7 +468,7 @@ class Client:
 
     async def _open_channel(self) -> _Channel:
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)
         free = (number for number in range(1, CHANNELS_MAX + 1) if number not in self._channels)
         number = next(free, None)
         if number is None:

@@ -57,6 +57,7 @@ class _Taking:
     durable = gives_back = False
     no_ack = True
     priority = 0
+    pool = None
 
     def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
         self._broker = broker
@@ -161,7 +162,7 @@ class DmpSource(_Taking):
             try:
                 _, ticket = log.log.append(record, 1, reserved=True)
             except StoreError:
-                queue.requeue(messages)
+                queue.requeue(messages, seen=False)
                 raise
             log.part(messages)
             ticket.when_done(lambda done: self._written(messages, done))
@@ -170,7 +171,7 @@ class DmpSource(_Taking):
     def _written(self, messages: list[Message], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
         if broker.was_taken_back(done):
-            queue.not_settled(messages)
+            queue.not_settled(messages, seen=False)
             if not queue.deleted:
                 queue.dispatch()
             return
@@ -180,14 +181,14 @@ class DmpSource(_Taking):
     def close(self) -> None:
         if self._closed:
             return
+        queue = self._queue
+        queue.await_returns()  # the next consumer gets what was held first
         super().close()
         held, self._held = list(self._held), {}
-        queue = self._queue
         if held:
-            queue.requeue(held)
+            queue.requeue(held, seen=False)
+        queue.all_returned()
         if not queue.deleted:
-            queue.dispatch()
-            queue.trim()
             self._broker.topology.consumer_left(queue)
 
 

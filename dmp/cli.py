@@ -9,7 +9,7 @@ import attrs
 from cyclopts import Parameter
 
 from dmp.amqp_client import Client, open_amqp
-from dmp.client import Message, open_feed, open_sink
+from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
@@ -68,19 +68,20 @@ async def put(
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
-    """Send messages to a sink, and show how many the server has read.
+    """Publish messages, and show how many the server has confirmed.
 
-    Nothing else is confirmed: a message that no queue is bound for is dropped.
+    It is an error where no queue takes one: the server may have those before it.
     """
     name = _short("--key", os.fsencode(key))
-    _short("--exchange", sink.encode())
-    with lost_is_refused():
-        async with open_sink(sink, **_given(server)) as opened:
-            done = await send_given(
-                lambda bodies: opened.send_many((name, body) for body in bodies),
-                (*words, *message),
-                whole=whole,
-            )
+    exchange = _short("--exchange", sink.encode())
+    async with _amqp(server) as client:
+        done = await send_given(
+            lambda bodies: client.publish_many(
+                [Message(exchange, name, body) for body in bodies], mandatory=True
+            ),
+            (*words, *message),
+            whole=whole,
+        )
     return {"sink": sink, "messages": done}
 
 

@@ -7,6 +7,7 @@ is checked. Then it is decoded field by field, in place: pamqp gets single value
 
 import struct
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from pamqp import decode
@@ -28,6 +29,11 @@ _FIXED = {
     **dict.fromkeys(b"lLdT", 8),
     **dict.fromkeys(b"D", 5),
     **dict.fromkeys(b"V\x00", 0),
+}
+_TYPES = {
+    **dict(zip(b"tbBsUu", ("bool", "byte", "unsignedbyte", "short", "short", "unsignedshort"), strict=True)),
+    **dict(zip(b"IilLfd", ("signedint", "unsignedint", "long", "long", "float", "double"), strict=True)),
+    **dict(zip(b"DSxTAV", ("decimal", "longstr", "binary", "timestamp", "array", "void"), strict=True)),
 }
 _STRINGS = frozenset(b"Sx")
 _TABLE, _ARRAY = b"FA"
@@ -97,6 +103,13 @@ def without_field(data: bytes, name: bytes) -> bytes:
     return _U32.pack(len(fields)) + fields
 
 
+def sorted_table(data: bytes) -> bytes:
+    """A table that has been checked, its fields in the order of their names; those of inner tables stay."""
+    fields = [(data[at + 1 : value_at], data[at:end]) for at, value_at, end in _fields(data, 4, len(data))]
+    fields.sort(key=itemgetter(0))  # of several by one name the last counts, and stays the last
+    return data[:4] + b"".join(field for _, field in fields)
+
+
 def joined_tables(*tables: bytes) -> bytes:
     """One table with the fields of several that have been checked."""
     fields = b"".join(table[4:] for table in tables)
@@ -121,6 +134,20 @@ def read_leniently(data: bytes) -> dict[str, Any]:
         except (ValueError, ArithmeticError, OSError):
             found[name] = NO_VALUE
     return found
+
+
+def describe_field(data: bytes, name: str) -> str:
+    """A field's value and type in RabbitMQ's words. Raises Refusal."""
+    kinds = [
+        data[value_at]
+        for at, value_at, _ in _fields(data, 4, len(data))
+        if data[at + 1 : value_at] == name.encode()
+    ]
+    if not kinds:
+        return "none"
+    value = read_field(data, name.encode())
+    said = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"the value '{said}' of type '{_TYPES.get(kinds[-1], 'table')}'"
 
 
 def read_field(data: bytes, name: bytes) -> Any:

@@ -27,8 +27,9 @@ from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
 from dmp.queues import Queue
-from dmp.refusals import Refusal
+from dmp.refusals import Refusal, shown
 from dmp.series import Leaving
+from shared.access import WRITE, asker_may
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ LETTER_BYTES = 64
 """Bytes of properties that cost as much as a letter: tables are decoded, and packed again."""
 LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 RETRY_SECONDS = 1.0  # from a refusal of the disk on
+TELL_SECONDS = 60.0  # between two lines of the log about letters that are lost
 LETTER_ROUTING = 32
 """Routing work that costs as much as a letter, in messages that could have been put into a queue
 meanwhile."""
@@ -57,6 +59,7 @@ class DeadLetters:
     _refused: list[tuple[Queue, Message, str]] = attrs.Factory(list)
     _counted: set[Message] = attrs.Factory(set)  # those of them that are counted as passed on
     _retry_at: float = math.inf  # then these wait for their turn again
+    _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
     _work: int = 0  # of this turn, in plain letters
     _busy: bool = False
@@ -103,11 +106,24 @@ class DeadLetters:
         return True
 
     def origin(self, queue: Queue, message: Message) -> Queue | None:
-        """The other queue in which a message has died last; None where that is not there."""
-        deaths = _deaths_of(message.head)
+        """The other queue in which a message has died last; None where that is not there, or who asks may not
+        write to it.
+
+        Versions before did not mark what they wrote. So of an older message it must be plausible: that
+        queue sends its dead letters where this one came from.
+        """
+        head = message.head
+        older = not head.died and message.number < queue.marked_from
+        if not (head.died or older):
+            return None
+        deaths = _deaths_in(head)
         name = deaths[0].get("queue") if deaths else None
         found = self._broker.queues.get(name.encode()) if isinstance(name, str) else None
-        return None if found is queue else found
+        if found is None or found is queue or not asker_may(self._broker.access, WRITE, found.name):
+            return None
+        arguments = found.kind.arguments
+        came = arguments.dead_letter_exchange == head.exchange
+        return found if not older or (came and arguments.dead_letter_key in (None, head.key)) else None
 
     def expire(self, now: float) -> None:
         """The timers': it is our turn again."""
@@ -171,11 +187,21 @@ class DeadLetters:
         targets: Sequence[Queue] = ()
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
             found, work = search.found()
-            targets = broker.with_room(head, without_circles(head, found, reason))
+            targets = broker.with_room(head, without_circles(head, found))
             self._work += len(targets) // LETTER_QUEUES + work // LETTER_ROUTING
         if not targets:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
+            if broker.timers.now() >= self._tell_at:
+                self._tell_at = broker.timers.now() + TELL_SECONDS
+                broker.log.warning(
+                    "dead letters are lost: no queue takes them, or it has had them; look at where "
+                    "their queue sends them",
+                    queue=shown(queue.name),
+                    exchange=shown(head.exchange),
+                    key=shown(head.key),
+                    lost=broker.counts.dead_letters_lost,
+                )
             return
 
         def moved(done: "Ticket") -> None:
@@ -287,9 +313,10 @@ def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -
         death["routing-keys"] = [_text(each) for each in (old.key, *copies)]
         if properties.expiration:
             death["original-expiration"] = properties.expiration
-        headers["x-death"] = _with(headers.get("x-death"), death)
+        headers["x-death"] = _with(_deaths_of(old), death)
         for name in ("reason", "queue", "exchange"):
-            headers.setdefault(f"x-first-death-{name}", death[name])
+            first = f"x-first-death-{name}"
+            headers[first] = headers.get(first, death[name]) if old.died else death[name]
         properties.headers = headers
         properties.expiration = None
         if key is not None:
@@ -297,54 +324,58 @@ def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -
         head = old.sent_to(exchange, key, properties.marshal())
         if key is None:
             head.more_keys = copies[:KEYS_MAX]
-        return head
     except UNREADABLE:  # or it cannot be written again as it was read
+        table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]
         try:
-            head = old.sent_to(exchange, key, _properties_as_bytes(old, death))
-        except UNREADABLE:  # no field more fits the table: better without x-death than not at all
-            head = old.sent_to(exchange, key, old.properties)
+            head = old.sent_to(exchange, key, _properties_as_bytes(old, table, death))
+        except UNREADABLE:  # no field more fits the table: without x-death a circle has no end
+            head = old.sent_to(exchange, key, _properties_as_bytes(old, EMPTY_TABLE, death))
         head.read_headers_leniently()  # a headers exchange goes by those that can be read
-        return head
+    head.died = True
+    return head
 
 
-def _properties_as_bytes(old: Head, death: dict[str, Any]) -> bytes:
+def _properties_as_bytes(old: Head, table: bytes, death: dict[str, Any]) -> bytes:
     """The properties of a dead letter where its headers cannot be written again as they were read.
 
-    What is not the broker's stays as bytes. Without `x-death` a circle of queues would have no end.
+    What is not the broker's stays as bytes.
     """
-    table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]
-    deaths = [_plain_death(other) for other in _deaths_of(old)]
-    added: dict[str, Any] = {"x-death": _with(deaths, death)}
+    added: dict[str, Any] = {"x-death": _with(_deaths_of(old), death)}
     for name in ("reason", "queue", "exchange"):
         first = f"x-first-death-{name}"
+        if not old.died:
+            table = without_field(table, first.encode())
         if without_field(table, first.encode()) == table:
             added[first] = death[name]
     headers = joined_tables(without_field(table, b"x-death"), encode.field_table(added))
     return replaced_headers(old.properties, headers)
 
 
-def _plain_death(death: dict[str, Any]) -> dict[str, Any]:
-    """What a circle is found by, in values that pamqp writes; a publisher may have set others."""
-    plain = {name: death[name] for name in ("reason", "queue") if isinstance(death.get(name), str)}
-    count = death.get("count")
-    return plain | ({"count": count} if isinstance(count, int) and 0 <= count < 1 << 31 else {})
-
-
-def without_circles(head: Head, queues: Sequence[Queue], reason: str) -> list[Queue]:
-    """The targets without the queues that the message has died in before, unless somebody has rejected it on
-    the way.
+def without_circles(head: Head, queues: Sequence[Queue]) -> list[Queue]:
+    """The targets without the queues that the message has died in before, unless somebody has rejected it
+    since.
 
     A circle that no client takes part in would go round for ever; one with a rejection is a client's choice.
+    So is the longest way that `x-death` has room for.
     """
     deaths = _deaths_of(head)
-    if reason == "rejected" or any(death.get("reason") == "rejected" for death in deaths):
-        return list(queues)
-    died_in = {name for death in deaths if isinstance(name := death.get("queue"), str)}
-    return [queue for queue in queues if _text(queue.name) not in died_in]
+    closed: set[str] = set()  # by the deaths since the last rejection
+    for death in deaths:
+        if death["reason"] == "rejected":
+            break
+        closed.add(death["queue"])
+    if len(closed) == _DEATHS_MAX:
+        return []
+    return [queue for queue in queues if _text(queue.name) not in closed]
 
 
 def _deaths_of(head: Head) -> list[dict[str, Any]]:
-    """The entries of `x-death`, the newest first; what a publisher put there that is no table is left out."""
+    """What the broker has written of the message's deaths, the newest first."""
+    return _deaths_in(head) if head.died else []
+
+
+def _deaths_in(head: Head) -> list[dict[str, Any]]:
+    """The entries of `x-death`, whoever has written it."""
     if head.noted.headers is None:
         return []
     try:
@@ -354,12 +385,11 @@ def _deaths_of(head: Head) -> list[dict[str, Any]]:
     return [death for death in deaths if isinstance(death, dict)] if isinstance(deaths, list) else []
 
 
-def _with(deaths: object, death: dict[str, Any]) -> list[Any]:
+def _with(deaths: Sequence[dict[str, Any]], death: dict[str, Any]) -> list[Any]:
     others = []
-    for other in deaths if isinstance(deaths, list) else ():
-        if isinstance(other, dict) and all(other.get(name) == death[name] for name in ("queue", "reason")):
-            count = other.get("count")
-            death = {**other, "count": count + 1 if isinstance(count, int) else 1, "time": death["time"]}
+    for other in deaths:
+        if all(other[name] == death[name] for name in ("queue", "reason")):
+            death = {**other, "count": other["count"] + 1, "time": death["time"]}
         else:
             others.append(other)
     return [death, *others[: _DEATHS_MAX - 1]]

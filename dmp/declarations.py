@@ -1,6 +1,6 @@
 """What clients declare: the kinds of queues and exchanges, and bindings."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -19,7 +19,7 @@ class QueueArguments:
     """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it.
 
     `rejects`: where it is full the newest go, not the oldest, and publishers hear of it. `single_active`: one
-    consumer at a time gets messages.
+    consumer at a time gets messages. `type`: classic or quorum, which are the same here.
     """
 
     ttl_ms: int | None = None
@@ -31,15 +31,11 @@ class QueueArguments:
     priority_max: int = 0
     rejects: bool = False
     single_active: bool = False
+    type: str = "classic"
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
-        """Raises Refusal (PRECONDITION_FAILED).
-
-        As with RabbitMQ, what is not known is the user's own and is ignored. Clients rely on some of what
-        RabbitMQ knows and this broker would not do. That is refused: a queue that silently loses or doubles
-        messages is worse than none.
-        """
+        """Raises Refusal (PRECONDITION_FAILED). What is not known is ignored: earlier versions took it."""
         for name, accepted in _ONLY.items():
             if name in table and table[name] not in accepted:
                 raise _invalid(name, f"this broker has only {' and '.join(map(str, accepted))}")
@@ -60,6 +56,7 @@ class QueueArguments:
             priority_max=_number(table, "x-max-priority", 0, 255) or 0,
             rejects=table.get("x-overflow") == "reject-publish",
             single_active=single,
+            type=table.get("x-queue-type", "classic"),
         )
 
 
@@ -73,10 +70,21 @@ class QueueKind:
     table: bytes = EMPTY_TABLE
     arguments: QueueArguments = QueueArguments()
 
+    @classmethod
+    def asked_for(cls, table: bytes, *, durable: bool, exclusive: bool, auto_delete: bool) -> "QueueKind":
+        """What somebody declares now, with these arguments. Raises Refusal."""
+        arguments = read_table(table)
+        check_known(arguments, _QUEUE_ARGUMENTS, "queue")
+        kind = cls(durable, exclusive, auto_delete, table, QueueArguments.read(arguments))
+        if kind.arguments.type == "quorum" and (exclusive or not durable):
+            raise _invalid("x-queue-type", "a quorum queue is durable, and not exclusive")
+        return kind
+
 
 @attrs.frozen(cache_hash=True)
 class Binding:
-    """`arguments`: the table as it came, on the wire; two bindings that differ in it alone are two."""
+    """`arguments`: a table as on the wire, its fields in order; two bindings that differ in it alone are two.
+    Some clients write the fields in another order each time."""
 
     source: bytes
     destination: bytes
@@ -100,11 +108,41 @@ class ExchangeKind:
 
 
 _ONLY: Mapping[str, tuple[object, ...]] = {
-    "x-queue-type": ("classic",),
+    "x-queue-type": ("classic", "quorum"),
     "x-queue-mode": ("default", "lazy"),
+    "x-queue-version": (1, 2),
+    "x-queue-leader-locator": ("client-local", "balanced"),
+    "x-queue-master-locator": ("client-local", "min-masters", "random"),
     "x-overflow": ("drop-head", "reject-publish"),
+    "x-dead-letter-strategy": ("at-least-once", "at-most-once"),
 }
-"""What else RabbitMQ has for these would change which messages there are, or who gets them."""
+"""Arguments that are taken with these values. What else RabbitMQ has for them would change which messages
+there are, or who gets them. Where and how a queue is kept is the broker's to say."""
+
+FIELDS: Mapping[str, str] = {
+    "x-queue-type": "type",
+    "x-message-ttl": "ttl_ms",
+    "x-max-length": "messages_max",
+    "x-max-length-bytes": "bytes_max",
+    "x-dead-letter-exchange": "dead_letter_exchange",
+    "x-dead-letter-routing-key": "dead_letter_key",
+    "x-expires": "expires_ms",
+    "x-max-priority": "priority_max",
+    "x-overflow": "rejects",
+    "x-single-active-consumer": "single_active",
+}
+"""The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
+_QUEUE_ARGUMENTS = frozenset(
+    (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
+)
+
+
+def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> None:
+    """Raises Refusal for an argument that nobody would act upon: to ignore it would lose messages, double
+    them, or give them to somebody else. One without `x-` in front is the user's own."""
+    for name in table:
+        if name.startswith("x-") and name not in known:
+            raise _invalid(name, "this broker does not have it", of)
 
 
 def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int | None:

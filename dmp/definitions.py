@@ -1,7 +1,7 @@
 """DMP's part of a document of definitions: durable exchanges and queues, and the bindings between them.
 
 Arguments of a queue and of a binding are tables on the wire. `arguments` shows them; `table` is the same in
-base64, byte for byte, for two bindings that differ in it alone are two. Where only `arguments` is given, as a
+base64, byte for byte: bindings whose tables have other types are two. Where only `arguments` is given, as a
 person writes it, a table is made of it.
 """
 
@@ -12,7 +12,7 @@ from pamqp import encode
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
-from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueKind
 from dmp.exchanges import DEFAULT, PREDECLARED, RESERVED, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
@@ -73,9 +73,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
         name, table = name_in(row, "name"), table_in(row)
-        kind = QueueKind(
-            True, False, a_flag(row, "auto_delete"), table, QueueArguments.read(read_table(table))
-        )
+        auto_delete = a_flag(row, "auto_delete")
+        kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
         there = broker.queues.get(name)
         if there is not None:
             if _declared(there.kind) != _declared(kind):

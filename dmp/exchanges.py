@@ -41,7 +41,7 @@ PREDECLARED: Mapping[bytes, str] = {
     b"amq.headers": "headers",
     b"amq.match": "headers",
 }
-TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
+TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*", empty_level=False)
 _CACHE_BYTES = 128 << 10
 """The bound of an exchange's cache of routes. A connection remembers the routes of its own messages
 besides."""
@@ -67,6 +67,12 @@ _EVERYWHERE: _HeaderSlot = ()
 _VOID, _VALUE = "?", "="
 """What stands before the name of a header: whatever it holds; with this value."""
 _ANYTHING, _TRUE, _FALSE = object(), object(), object()
+
+
+def check_not_default(name: bytes) -> None:
+    """Raises Refusal for the default exchange, which takes messages and nothing else."""
+    if name == DEFAULT:
+        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
 
 
 class HeaderMatch:
@@ -105,10 +111,18 @@ class HeaderMatch:
 
 
 def _comparable(value: object) -> object:
-    """Equal to another's where the two are the same for a binding: a truth value is no number."""
-    if value is None:
-        return _ANYTHING
-    return value if not isinstance(value, bool) else _TRUE if value else _FALSE
+    """Equal to another's where the two are the same for a binding, however clients write them. A truth value
+    is no number."""
+    plain = _PLAIN.get(type(value))
+    return value if plain is None else plain(value)
+
+
+_PLAIN: Mapping[type, Callable[[Any], object]] = {
+    type(None): lambda _: _ANYTHING,
+    bool: lambda value: _TRUE if value else _FALSE,
+    str: str.encode,  # text that is not UTF-8 is read as bytes
+    bytearray: bytes,
+}
 
 
 def _offered(headers: Mapping[str, Any]) -> dict[str, object]:
@@ -424,5 +438,5 @@ class RouteSearch:
     def found(self) -> Route:
         """What was found. Raises Refusal where nothing could be."""
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)
         return self._found

@@ -55,6 +55,7 @@ class Feed:
     delivered: int = attrs.field(default=0, init=False)  # messages written, sent or not
     no_ack: bool = attrs.field(default=True, init=False)
     priority: int = attrs.field(default=0, init=False)
+    pool: None = attrs.field(default=None, init=False)
     ended: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -145,9 +146,11 @@ class Feed:
         self._session.deadline(IDLE, idle_at)
 
     def release(self) -> None:
-        """Take nothing more."""
+        """Take nothing more. The queue gives out nothing until what was not sent is back, before all there
+        is."""
         self.ended = True
         if self._queue.feed is self:
+            self._queue.await_returns()
             self._queue.detach_feed(self)
 
     def connection_lost(self) -> None:
@@ -156,7 +159,6 @@ class Feed:
         broker.counts.feeds -= 1
         if not queue.deleted:
             queue.feed_lease = None
-            queue.await_returns()
             broker.sliced_work.add(self._come_back(self._not_begun()))
             broker.topology.consumer_left(queue)
         self._owner.release()

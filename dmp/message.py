@@ -48,6 +48,8 @@ class Head:
     envelope: bytes | None = attrs.field(default=None, init=False)
     record: bytes | None = attrs.field(default=None, init=False)
     """What stands before the body in a queue's log."""
+    died: bool = attrs.field(default=False, init=False)
+    """Its header `x-death` is the broker's own. What a publisher puts there says nothing."""
     trail: tuple[str, ...] = attrs.field(default=(), init=False)
     """The bridges that have carried it; a restart forgets them."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
@@ -66,7 +68,7 @@ class Head:
         """A head for the same bodies and another exchange. `key`: None for the same key."""
         new_key = self.key if key is None else key
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
-        sent.trail = self.trail
+        sent.trail, sent.died = self.trail, self.died
         return sent
 
     @property

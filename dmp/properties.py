@@ -59,7 +59,7 @@ _READ: Mapping[int, Callable[[bytes], Any]] = {
     _TIME: lambda data: decode.timestamp(data)[1],
 }
 _PERSISTENT = 2
-TTL_MS_MAX = 0xFFFFFFFF  # what fits four bytes: 49 days. RabbitMQ has the same bound.
+TTL_MS_MAX = (1 << 63) - 1
 CC, BCC = "CC", "BCC"
 KEYS_MAX = 256
 """Keys of one message, besides its own; RabbitMQ sets no bound. What they cost together has a bound of its
@@ -229,6 +229,6 @@ def _ttl(properties: bytes, span: tuple[int, int] | None) -> int | None:
     if span is None:
         return None
     text = properties[span[0] + 1 : span[1]]
-    if not text.isdigit() or len(text) > 10 or int(text) > TTL_MS_MAX:
+    if not text.isdigit() or int(text) > TTL_MS_MAX:
         raise Refusal(Code.PRECONDITION_FAILED, "invalid expiration: it is milliseconds, in decimal digits")
     return int(text)

@@ -12,6 +12,9 @@
 Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
 has left; one may be put again, at the end, with the number that it had. A PURGED of no messages, from 0 to 0,
 says that what cannot be read before it is known to be lost.
+
+The last bit of the property flags says that the message has died, and that its `x-death` is the broker's own.
+On the wire no message has that bit.
 """
 
 import struct
@@ -32,6 +35,7 @@ _HEAD = struct.Struct(">IBQ")
 _PLACE = struct.Struct(">BQ")
 _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
+_DIED = 1  # in the second byte of the property flags
 _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
 
@@ -90,8 +94,11 @@ def _beginning(head: Head) -> tuple[int, int, bytes]:
 def _common(head: Head) -> bytes:
     """What all records of these messages have."""
     if head.record is None:
+        properties = head.properties
+        if head.died:
+            properties = bytes((properties[0], properties[1] | _DIED)) + properties[2:]
         names = short(head.exchange) + short(head.key)
-        head.record = b"".join((names, _LENGTH.pack(len(head.properties)), head.properties))
+        head.record = b"".join((names, _LENGTH.pack(len(properties)), properties))
     return head.record
 
 
@@ -165,11 +172,14 @@ class MessageReader:
                 exchange = data[exchange_at + 1 : key_at]
                 key = data[key_at + 1 : length_at_]
                 properties = data[length_at_ + 4 : body_at]
+                died = properties[1] & _DIED
+                if died:
+                    properties = bytes((properties[0], properties[1] ^ _DIED)) + properties[2:]
                 body_bytes, reference_bytes = end - body_at, 0
                 if large:
                     body_bytes, reference_bytes = length_in(data[body_at:end]), end - body_at
                 head = Head(exchange, key, body_bytes, properties, reference_bytes=reference_bytes)
-                head.record = common
+                head.record, head.died = common, died > 0
                 if len(self._heads) >= _HEADS_MAX:
                     self._heads.clear()
                 self._heads[like] = head

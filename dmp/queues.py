@@ -138,6 +138,8 @@ class Queue(QueueBase):
     """The queue's definition was lost: the next declaration is its new one."""
     lost: bool = attrs.field(default=False, init=False)
     """Some of the queue's messages cannot be read, and nobody has purged it since: it is not called empty."""
+    marked_from: int = attrs.field(default=0, init=False)
+    """Messages below this number are older than the mark of what has died (`topology_table`)."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
@@ -491,7 +493,6 @@ class Queue(QueueBase):
             self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
-            self._arm()
         if self.depth:
             self._trim()
 
@@ -533,15 +534,20 @@ class Queue(QueueBase):
             self._count_in(messages)
 
     def _count_in(self, messages: Sequence[Message]) -> None:
+        """Count messages that were put into `ready`. The front may be another."""
         body_bytes, cost_bytes = _sizes(messages)
         self.ready_bytes += body_bytes
         self._hot_bytes += cost_bytes
+        if self._timed:
+            self._arm()
 
     def _count_out(self, messages: Sequence[Message]) -> None:
-        """Count messages that were taken out of `ready`."""
+        """Count messages that were taken out of `ready`, whoever took them. The front may be another."""
         body_bytes, cost_bytes = _sizes(messages)
         self.ready_bytes -= body_bytes
         self._hot_bytes -= cost_bytes
+        if self._timed and (self.ready or not self._warm()):  # what is warmed counts in, and arms
+            self._arm()
 
     # -- what is cold
 
@@ -615,8 +621,6 @@ class Queue(QueueBase):
         if self._timed:
             self._expire_ready()
         self._dispatch_ready(check=self._timed)
-        if self._timed:
-            self._arm()
 
     def _dispatch_ready(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
@@ -640,9 +644,10 @@ class Queue(QueueBase):
                 self._go_on()
                 break
             given, given_bytes = share_out(self.ready, shares) if self.ready or self._warm() else (0, 0)
-            self.consumers.given(given)
             if not given:
                 break
+            if feed is None:
+                self.consumers.given(shares, given)
             given_now += given
             bytes_now += given_bytes
             late: list[Message] = []
@@ -760,12 +765,12 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self.leave(messages)
 
-    def not_settled(self, messages: list[Message]) -> None:
+    def not_settled(self, messages: list[Message], *, seen: bool = True) -> None:
         """They were acknowledged or rejected, and the disk has refused that. They come back to their old
         places. You `dispatch`."""
         if self.log is not None:
             self.log.stay(messages)
-        self.requeue(messages)
+        self.requeue(messages, seen=seen)
 
     def settle_written(self, messages: Sequence[Message]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
@@ -786,9 +791,9 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self._context.dead_letter(self, messages, "rejected")
 
-    def requeue(self, messages: list[Message]) -> None:
-        """The messages return to their old places, marked as redelivered: somebody may have seen them. The
-        caller dispatches."""
+    def requeue(self, messages: list[Message], *, seen: bool = True) -> None:
+        """The messages return to their old places, marked as redelivered where somebody may have seen them.
+        The caller dispatches."""
         self._context.counts.requeued += len(messages)
         if self.deleted:
             self.forget(messages)
@@ -796,7 +801,7 @@ class Queue(QueueBase):
         self.unacked -= len(messages)
         self._put_back(messages)
         for message in messages:
-            message.redelivered = True
+            message.redelivered = message.redelivered or seen
 
     def take_back(self, head: Head, bodies: Sequence[bytes]) -> None:
         """Put what the feed was given last, and did not write, before all that is ready. The caller
@@ -869,6 +874,7 @@ class Queue(QueueBase):
         self.adopted = False
         self.limits_changed()
         self.consumers.single = kind.arguments.single_active
+        self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
     # -- time, and the end
@@ -900,9 +906,10 @@ class Queue(QueueBase):
             len(expired) < EXPIRED_AT_ONCE and (self.ready or self._warm()) and self.ready[0].expires <= now
         ):
             expired.append(self.ready.popleft())
-        self._behind = bool(self.ready) and self.ready[0].expires <= now
         if expired:
             self._count_out(expired)
+        self._behind = bool(self.ready) and self.ready[0].expires <= now
+        if expired:
             self._expired(expired)
 
     def _expired(self, messages: list[Message]) -> None:

@@ -89,15 +89,19 @@ def not_found(kind: str, name: bytes) -> Refusal:
     return Refusal(Code.NOT_FOUND, f"no {kind} {shown(name)} in vhost '/'")
 
 
-def inequivalent(what: str, kind: str, name: bytes, received: object, current: object) -> Refusal:
+def locked(name: bytes) -> Refusal:
+    text = (
+        f"cannot obtain exclusive access to locked queue {shown(name)} in vhost '/'. It could be originally "
+        "declared on another connection or the exclusive property value does not match that of the original "
+        "declaration."
+    )
+    return Refusal(Code.RESOURCE_LOCKED, text)
+
+
+def inequivalent(what: str, kind: str, name: bytes, received: str, current: str) -> Refusal:
+    """Tools take this text apart."""
     return Refusal(
         Code.PRECONDITION_FAILED,
         f"inequivalent arg '{what}' for {kind} {shown(name)} in vhost '/': "
-        f"received {_said(received)} but current is {_said(current)}",
+        f"received {received} but current is {current}",
     )
-
-
-def _said(value: object) -> str:
-    if isinstance(value, bool):
-        return "'true'" if value else "'false'"
-    return "none" if value is None else repr(value)

@@ -32,6 +32,10 @@ class Taker(Protocol):
     """What is delivered is gone; else it is unacknowledged until the queue is told what became of it."""
     priority: int  # nobody with a lower one is given anything while this one has room
 
+    @property
+    def pool(self) -> object | None:
+        """Takers with the same pool share the count of their room; None: it is this one's alone."""
+
     def room(self) -> tuple[int, int]:
         """How many messages, and how many bytes, it would take now; one message always fits in the bytes."""
 
@@ -61,7 +65,8 @@ Share: TypeAlias = tuple[Taker, list[Message], int, int]
 
 
 class _Row(OrderedDict[Taker, None]):
-    """The consumers of one priority, the one first whose turn it is. One may go from anywhere at no cost."""
+    """The consumers of one priority, the one first that has waited longest. One may go from anywhere at no
+    cost."""
 
     __slots__ = ("priority",)
 
@@ -130,11 +135,15 @@ class Consumers:
             return self.active
         return [*islice(self._rows[self._level], LOOKED_AT_ONCE)]
 
-    def given(self, count: int) -> None:
-        """The takers whose turn it was took `count` messages."""
+    def given(self, shares: "Sequence[Share]", count: int) -> None:
+        """The takers of `shares` were given `count` messages in turn. Who had none has waited longest, also
+        for room in a pool."""
         self._refused = 0
         if not self.single and self.count > 1:
-            self._rows[self._level].turn(count)
+            row, last = self._rows[self._level], count % len(shares)
+            for taker, messages, _, _ in (*shares[last:], *shares[:last]):
+                if messages:
+                    row.move_to_end(taker)
 
     def pass_on(self, count: int) -> bool:
         """`count` takers whose turn it is have no room. Returns whether it is somebody else's turn now."""
@@ -172,14 +181,26 @@ def room_of(taker: Taker) -> tuple[int, int]:
 
 
 def able(takers: Sequence[Taker], most: int) -> list[Share]:
-    """The first `most` that have room, with nothing yet."""
+    """The first `most` that have room, with nothing yet. Those of a pool are given what is left there
+    together."""
     shares: list[Share] = []
+    pools: dict[object, int] = {}
+    several = len(takers) > 1
     for taker in takers:
         count, room_bytes = room_of(taker)
-        if count > 0:
+        pool = taker.pool if several else None
+        there = 0 if pool is None else pools.get(pool, 0)
+        if count > there:
+            if pool is not None:
+                pools[pool] = there + 1
             shares.append((taker, [], count, room_bytes))
             if len(shares) == most:
                 break
+    if pools and len(shares) > 1:
+        shares = [
+            (taker, [], max(1, count // pools.get(taker.pool, 1)), room_bytes)
+            for taker, _, count, room_bytes in shares
+        ]
     return shares
 
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from dmp.data_types import EMPTY_TABLE
-from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.data_types import EMPTY_TABLE, describe_field, sorted_table
+from dmp.declarations import FIELDS, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
     GENERATED,
@@ -34,11 +34,12 @@ from dmp.exchanges import (
     Destination,
     Exchange,
     HeaderMatch,
+    check_not_default,
 )
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
 from dmp.queues import Owner, Queue
-from dmp.refusals import Code, Refusal, inequivalent, not_found, shown
+from dmp.refusals import Code, Refusal, inequivalent, locked, not_found, shown
 from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
@@ -132,9 +133,9 @@ class Topology:
     def check_exchange(self, name: bytes, kind: ExchangeKind) -> bool:
         """Whether one would be made. Raises Refusal where it would be refused."""
         broker = self._broker
-        _not_default(name)
+        check_not_default(name)
         if kind.type not in TYPES:
-            raise Refusal(Code.COMMAND_INVALID, f"unknown exchange type {shown(kind.type.encode())}")
+            raise Refusal(Code.PRECONDITION_FAILED, f"invalid exchange type {shown(kind.type.encode())}")
         found = broker.exchanges.get(name)
         if found is not None:
             self._same_exchange(name, kind, found.kind)
@@ -209,7 +210,11 @@ class Topology:
             return  # whatever its flags: WireAPI, DMP's best-known client, declares them by its own
         _same("exchange", name, kind, now, ("durable", "auto_delete", "internal"))
         if kind.alternate != now.alternate:
-            raise inequivalent("alternate-exchange", "exchange", name, kind.alternate, now.alternate)
+            received, current = (
+                "none" if each is None else f"the value {shown(each)} of type 'longstr'"
+                for each in (kind.alternate, now.alternate)
+            )
+            raise inequivalent("alternate-exchange", "exchange", name, received, current)
 
     # -- queues
 
@@ -283,7 +288,7 @@ class Topology:
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""
-        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused, queue.marked_from)
         return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -305,8 +310,7 @@ class Topology:
         """The one by that name, if it is there. Raises Refusal (RESOURCE_LOCKED) for another's own."""
         found = self._broker.queues.get(name)
         if found is not None and found.owner not in (None, owner):
-            text = f"cannot obtain exclusive access to locked queue {shown(name)} in vhost '/'"
-            raise Refusal(Code.RESOURCE_LOCKED, text)
+            raise locked(name)
         return found
 
     def delete_queue(
@@ -362,9 +366,13 @@ class Topology:
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
         now = queue.kind
-        _same("queue", queue.name, kind, now, ("durable", "exclusive", "auto_delete"))
-        if kind.arguments != now.arguments:
-            raise inequivalent("arguments", "queue", queue.name, *_difference(kind.arguments, now.arguments))
+        if kind.exclusive != now.exclusive:
+            raise locked(queue.name)
+        _same("queue", queue.name, kind, now, ("durable", "auto_delete"))
+        for argument, field in FIELDS.items():
+            if getattr(kind.arguments, field) != getattr(now.arguments, field):
+                said = (describe_field(table, argument) for table in (kind.table, now.table))
+                raise inequivalent(argument, "queue", queue.name, *said)
 
     # -- bindings
 
@@ -373,7 +381,7 @@ class Topology:
     ) -> Binding | None:
         """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
-        _not_default(source)
+        check_not_default(source)
         exchange = self.exchange(source)
         binding = _binding(source, destination, key, table)
         if binding in exchange.bindings:
@@ -406,10 +414,11 @@ class Topology:
         self, source: bytes, destination: "Destination | None", key: bytes = b"", table: bytes = EMPTY_TABLE
     ) -> Ticket | None:
         """What is not bound, or not there at all, is unbound already, as RabbitMQ has it."""
-        _not_default(source)
+        check_not_default(source)
         exchange = self._broker.exchanges.get(source)
         if exchange is None or destination is None:
             return None
+        check_not_default(destination.name)
         binding = _binding(source, destination, key, table)
         return self._unbind((binding,)) if binding in exchange.bindings else None
 
@@ -556,6 +565,7 @@ class Topology:
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
+        queue.marked_from = saved.marked_from
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
@@ -583,6 +593,10 @@ class Topology:
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
+        if queue.marked_from < 0:
+            queue.marked_from = following
+            if broker.store.read_only is None:
+                self._save(queue)
         if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "
@@ -597,7 +611,14 @@ class Topology:
         broker = self._broker
         going = set(saved.going)
         gone: list[Binding] = []
-        for binding in saved.bindings:
+        # Versions before kept the fields of a table as they came.
+        in_order = {binding: _in_order(binding) for binding in saved.bindings}
+        older = [binding for binding, sorted_ in in_order.items() if binding != sorted_]
+        if older and broker.store.read_only is None:
+            for binding in older:
+                broker.topology_table.put_binding(in_order[binding])
+            broker.topology_table.drop_bindings(older)
+        for binding in dict.fromkeys(in_order.values()):
             if (binding.source, True) in going or (binding.destination, binding.to_exchange) in going:
                 gone.append(binding)
             elif not self._add_found(binding):
@@ -650,13 +671,12 @@ class Topology:
         return self._broker.exchanges if is_exchange else self._broker.queues
 
 
-def _not_default(name: bytes) -> None:
-    if name == DEFAULT:
-        raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
-
-
 def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) -> Binding:
-    return Binding(source, destination.name, isinstance(destination, Exchange), key, table)
+    return _in_order(Binding(source, destination.name, isinstance(destination, Exchange), key, table))
+
+
+def _in_order(binding: Binding) -> Binding:
+    return attrs.evolve(binding, arguments=sorted_table(binding.arguments))
 
 
 def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:
@@ -693,19 +713,12 @@ def _log_name(queue: bytes) -> str:
     return queue.decode()  # names of queues come through pamqp, which takes nothing but UTF-8
 
 
-def _difference(*both: QueueArguments) -> list[str]:
-    """What each of two says where they differ."""
-    said = [attrs.asdict(each) for each in both]
-    differ = [name for name in said[0] if said[0][name] != said[1][name]]
-    return [", ".join(f"{name}={each[name]}" for name in differ) for each in said]
-
-
 def _same(kind: str, name: bytes, asked: object, now: object, fields: Iterable[str]) -> None:
     """Raises Refusal for the first field that differs."""
     for what in fields:
         one, other = getattr(asked, what), getattr(now, what)
         if one != other:
-            raise inequivalent(what, kind, name, one, other)
+            raise inequivalent(what, kind, name, *(f"'{value}'".lower() for value in (one, other)))
 
 
 def _reserved(kind: str, name: bytes) -> Refusal:

@@ -9,6 +9,7 @@ one batch with its log. Bindings may be many and go in turns. Until they have al
 whose they are: it looks like a binding from the default exchange, which has none.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
@@ -23,6 +24,8 @@ from shared.storage.table import Table
 TABLES = "dmp-tables"  # where its log stands
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
 _ADOPTED, _LOST, _PAUSED = 8, 16, 32
+_MARKED = 64  # a number follows
+_NUMBER = struct.Struct(">Q")
 
 Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
 
@@ -30,13 +33,15 @@ Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and 
 @attrs.frozen
 class SavedQueue:
     """A queue's row. `adopted`: its definition was lost, and nobody has declared it since. `lost`: its
-    messages were, and nobody has purged it since."""
+    messages were, and nobody has purged it since. `marked_from`: from this number on a message that has died
+    says so in its record (`queue_records`); -1: nobody has noted that, and none does yet."""
 
     name: bytes
     kind: QueueKind
     adopted: bool = False
     lost: bool = False
     paused: bool = False
+    marked_from: int = 0
 
 
 @attrs.frozen
@@ -72,7 +77,8 @@ class TopologyTable:
         elif kind == b"q":
             rest.decode()  # or it names no log
             adopted, lost, paused = (bool(value[0] & flag) for flag in (_ADOPTED, _LOST, _PAUSED))
-            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused))
+            marked_from = _NUMBER.unpack_from(value, 1)[0] if value[0] & _MARKED else -1
+            saved.queues.append(SavedQueue(rest, _queue_kind(value), adopted, lost, paused, marked_from))
         else:
             binding = _binding(rest)
             if binding.source == DEFAULT:
@@ -93,7 +99,10 @@ class TopologyTable:
         kind = queue.kind
         flags = _AUTO_DELETE * kind.auto_delete + _ADOPTED * queue.adopted
         flags += _LOST * queue.lost + _PAUSED * queue.paused
-        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + kind.table)
+        marked = b""
+        if queue.marked_from >= 0:
+            flags, marked = flags + _MARKED, _NUMBER.pack(queue.marked_from)
+        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + marked + kind.table)
 
     def put_queue(self, queue: SavedQueue) -> Ticket:
         return self._append([self.queue_row(queue)])
@@ -142,7 +151,7 @@ def _exchange_kind(value: bytes) -> ExchangeKind:
 
 
 def _queue_kind(value: bytes) -> QueueKind:
-    table = value[1:]
+    table = value[1 + _NUMBER.size * bool(value[0] & _MARKED) :]
     check_table(table, 0, len(table))
     return QueueKind(
         durable=True,

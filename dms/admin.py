@@ -15,6 +15,7 @@ from dms.engine import Engine, Queue
 from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
+from shared.access import WRITE, Guard, asker_may
 from shared.actions import action, changing, putting, verb
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
@@ -53,8 +54,9 @@ class FileMissing(BrokerError):
 class Admin:
     """The administrative operations of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, access: Guard | None = None) -> None:
         self._engine = engine
+        self._access = access
         self.verbs: Sequence[Verb] = (
             *(self.queues, self.peek, self.purge, self.redrive),
             *(self.export, self.import_),
@@ -153,7 +155,8 @@ class Admin:
 
     @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        """Move dead letters back. Others stay, and so do those whose queue is missing or full."""
+        """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
+        written to by who asks."""
         if dry_run:
             looked = moved = 0
             async with aclosing(self._messages(queue)) as messages:
@@ -162,8 +165,7 @@ class Admin:
                     if looked % LOOKED_AT_ONCE == 0:
                         await self._pause()
                     if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
-                        origin = self._engine.find(body.origin)
-                        moved += origin is not None and origin is not queue
+                        moved += self._origin(queue, body) is not None
             return {"moved": moved, "left": queue.depth - queue.held - moved}
         await self._confirm(queue)
         end = queue.end
@@ -222,7 +224,7 @@ class Admin:
             return [self._describe(self._queue(arguments))]
         return [self._describe(queue) for _, queue in sorted(self._engine.queues.items())]
 
-    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"))
+    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"), shows="queue")
     async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
         queue = self._queue(arguments)
@@ -427,16 +429,13 @@ class Admin:
 
     def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
         """Move dead letters to the queues that they came from; returns how many."""
-        by_origin: dict[str, list[int]] = {}
+        by_origin: dict[Queue, list[int]] = {}
         for seq in seqs:
             body, _ = queue.back[seq]
-            if isinstance(body, DeadLetter) and body.origin != queue.text:
-                by_origin.setdefault(body.origin, []).append(seq)
+            if isinstance(body, DeadLetter) and (origin := self._origin(queue, body)) is not None:
+                by_origin.setdefault(origin, []).append(seq)
         done = 0
-        for origin, those in by_origin.items():
-            target = self._engine.find(origin)
-            if target is None:
-                continue
+        for target, those in by_origin.items():
             some = those[: max(target.room, 0)]
             if not some:
                 continue
@@ -448,6 +447,14 @@ class Admin:
             queue.on_left(len(some))
             done += len(some)
         return done
+
+    def _origin(self, queue: Queue, letter: DeadLetter) -> Queue | None:
+        """The other queue that a dead letter came from; None where that is gone, or who asks may not write to
+        it."""
+        origin = self._engine.find(letter.origin)
+        if origin is queue or not asker_may(self._access, WRITE, letter.origin):
+            return None
+        return origin
 
 
 def _ready_in_row(queue: Queue) -> int:

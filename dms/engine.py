@@ -81,8 +81,6 @@ STOPPED_AT_ONCE = 2000
 """Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
-PARTED_AT_ONCE = 200
-"""Deliveries whose queues are looked up in a user's rules per slice: half a millisecond."""
 RETURNED_QUEUES = 100
 """The most queues of a slice: each takes longer than a delivery."""
 REDELIVERED_AT_ONCE = 500
@@ -98,8 +96,6 @@ FLUSHED_AT_ONCE = 50
 KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
 _IDS_END = 1 << 32
-NO_MEMORY = Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
-NOT_HELD = malformed("this connection holds no delivery of that id")
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
 
@@ -341,7 +337,7 @@ class Queue(QueueBase):
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.full and self.log is None and not moved:
-                raise NO_MEMORY
+                raise no_memory()
         ticket = None
         if self.log is not None:
             try:
@@ -1219,16 +1215,18 @@ class Engine:
         return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """Acknowledge as `ack` does, but each by itself; an id that is not held gets NOT_HELD."""
+        """Acknowledge as `ack` does, but each by itself; an id that is not held is refused."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
+        refused: Refusal | None = None
         for each in ids:
             delivery = consumer.unacked.pop(each)
             if delivery is not None:
                 outcomes.append(((each,), self._ack(consumer, delivery[0], (each,), (delivery,))))
-            elif outcomes and outcomes[-1][1] is NOT_HELD:
-                outcomes[-1] = (*outcomes[-1][0], each), NOT_HELD
+            elif refused is not None and outcomes[-1][1] is refused:
+                outcomes[-1] = (*outcomes[-1][0], each), refused
             else:
-                outcomes.append(((each,), NOT_HELD))
+                refused = not_held()
+                outcomes.append(((each,), refused))
         return outcomes
 
     def _ack(
@@ -1286,31 +1284,6 @@ class Engine:
                 yield
         del self.returning[number]
         self.tell_budget()
-
-    def take_back(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> None:
-        """Return what a consumer holds of queues that it may not read any more, in slices."""
-        if consumer.unacked:
-            self.sliced_work.add(self._take_back_in_slices(consumer, may_keep))
-
-    def _take_back_in_slices(self, consumer: Consumer, may_keep: Callable[[Queue], bool]) -> Iterator[None]:
-        """These deliveries are parted from the others; then they return as those of a lost connection do."""
-        parted: Unacked[Queue] = Unacked()
-        number = next(self._numbers)
-        self.returning[number] = Returning(parted)
-        keeps: dict[Queue, bool] = {}
-        for ids in batched(tuple(consumer.unacked), PARTED_AT_ONCE):
-            for each in ids:
-                delivery = consumer.unacked.get(each)
-                if delivery is None:
-                    continue  # it has been acknowledged meanwhile
-                queue = delivery[0]
-                if queue not in keeps:
-                    keeps[queue] = may_keep(queue)
-                if not keeps[queue]:
-                    consumer.unacked.pop(each)
-                    parted.single[each] = delivery
-            yield
-        yield from self._return_in_slices(number)
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
@@ -1381,6 +1354,14 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def no_memory() -> Refusal:
+    return Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
+
+
+def not_held() -> Refusal:
+    return malformed("this connection holds no delivery of that id")
 
 
 def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[Delivery[Queue]]]:

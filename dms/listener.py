@@ -36,7 +36,7 @@ class DmsService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dms", engine.settings.port, self._open_session, pushes=True),
         )
-        admin = Admin(engine)
+        admin = Admin(engine, access)
         self.admin_verbs: Sequence[Verb] = admin.verbs
         self.objects = admin.objects
         self.definitions = definitions_of(engine)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
-from dms.engine import BUDGET_SLACK_BYTES, NOT_HELD, Consumer, Credit, Engine, Outcome, Queue
+from dms.engine import BUDGET_SLACK_BYTES, Consumer, Credit, Engine, Outcome, Queue, not_held
 from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, DELIVER, PRODUCE_OK, WORDS, word
@@ -80,15 +80,8 @@ _STOP_WORDS = STOP_WORDS | {_LISTING: "a listing"}
 # Deadlines.
 _CREDITS, _NAMES = range(2)  # of the oldest credit; of the next names of a listing
 _NOBODY = b"\xff\xff\xff"  # begins no valid payload
-_TOO_LARGE = Refusal(Status.PAYLOAD_TOO_LARGE, f"a payload is at most {PAYLOAD_BYTES_MAX} bytes")
-_TOO_MUCH_HELD = Refusal(
-    Status.INTERNAL,
-    "the server has no memory for more deliveries until some are acknowledged",
-    limit="memory",
-)
-_TOO_MANY_WAIT = Refusal(
-    Status.INTERNAL, "the server has no memory for more CONSUMEs that wait", limit="memory"
-)
+_TOO_MUCH_HELD = "the server has no memory for more deliveries until some are acknowledged"
+_TOO_MANY_WAIT = "the server has no memory for more CONSUMEs that wait"
 _SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 
 _ACK = word(Type.ACK)
@@ -429,7 +422,8 @@ class Session(SessionBase):
             self._skip -= skipped
             if self._skip:
                 return len(data)
-            self._refuse(self._skip_id, _TOO_LARGE)
+            text = f"a payload is at most {PAYLOAD_BYTES_MAX} bytes"
+            self._refuse(self._skip_id, Refusal(Status.PAYLOAD_TOO_LARGE, text))
             self.state = TRANSITIONS[self.state][Event.SKIPPED]
             return at + skipped
         header = unpack_header(data, at)
@@ -612,13 +606,13 @@ class Session(SessionBase):
         if engine.held_full or engine.held_bytes - engine.held_told > BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.held_full:
-                self._refuse_all(ids, _TOO_MUCH_HELD)
+                self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MUCH_HELD, limit="memory"))
                 return
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
             return
         if consumer.waiting + len(ids) > consumer.credits_room and not consumer.may_wait(len(ids)):
-            self._refuse_all(ids, _TOO_MANY_WAIT)
+            self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MANY_WAIT, limit="memory"))
             return
         asked = consumer.waiting + len(ids) + len(consumer.unacked.single) + consumer.unacked.in_runs
         if asked > self._most_credits:
@@ -856,7 +850,7 @@ class Session(SessionBase):
         self._check_named(message_id, payload)
         delivery = self.consumer.unacked.pop(message_id.to_bytes(4))
         if delivery is None:
-            raise NOT_HELD
+            raise not_held()
         if delivery[0].deleted:
             delivery[0].let_go(1)
             raise _deleted(delivery[0])
@@ -907,7 +901,7 @@ class Session(SessionBase):
         }
 
     def access_changed(self) -> None:
-        """End what may no longer be read: waiting CONSUMEs are refused, deliveries are returned."""
+        """End what may no longer be read: waiting CONSUMEs are refused. What is held may be acknowledged."""
         super().access_changed()
         if self.ended:
             return
@@ -918,7 +912,6 @@ class Session(SessionBase):
         consumer = self.consumer
         if consumer.credits and not guard.may(self.user, READ, consumer.credits[0].queue.name):
             consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
-        self._engine.take_back(consumer, lambda queue: guard.may(self.user, READ, queue.name))
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
 

@@ -146,7 +146,11 @@ class Admin:
 
     def _group(self, found: tuple[Log, bytes]) -> dict[str, Any] | None:
         row = self._committed(found)
-        return None if row is None else {**attrs.asdict(row), "lag_bytes": row.behind_bytes}
+        if row is None:
+            return None
+        shown = attrs.asdict(row)
+        behind = shown.pop("behind_bytes")
+        return {**shown, "lag_bytes": behind}
 
     async def _look_at_group(self, found: tuple[Log, bytes], seconds: float) -> dict[str, Any]:
         log, row = found[0], self._committed(found)
@@ -228,9 +232,9 @@ _TOPIC_VALUES: Mapping[str, Callable[[Log], Any]] = {
     "end": attrgetter("visible"),
     "bytes": lambda log: log.visible - log.first,
     "durability": lambda log: str(log.mode),
-    "retention_bytes": lambda log: log.retention and log.retention.bytes_max,
+    "retention_bytes": lambda log: log.retention and log.retention.bytes_kept,
     "retention_seconds": lambda log: (
-        log.retention.ms_max / 1000 if log.retention and log.retention.ms_max else None
+        log.retention.ms_kept / 1000 if log.retention and log.retention.ms_kept else None
     ),
     "created": lambda log: time_text(log.created_ms),
 }

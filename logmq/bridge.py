@@ -84,7 +84,7 @@ class LogmqSource:
             self._read()
         run = self._context.inbox.take(count)
         if run is None and self._unread is not None:
-            raise self._unread
+            raise self._unread.with_traceback(None)
         self._read()
         return run
 
@@ -104,7 +104,8 @@ class LogmqSource:
         self._read()
 
     def lag(self) -> int:
-        return sum(topic.log.visible - topic.carried for topic in self._topics.values())
+        topics = self._topics.values()
+        return sum(max(0, topic.log.visible - max(topic.carried, topic.log.first)) for topic in topics)
 
     def close(self) -> None:
         self._closed = True

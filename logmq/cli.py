@@ -9,11 +9,12 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, TypeAlias
 
+import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import examples, protocol_app
-from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused
+from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused, warn
 from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
@@ -43,6 +44,8 @@ From = Annotated[
 ]
 Offsets = Annotated[bool, flag("Show each message's offset beside it.")]
 
+COMMIT_SECONDS = 5.0
+"""How often --commit commits while a reader takes what is fetched."""
 LAST_MAX = 1_000_000
 """Messages of `last:N`: all their offsets are held in memory."""
 BACK_BYTES = 256 * 1024
@@ -144,6 +147,7 @@ async def consume(
 
     Begins at the first kept message, unless --from or --group says otherwise. With
     --commit into a pipe, a message counts as shown once it is read from the pipe.
+    The commit is made at least every 5 s, and at the end, also at Ctrl-C and SIGTERM.
     """
     reader = OutputReader()
     if commit and group is None:
@@ -163,18 +167,31 @@ async def consume(
             beside = await stack.enter_async_context(_connected(server)) if commit and follow else client
             start = await _start(client, topic, place, group, missing=0 if follow else None)
             records = client.records(topic, start, follow=follow)
-            while left and (chunk := left.of(await records.chunk())):
-                taken: int | None = None
-                try:
-                    for portion in reader.portions(chunk) if commit else [chunk]:
+            committed = taken = start
+            commit_at = trio.current_time() + COMMIT_SECONDS
+
+            async def commit_taken() -> None:
+                nonlocal committed, commit_at
+                if taken != committed and group is not None:
+                    await beside.commit(group, topic, taken)
+                    committed = taken
+                commit_at = trio.current_time() + COMMIT_SECONDS
+
+            try:
+                while left and (chunk := left.of(await records.chunk())):
+                    if not commit:
+                        for item in _shown(chunk, json=json, offsets=offsets):
+                            yield item
+                        continue
+                    for portion in reader.portions(chunk):
                         for item in _shown(portion, json=json, offsets=offsets):
                             yield item
-                        if commit:
-                            await reader.wait_taken()
-                            taken = portion[-1].next_offset
-                finally:
-                    if taken is not None and group is not None:
-                        await beside.commit(group, topic, taken)
+                        while not await reader.was_taken(commit_at):
+                            await commit_taken()
+                        taken = portion[-1].next_offset
+                    await commit_taken()
+            finally:
+                await commit_taken()
 
     return shown()
 
@@ -319,7 +336,7 @@ def trim(
     topic: Topic,
     offset: Annotated[
         str,
-        Parameter(name=("--to", "--offset"), help="The first offset to keep; end keeps nothing."),
+        Parameter(name=("--offset", "--to"), help="The first offset to keep; end keeps nothing."),
     ],
     *,
     dry_run: DryRun = False,
@@ -327,7 +344,7 @@ def trim(
 ) -> ApiRequest:
     """Drop a topic's messages below an offset, for good. Other offsets stay as they are."""
     if offset != "end" and not _is_number(offset):
-        raise UsageError("--to", f"{offset!r} is neither an offset nor end")
+        raise UsageError("OFFSET", f"{offset!r} is neither a number nor the word end")
 
     def ask(api: AdminApi) -> Mapping[str, Any]:
         first = api.get("topics", topic)["end"] if offset == "end" else int(offset)
@@ -406,8 +423,6 @@ async def _start(
 ) -> int:
     """The offset to begin at. `missing`: that of a topic that does not exist (None: an error)."""
     word, number = place or ("first", 0)
-    if word == "offset":
-        return number
     try:
         if word == "last":
             return await _back(client, topic, number)
@@ -415,14 +430,28 @@ async def _start(
             return await client.seek(topic, number)
         found = await client.offsets(topic)
         if place is None and group is not None:
-            committed = await client.committed(group, topic)
-            if committed is not None:
-                return max(committed, found.first)  # retention may have dropped what is before
+            return _after(topic, group, await client.committed(group, topic), found.first)
     except LogmqError as error:
         if error.code == "NO_TOPIC" and missing is not None:
-            return missing
+            warn(f"there is no topic {topic} yet: what is written to it is shown")
+            return number if word == "offset" else missing
         raise
+    if word == "offset":
+        if number > found.end:
+            warn(f"offset {number} is past the end of {topic}, which is {found.end}: nothing is there yet")
+        return number
     return found.end if word == "end" else found.first
+
+
+def _after(topic: str, group: str, committed: int | None, first: int) -> int:
+    """Where a group goes on. `first`: the first kept offset of the topic."""
+    if committed is None or committed >= first:
+        return first if committed is None else committed
+    warn(
+        f"group {group} has not read {first - committed} bytes of {topic} that retention or trim dropped: "
+        f"offsets {committed} to {first}"
+    )
+    return first
 
 
 def _through_api(
@@ -436,7 +465,7 @@ def _through_api(
         begin = _for_api(place or ("first", 0), lambda: found)
         if place is None and group is not None:
             committed = [row["offset"] for row in api.rows("groups", group=group, topic=topic)]
-            begin = {"offset": max([found["first"], *committed])}
+            begin = {"offset": _after(topic, group, next(iter(committed), None), found["first"])}
         query = {"from" if name == "offset" else name: value for name, value in begin.items()}
         while left and query.get("from", 0) is not None:
             page = api.get("topics", topic, "records", limit=API_RECORDS, **query)

@@ -374,7 +374,7 @@ async def answered(answer: Answer) -> Any:
         answer.on_done = event.set
         await event.wait()
     if answer.error is not None:
-        raise answer.error
+        raise answer.error.with_traceback(None)
     return answer.result
 
 
@@ -469,7 +469,7 @@ class Tail(Receiver[Record]):
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
             if last.error is not None:
-                raise last.error
+                raise last.error.with_traceback(None)
             return records, max(end, 0)
         if not records and len(data) - at >= len(b"MESSAGE "):
             raise RemoteProtocolError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
@@ -564,7 +564,7 @@ class Producer:
                 self._wake()
                 break
             if answer.error is not None:
-                raise answer.error
+                raise answer.error.with_traceback(None)
             self._batches.popleft()
             (offset,) = cast(tuple[int], answer.result)
             self.written += batch.count
@@ -592,7 +592,7 @@ class Producer:
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
 
 def _offsets(records: bytes, offset: int) -> list[int]:

@@ -27,16 +27,14 @@ COMMIT_BYTES = 500
 
 @attrs.frozen
 class Committed:
-    """One group's committed offset in one topic. `end`: the topic's visible end."""
+    """One group's committed offset in one topic. `end`: the topic's visible end. `behind_bytes`: what is kept
+    of the topic from the committed offset on."""
 
     group: str
     topic: str
     offset: int
     end: int
-
-    @property
-    def behind_bytes(self) -> int:
-        return max(0, self.end - self.offset)
+    behind_bytes: int
 
 
 class Groups:
@@ -184,7 +182,8 @@ def group_of(key: bytes) -> str:
 
 
 def _committed(key: bytes, value: bytes, log: Log) -> Committed:
-    return Committed(group_of(key), log.name, int.from_bytes(value, "big"), log.visible)
+    offset, end = int.from_bytes(value, "big"), log.visible
+    return Committed(group_of(key), log.name, offset, end, max(0, end - max(offset, log.first)))
 
 
 def _key(group: str, log: Log) -> bytes:

@@ -175,7 +175,7 @@ class LogmqService:
         """`topic`, `group`: only theirs."""
         topic, group = arguments.get("topic"), arguments.get("group")
         return [
-            {**attrs.asdict(row), "behind_bytes": row.behind_bytes}
+            attrs.asdict(row)
             for row in self.broker.groups.all(self.broker.topics.by_id().get)
             if topic in (None, row.topic) and group in (None, row.group)
         ]

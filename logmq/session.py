@@ -545,7 +545,7 @@ class Session(SessionBase):
         log = self._writable(topic)
         self._flush()
         pieces = counted.pieces(records)
-        first, ticket, written = self.broker.writers.write(log, writer, seq, pieces)
+        first, ticket, written = self.broker.writers.write(log, self.user, writer, seq, pieces)
         if written:
             self._count_written(sum([count for _, count in pieces]), len(records))
         else:

@@ -30,7 +30,7 @@ class TopicSettings:
     durability: Durability | None = None
     """As in `[logmq]`; fixed when a topic is created."""
     retention_bytes: int | None = attrs.field(default=None, validator=_no_less(0))
-    """Bytes that a topic keeps; older records are dropped. 0: keep all."""
+    """Bytes that a topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
     """Age at which records are dropped; 0: keep all."""
 
@@ -53,7 +53,7 @@ class LogmqSettings:
     commits_max: int = limit(100_000, 1, 10_000_000)
     """The most committed offsets, one for each group and topic."""
     writers_max: int = limit(1024, 1, 100_000)
-    """BATCH writers that are remembered; a new one replaces the one that was silent longest."""
+    """BATCH writers of a user that are remembered; a new one replaces that user's longest silent one."""
     fetch_bytes_max: int = limit(64 * MIB, 1, 64 * MIB)
     """The most bytes of one FETCH's answer, also if it asks for more."""
     fetch_wait_ms_max: int = limit(60_000, 0, 3_600_000)
@@ -63,7 +63,7 @@ class LogmqSettings:
     body_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """The longest time for the bytes after an APPEND or BATCH line, which programs send."""
     retention_bytes: int = limit(0, 0, 1 << 62)
-    """Bytes that each topic keeps; older records are dropped. 0: keep all."""
+    """Bytes that each topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int = limit(0, 0, 1 << 62)
     """Age at which records are dropped. 0: keep all."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)

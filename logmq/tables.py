@@ -24,8 +24,8 @@ WRITERS_SCHEMA = schema_of(
     ("ended", pa.bool_()),
     "fault",
 )
-"""`writer` wrote the batch `seq` to the log with the id `log_id`, at the offset `position`. `ended`: it is no
-longer remembered."""
+"""`writer` wrote the batch `seq` to the log with the id `log_id`, at the offset `position`. Its user stands
+before it where that is not anonymous: `ann/w`. `ended`: it is no longer remembered."""
 
 _NUMBER_BYTES = 8
 _SLOT_BYTES = 2

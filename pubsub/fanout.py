@@ -212,7 +212,8 @@ class Fanout:
     def _deliver(self) -> int:
         """Write the bundles now or in later turns. Returns the writes left in this turn."""
         room = WRITES_MAX
-        for clients, gathered, messages in self.routes.gathered():
+        write = self._sessions.write
+        for clients, gathered, _ in self.routes.gathered():
             frames = bytes(gathered)  # unchanged: none of the pieces above is a view
             cost = _write_cost(frames) * len(clients)
             if self._writing or cost > room:
@@ -220,24 +221,19 @@ class Fanout:
             else:
                 room -= cost
                 for client in clients:
-                    if client.connection is not None:  # a write may have closed another's connection
-                        client.written += messages
-                        client.connection.write(frames)
+                    write(client, frames)
         return room
 
     def _send(self, room: int) -> bool:
         """Write up to `room`, and keep some messages. Returns whether all is done."""
-        writing, keeping = self._writing, self._keeping
+        writing, keeping, write = self._writing, self._keeping, self._sessions.write
         while writing and room > 0:
             sending = writing[0]
             cost = _write_cost(sending.frames)
-            messages = len(sending.frames) // FRAME_BYTES
             self.trail = sending.trail
             for client in sending.next(max(1, room // cost)):
                 room -= cost
-                if client.connection is not None:
-                    client.written += messages
-                    client.connection.write(sending.frames)
+                write(client, sending.frames)
             if sending.over:
                 writing.popleft()
         self.trail = ()

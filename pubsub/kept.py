@@ -9,7 +9,8 @@ reads them back. A crash loses them (PROTOCOL.md, "Away"). Each message is sent 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import cast
 
 from pubsub.metrics import Counts
@@ -67,6 +68,25 @@ class Kept:
             self._drop_oldest(client_id)
         while self.total_bytes and (self.total_bytes > settings.kept_bytes_total_max or self._memory.over):
             self._drop_oldest(self._bytes.large())
+
+    def append(self, client_id: bytes, frames: Sequence[bytes]) -> None:
+        """Keep frames for a client."""
+        for frame in frames:
+            self._add(client_id, frame.rstrip(b"\0"))
+
+    def put_back(self, client_id: bytes, frames: Sequence[bytes]) -> None:
+        """Keep frames that are older than all that is kept for the client. The newest of them are kept."""
+        newest = frames[-self.settings.kept_messages_max :]
+        self._counts.kept_dropped += len(frames) - len(newest)
+        kept = self._frames.get(client_id)
+        later = [] if kept is None else list(kept)
+        if kept is not None:
+            kept.clear()
+            self._memory.give(len(later) * FRAME_OVERHEAD_BYTES)
+            self._weigh(client_id, -self._bytes[client_id])
+            self._counts.messages_kept -= len(later)
+        for short in chain((frame.rstrip(b"\0") for frame in newest), later):
+            self._add(client_id, short)
 
     def _drop_oldest(self, client_id: bytes) -> None:
         frames = self._frames[client_id]

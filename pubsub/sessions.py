@@ -12,7 +12,8 @@ A session without subscriptions ends with its connection, one with them when its
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -26,7 +27,9 @@ from shared.access import ANONYMOUS
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
 from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import limit_slow_receiver
+from shared.file_range import FileRange
 from shared.net.connection import Connection
+from shared.net.outbox import Chunk
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import Wildcards
 
@@ -177,6 +180,7 @@ class Sessions:
         client.connection = connection
         self.absences.over(client_id)
         client.written = client.dropped = 0
+        connection.outbox.on_clear = partial(self._on_unsent, client)
         limit_slow_receiver(
             connection,
             self.settings.subscriber_bytes_max,
@@ -213,6 +217,35 @@ class Sessions:
                 self.away.subscribe(client, topic)
         self.on_change()
 
+    def write(self, client: ClientSession, frames: bytes) -> None:
+        """Send a connected client whole frames. While its connection ends, they are kept for it (type 3)."""
+        connection = client.connection
+        if connection is None:  # it has left meanwhile
+            return
+        if connection.mute:
+            self._keep_unread(client, frames, self.kept.append)
+            return
+        client.written += len(frames) // FRAME_BYTES
+        connection.write(frames)
+
+    def _on_unsent(self, client: ClientSession, chunks: Sequence[Chunk], begun: Chunk | None) -> None:
+        """Its connection is gone, and these chunks were not sent, or the first of them only in part."""
+        parts = [chunk for chunk in chunks if not isinstance(chunk, FileRange)]
+        if begun is not None and parts and not isinstance(begun, FileRange):
+            cut = (len(begun) - len(parts[0])) // FRAME_BYTES * FRAME_BYTES
+            parts[0] = memoryview(begun)[cut:]  # a message that was sent in part was not read
+        self._keep_unread(client, b"".join(parts), self.kept.put_back)
+
+    def _keep_unread(
+        self, client: ClientSession, frames: bytes, keep: Callable[[bytes, Sequence[bytes]], None]
+    ) -> None:
+        """Keep frames that a client of type 3 cannot have read. `keep` takes its id and the frames."""
+        if not any(client.topics.values()):
+            return
+        keep(client.id, [frames[at : at + FRAME_BYTES] for at in range(0, len(frames), FRAME_BYTES)])
+        if not all(client.topics.values()):
+            self.kept.restrict(client.id, _keeping_patterns(client))
+
     def count_dropped(self, client: ClientSession, frames: int) -> None:
         """Count `frames` that the connection lost because the client does not read."""
         counts = self.counts
@@ -231,8 +264,7 @@ class Sessions:
         away = []
         for client in clients:
             if client.connection is not None:
-                client.written += 1
-                client.connection.write(frame)
+                self.write(client, frame)
                 self.counts.messages_delivered += 1
             elif self.clients.get(client.id) is client:  # the session still exists
                 away.append(client.id)
@@ -296,11 +328,7 @@ class Sessions:
                 self.away.unsubscribe(client, topic)
             self.unsubscribe(client, topic)
         if topics and client.connection is None:
-            patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
-            for pattern, keeps in client.topics.items():
-                if keeps:
-                    patterns.subscribe(client.id, pattern)
-            self.kept.restrict(client.id, patterns)
+            self.kept.restrict(client.id, _keeping_patterns(client))
 
     def observe(self, observer: Connection, pattern: bytes) -> Callable[[], None]:
         """Write messages that match `pattern` to `observer`, too. Call the returned function to end it."""
@@ -351,6 +379,15 @@ class Sessions:
         if WILDCARDS.wild_levels(topic):
             client.wild += count
             self.wild += count
+
+
+def _keeping_patterns(client: ClientSession) -> RoutingIndex[bytes]:
+    """An index of the patterns whose messages are kept for a client."""
+    patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
+    for pattern, keeps in client.topics.items():
+        if keeps:
+            patterns.subscribe(client.id, pattern)
+    return patterns
 
 
 # The table of the store: `<id> NUL <topic>` to `` or `\\1` (keeps); of a user's, `\\0` or `\\1` and his name.

@@ -2,7 +2,7 @@
 
 A rule is `<protocol or *>:<action or *>:<pattern>`. Its pattern is a glob over the name (`*`: any run of
 characters, `?`: one). A request is allowed if one of the user's rules allows it. `admin:read`,
-`admin:manage` and `admin:*` have no pattern, and no `*` in a rule's first field includes `admin`.
+`admin:manage`, `admin:users` and `admin:*` have no pattern. No `*` in a rule's first field includes `admin`.
 
 `Access` holds the users of the process; `Access.guard` makes the `Guard` of one protocol. Without a users
 file sessions have no guard. Decisions are cached by (user, action, name) until the users change.
@@ -16,22 +16,26 @@ import re
 import tomllib
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol
 
 import attrs
 
 from shared.errors import BrokerError, printable
-from shared.globs import matcher
+from shared.globs import expression, matcher
 from shared.metrics import Sample
 
 READ, WRITE, MANAGE = "read", "write", "manage"
 ACTIONS = (READ, WRITE, MANAGE)
 ADMIN = "admin"
-ADMIN_ACTIONS = (READ, MANAGE)
+USERS = "users"
+ADMIN_ACTIONS = (READ, MANAGE, USERS)
+USER_SHARE = 50
+"""The share of a user in every bound, in percent, unless his entry or `access.user_share` has another."""
 
-_SEE, _TOPIC = "see", "topic"
-"""Actions that no rule names: any of `ACTIONS`; `write`, to a topic of pub/sub."""
+_SEE, _TOPIC, _SUBSCRIBE = "see", "topic", "subscribe"
+"""Actions that no rule names: any of `ACTIONS`; `write`, to a topic of pub/sub; `read`, a pattern of its."""
 
 ANONYMOUS = "anonymous"
 """The user of clients that have not logged in, where no login is required."""
@@ -39,20 +43,19 @@ UDP = "udp"
 """The user of all datagrams, whose senders cannot log in."""
 PSEUDO_USERS = (ANONYMOUS, UDP)
 
-CLIENTS_AT_ONCE = 10
-"""Clients that one step after a change of users checks again: 25 us each with 5 subscriptions, 1.4 ms where
-four thousand CONSUMEs end."""
+ASKER: ContextVar[str] = ContextVar("asker", default="")
+"""The user who asks for the administrative action under way. "": who holds the server's token or folder, and
+may do everything."""
+
+CLIENTS_AT_ONCE = 500
+"""Clients that one step after a change of users looks at, up to the first whose user has changed."""
 USERS_AT_ONCE = 500
 """Users of before that one step after a change frees: half a millisecond with 10 rules each."""
 DECISIONS_MAX = 16 * 1024
 """Cached decisions of one protocol: some 8 MiB. One more clears the cache. Longer names are not cached."""
 DECIDED_NAME_MAX = 256
 TOLD_MAX = 1024
-"""Logged denials of one protocol. Repeats of the same user, action and name are only counted."""
-TOPIC_BYTES_MAX = 50
-"""The longest pub/sub topic; the search for a topic that no rule allows goes no further."""
-STEPS_MAX = 4_000
-"""Steps of deciding on one subscription, some 4 ms. A subscription that needs more is refused."""
+"""Denials that are remembered as logged. Repeats of the same user, action and name are only counted."""
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
@@ -70,6 +73,9 @@ class UsersError(BrokerError):
 
 # Rules.
 
+_ANY, _LEVEL, _REST = "\ud800", "\ud801", "\ud802"
+"""In place of a subscription's wildcards: any text, a level, and `/*` at the end. No name has these."""
+
 
 @attrs.frozen
 class Rule:
@@ -86,7 +92,9 @@ class Rule:
         action, colon, pattern = rest.partition(":")
         if protocol == ADMIN:
             if colon or action not in (*ADMIN_ACTIONS, "*"):
-                raise UsersError(f"rule {_shown(text)}: of admin there are admin:read, admin:manage, admin:*")
+                raise UsersError(
+                    f"rule {_shown(text)}: of admin there are admin:read, admin:manage, admin:users, admin:*"
+                )
             return cls(protocol, action, "")
         if not colon or not pattern or not (protocol == "*" or _WORD.fullmatch(protocol)):
             raise UsersError(f"rule {_shown(text)}: write <protocol or *>:<action or *>:<pattern>")
@@ -106,6 +114,15 @@ class Rule:
         if self.protocol != protocol and (self.protocol != "*" or protocol == ADMIN):
             return False
         return self.action in ("*", action)
+
+    def includes(self, other: "Rule") -> bool:
+        """Whether all that the other rule allows is allowed by this one."""
+        if not self.covers(other.protocol, other.action):
+            return False
+        # Characters stand in place of the other's wildcards: one only `*` matches, one `?` does, too.
+        glob = self.pattern.replace("[", "[[]").replace("?", f"[!{_ANY}]")
+        text = other.pattern.replace("*", _ANY).replace("?", _LEVEL)
+        return expression(glob, sets=True).match(text) is not None
 
 
 def text_of(name: str | bytes) -> str:
@@ -130,122 +147,28 @@ def topic_globs(globs: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def covers_subscription(
-    globs: Sequence[str], pattern: str, *, topic_bytes_max: int = TOPIC_BYTES_MAX, steps_max: int = STEPS_MAX
-) -> bool | None:
-    """Whether every topic that the subscription `pattern` can match is matched by one of `globs`.
+def covers_subscription(globs: Iterable[str]) -> Callable[[str], bool]:
+    """A function of a subscription's pattern: whether some one glob matches every topic that it can match.
 
-    None: undecided after `steps_max` steps. `pattern` has levels split at `/`; the level `*` matches zero or
-    more levels, `+` exactly one.
-
-    Both sides are automata over the topic followed by a `/`. The search visits pairs of their states,
-    shortest topics first. It ends at a pair where the subscription matches and no glob does.
+    Levels of `pattern` are split at `/`; `*` matches zero or more levels, `+` exactly one. In place of each
+    stands a character that only a glob's `*` matches.
     """
-    wanted, allowed = _Levels(pattern), _Globs(globs)
-    letters = {*pattern, *"".join(globs), "/"}
-    other = next(chr(code) for code in range(1, 0x110000) if chr(code) not in letters)
-    alphabet = [(letter, len(letter.encode("utf-8", "surrogateescape"))) for letter in sorted(letters)]
-    alphabet.append((other, 1))
-    start = (wanted.start, allowed.start)
-    seen = {start}
-    by_size: list[list[tuple[int, int]]] = [[] for _ in range(topic_bytes_max + 1)]
-    by_size[0].append(start)
-    steps = 0
-    for size, pairs in enumerate(by_size):
-        for state, found in pairs:  # grows by none of the same size: every letter has a byte
-            if wanted.ends(state) and not allowed.ends(found):
-                return False
-            for letter, width in alphabet:
-                if size + width > topic_bytes_max:
-                    continue
-                steps += 1
-                after = wanted.step(state, letter)
-                if not after:
-                    continue
-                pair = (after, allowed.step(found, letter))
-                if pair not in seen and not allowed.is_all(pair[1]):
-                    seen.add(pair)
-                    by_size[size + width].append(pair)
-            if steps > steps_max:
-                return None
-    return True
+    symbols = _ANY + _LEVEL + _REST
+    written = [glob.replace("[", "[[]").replace("?", f"[!{symbols}]") for glob in topic_globs(globs)]
+    matches = matcher([*written, *(glob[:-2] + _REST for glob in written if glob.endswith("/*"))], sets=True)
 
+    def covers(pattern: str) -> bool:
+        levels = pattern.split("/")
+        levels = [level for n, level in enumerate(levels) if level != "*" or levels[n - 1 : n] != ["*"]]
+        rest = ""
+        if levels[-1] == "*" and len(levels) > 1:
+            levels, rest = levels[:-1], _REST
+        text = "/".join({"*": _ANY, "+": _LEVEL}.get(level, level) for level in levels) + rest
+        text = re.sub(f"^{_ANY}/", _ANY, text)
+        # `a/*/b` is `a/` and any text and `b`; or `a`, any text and `/b`.
+        return any(matches(text.replace(between, _ANY)) for between in (f"{_ANY}/", f"/{_ANY}"))
 
-class _Levels:
-    """A subscription's pattern as an automaton; a state is a set of positions, as bits."""
-
-    def __init__(self, pattern: str) -> None:
-        # By position: the byte that moves on (None: any but `/`), and the next position.
-        moves: list[list[tuple[str | None, int]]] = []
-        skips: list[int] = []  # positions from which one reaches the one after next without a byte
-        for level in pattern.split("/"):
-            at = len(moves)
-            if level == "*":  # before a level, and inside of one: ([^/]*/)*
-                moves += [[(None, at + 1), ("/", at)], [(None, at + 1), ("/", at)]]
-                skips.append(at)
-            elif level == "+":  # [^/]*/
-                moves.append([(None, at), ("/", at + 1)])
-            else:
-                moves += [[(letter, at + n + 1)] for n, letter in enumerate(level + "/")]
-        self._moves = moves
-        self._end = 1 << len(moves)
-        self._closed = [1 << n for n in range(len(moves) + 1)]
-        for before in reversed(skips):
-            self._closed[before] |= self._closed[before + 2]
-        self.start = self._closed[0]
-        self._known: dict[tuple[int, str], int] = {}
-
-    def step(self, state: int, letter: str) -> int:
-        found = self._known.get((state, letter))
-        if found is None:
-            found = 0
-            for n, moves in enumerate(self._moves):
-                if state >> n & 1:
-                    for move, target in moves:
-                        if letter != "/" if move is None else letter == move:
-                            found |= self._closed[target]
-            self._known[state, letter] = found
-        return found
-
-    def ends(self, state: int) -> bool:
-        """Whether the topic that led to this state matches."""
-        return bool(self.step(state, "/") & self._end)
-
-
-class _Globs:
-    """Globs as one automaton over the topic; a state is a set of positions, as bits."""
-
-    def __init__(self, globs: Sequence[str]) -> None:
-        moves: list[str] = []
-        self.start = self._ends = self._all = 0
-        for glob in globs:
-            at = len(moves)
-            moves += [*re.sub(r"\*+", "*", glob), ""]
-            self.start |= 1 << at
-            self._ends |= 1 << len(moves) - 1
-            if moves[-2:-1] == ["*"] and len(moves) - at > 1:
-                self._all |= 1 << len(moves) - 2
-        self._at: dict[str, int] = {}  # letter to the positions that it moves on
-        for n, move in enumerate(moves):
-            self._at[move] = self._at.get(move, 0) | 1 << n
-        self._any, self._stars = self._at.get("?", 0), self._at.get("*", 0)
-        self._at.update({"?": 0, "*": 0, "": 0})  # letters that only wildcards match
-        self.start = self._close(self.start)
-
-    def step(self, state: int, letter: str) -> int:
-        moved = (state & (self._at.get(letter, 0) | self._any)) << 1
-        return self._close(moved | state & self._stars)
-
-    def ends(self, state: int) -> bool:
-        return bool(state & self._ends)
-
-    def is_all(self, state: int) -> bool:
-        """Whether everything that may follow matches: a glob is at its last `*`."""
-        return bool(state & self._all)
-
-    def _close(self, state: int) -> int:
-        """Add the states after each reached `*`, because it also matches the empty text."""
-        return state | (state & self._stars) << 1
+    return covers
 
 
 # Passwords.
@@ -309,6 +232,8 @@ class User:
     allow: tuple[Rule, ...] = ()
     password: Secret | None = None
     certificate: bool = False
+    user_share: int = 0
+    """Percent of every bound; 0: as for all users."""
 
 
 def parse_users(text: str) -> dict[str, User]:
@@ -337,9 +262,14 @@ def user_of(name: str, table: Any) -> User:
         raise UsersError(f"{where}: a name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
     if not isinstance(table, dict):
         raise UsersError(f"{where}: write a table [users.NAME] for each user")
-    unknown = sorted(set(table) - {"password", "certificate", "allow"})
+    unknown = sorted(set(table) - {"password", "certificate", "allow", "user_share"})
     if unknown:
-        raise UsersError(f"{where}.{_shown(unknown[0])}: there are password, certificate and allow")
+        raise UsersError(
+            f"{where}.{_shown(unknown[0])}: there are password, certificate, allow and user_share"
+        )
+    share = table.get("user_share", 0)
+    if "user_share" in table and (type(share) is not int or not 1 <= share <= 100):
+        raise UsersError(f"{where}.user_share: a number of percent, from 1 to 100")
     certificate, allow = table.get("certificate", False), table.get("allow", [])
     if not isinstance(certificate, bool):
         raise UsersError(f"{where}.certificate: true or false")
@@ -359,7 +289,7 @@ def user_of(name: str, table: Any) -> User:
         rules = tuple(dict.fromkeys(map(Rule.parse, allow)))
     except UsersError as error:
         raise UsersError(f"{where}.allow: {error}") from None
-    return User(name, rules, secret, certificate)
+    return User(name, rules, secret, certificate, share)
 
 
 def written_users(users: Mapping[str, User]) -> str:
@@ -376,6 +306,8 @@ def written_users(users: Mapping[str, User]) -> str:
             lines.append(f"password = {quoted(user.password.written())}")
         if user.certificate:
             lines.append("certificate = true")
+        if user.user_share:
+            lines.append(f"user_share = {user.user_share}")
         lines.append(f"allow = [{', '.join(quoted(str(rule)) for rule in user.allow)}]")
         parts.append("\n".join(lines) + "\n")
     return "".join(parts)
@@ -420,6 +352,7 @@ class Access:
     ) -> None:
         self.users = users
         self.guards: dict[str, Guard] = {}
+        self.user_share = USER_SHARE
         self.audit = audit
         self.denied = denied
         self.check_password: CheckPassword = lambda user, password, peer, done: done(False)
@@ -444,9 +377,10 @@ class Access:
         """Take other users, in steps of a millisecond or two. All decisions after the first step use them.
 
         Connections of users who were removed, or whose password or certificate changed, are closed. Others
-        stay open, and lose what is no longer allowed.
+        whose user has other rules stay open, and their readers that are no longer allowed end.
         """
         before, after = self.users or {}, users or {}
+        all_change = (self.users is None) != (users is None)
         self.users = users
         for guard in self.guards.values():
             guard.forget()
@@ -459,8 +393,11 @@ class Access:
                 continue
             if _must_log_in_again(name, before, after):
                 client.close_for("its user is gone, or has another password")
-            else:
+            elif all_change or before.get(name) != after.get(name):
                 client.access_changed()
+            else:
+                continue
+            yield
         # To free 20,000 users with 10 rules each at once takes 25 ms.
         old = list(before.values())
         before = {}
@@ -469,9 +406,30 @@ class Access:
             del old[-USERS_AT_ONCE:]
 
     def may_admin(self, user: str, action: str) -> bool:
-        """Whether a user may do `read` or `manage` of the administration."""
+        """Whether a user may do one of `ADMIN_ACTIONS`."""
         found = (self.users or {}).get(user)
         return found is not None and any(rule.covers(ADMIN, action) for rule in found.allow)
+
+    def share_of(self, user: str) -> int:
+        """The percent of every bound that a user may have (`shared.shares.PercentOf`): all where no other is
+        known."""
+        users = self.users
+        if users is None or users.keys() <= {user}:
+            return 100
+        found = users.get(user)
+        if found is None:  # a bridge is the server's own, and so is its owner
+            return 100 if "/" in user or user.startswith("(") else self.user_share
+        return found.user_share or self.user_share
+
+    def refusal_of_gift(self, giver: str, given: User) -> str:
+        """Why `giver` may not make this user; "" if he may: nobody gives what he has not."""
+        own = (self.users or {}).get(giver)
+        if own is None or not self.may_admin(giver, USERS):
+            return f"to make the user {given.name} takes the rule admin:users"
+        for rule in given.allow:
+            if not any(each.includes(rule) for each in own.allow):
+                return f"{giver} cannot give {given.name} the rule {rule}, which {giver} has not"
+        return "" if given.user_share <= self.share_of(giver) else f"{giver} has no such user_share"
 
     def samples(self) -> Iterator[Sample]:
         for guard in self.guards.values():
@@ -486,6 +444,12 @@ def _must_log_in_again(name: str, before: Mapping[str, User], after: Mapping[str
     return now is None or (now.password, now.certificate) != (was.password, was.certificate)
 
 
+def asker_may(guard: "Guard | None", action: str, name: str | bytes) -> bool:
+    """Whether who asks for an administrative action may also do this, to another name that it reaches."""
+    user = ASKER.get()
+    return not user or guard is None or guard.may(user, action, name)
+
+
 class Guard:
     """Decides what one protocol's clients may do. `clients`: the sessions that are open."""
 
@@ -497,8 +461,6 @@ class Guard:
         self.clients: set[GuardedSession] = set()
         self.denied: Counter[str] = Counter()
         self.logins_failed = 0
-        self.in_doubt = 0
-        """Subscriptions that were refused because the decision would take too long."""
         self._decisions: dict[tuple[str, str, str | bytes], bool] = {}
         self._matchers: dict[tuple[str, str], Callable[[str], object]] = {}
         self._told: set[tuple[str, str, str | bytes]] = set()
@@ -600,12 +562,10 @@ class Guard:
 
     def may_subscribe(self, user: str, pattern: bytes) -> bool:
         """Whether the user may read every topic that this pub/sub pattern can match."""
-        key = (user, "subscribe", pattern)
+        key = (user, _SUBSCRIBE, pattern)
         found = self._decisions.get(key)
         if found is None:
-            covered = covers_subscription(topic_globs(self._patterns(user, READ)), text_of(pattern))
-            self.in_doubt += covered is None
-            found = self._keep(key, bool(covered))
+            found = self._keep(key, bool(self._matcher(user, _SUBSCRIBE)(text_of(pattern))))
         return found
 
     def may_send_datagram(self, topic: bytes) -> bool:
@@ -637,12 +597,6 @@ class Guard:
         yield Sample(
             "logins_failed_total", self.logins_failed, "Logins with a wrong name or password.", labels=labels
         )
-        yield Sample(
-            "access_in_doubt_total",
-            self.in_doubt,
-            "Subscriptions refused because to decide on them would take too long.",
-            labels=labels,
-        )
 
     def _keep(self, key: tuple[str, str, str | bytes], decision: bool) -> bool:
         if len(key[2]) <= DECIDED_NAME_MAX:
@@ -655,12 +609,13 @@ class Guard:
         found = self._matchers.get((user, action))
         if found is None:
             if action == _SEE:
-                patterns = dict.fromkeys(each for action in ACTIONS for each in self._patterns(user, action))
+                found = matcher({each: None for action in ACTIONS for each in self._patterns(user, action)})
             elif action == _TOPIC:
-                patterns = dict.fromkeys(topic_globs(self._patterns(user, WRITE)))
+                found = matcher(topic_globs(self._patterns(user, WRITE)))
+            elif action == _SUBSCRIBE:
+                found = covers_subscription(self._patterns(user, READ))
             else:
-                patterns = dict.fromkeys(self._patterns(user, action))
-            found = matcher(patterns)
+                found = matcher(dict.fromkeys(self._patterns(user, action)))
             if user:  # as many series as users and actions
                 self._matchers[user, action] = found
         return found

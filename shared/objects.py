@@ -236,7 +236,7 @@ BRIDGES = ObjectKind(
         KindColumn("dead", "Dead messages, which the target never takes."),
         KindColumn("dropped", "Lost messages: refused and dropped, or without room."),
         KindColumn("bytes", "Bytes taken and not carried yet.", "bytes"),
-        KindColumn("last_error", "Why it waits or waited; null: there was no error.", ""),
+        KindColumn("last_error", "Why it waits, or refused a message; null: no error since it runs.", ""),
         KindColumn("last_error_time", "When that was.", "time"),
     ),
 )

@@ -68,6 +68,8 @@ class Verb:
     changes: str | None = None
     """The argument that names the changed object, for the audit log's line of each call. None: it changes
     nothing."""
+    shows: str | None = None
+    """The argument that names the object whose messages it shows, for the same."""
     paths: Sequence[str] = ()
     """The arguments that are paths on the server's machine. Over TCP only paths below the data folder's
     `backups` are allowed."""

@@ -315,7 +315,7 @@ class Bridge:
         ((_, fate, trail),) = self._parts(run) if self._wanted(origin.name) else [(1, "filtered", ())]
         if fate:
             return {"result": fate, "to": None, "body": None}
-        (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), self._host.wall_ms())
+        (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), *self._host.stamp())
         to = self._template.name_for(origin)
         told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
         refused = self._refusal(to, written)
@@ -463,7 +463,7 @@ class Bridge:
             self.close()
             return False
         self._gives_back = self._source.gives_back
-        self.state = "running"
+        self._runs()
         return True
 
     def _gather(self) -> list[MessageRun]:
@@ -600,7 +600,8 @@ class Bridge:
             yield len(bodies), "circled" if self.name in trail else "", trail
             return
         for at, body in enumerate(bodies, 1):
-            passed = (*trail, *(name for name in forms.bridges_passed(body) if name not in trail))
+            found = forms.bridges_passed(body, self._host.key)
+            passed = (*trail, *(name for name in found if name not in trail))
             fate = "circled" if self.name in passed else ""
             yield at, fate if self.settings.filter.fits(body) else "filtered", passed
 
@@ -611,7 +612,7 @@ class Bridge:
         if "date" in self._template.fields and not origin.time:
             origin = attrs.evolve(origin, time=self._host.wall_ms() / 1000)
         name = self._template.name_for(origin)
-        bodies = forms.bodies_of(self.settings.form, run, trail, self._host.wall_ms())
+        bodies = forms.bodies_of(self.settings.form, run, trail, *self._host.stamp())
         at = 0
         while at < len(run):
             try:
@@ -622,8 +623,6 @@ class Bridge:
                 count = self._target.write(name, bodies[at:] if at else bodies, trail)
                 carried = True
                 self._delay = 0.0
-                if self.state == "waiting":
-                    self.state = "running"
             except (BridgeRefusal, StoreError) as error:
                 refused = _as_refusal(error)
                 if not self._settle_refused(run, at, trail, refused, entry):
@@ -636,6 +635,8 @@ class Bridge:
     def _settle(self, run: MessageRun, entry: _Entry, *, carried: bool) -> None:
         assert self._source is not None
         self._source.confirm(run)
+        if self.state == "waiting":
+            self._runs()
         self._settled += len(run)
         entry.runs.append(run)
         entry.size += run.size
@@ -681,15 +682,19 @@ class Bridge:
         if self._dead is None:
             self._dead = self._open_target(self.settings.dead, ", where dead messages go")
         name = self._dead_template.name_for(run.origin)
-        wall_ms = self._host.wall_ms()
-        for cut in (False, True):
-            body = forms.dead_letter_of(run, at, trail, wall_ms, refused.reason, str(refused), cut=cut)
+        stamp = self._host.stamp()
+        for cut in (False, True) if len(run.bodies[at]) <= forms.DEAD_WHOLE_BYTES_MAX else (True,):
+            body = forms.dead_letter_of(run, at, trail, *stamp, refused.reason, str(refused), cut=cut)
             try:
                 self._dead.write(name, [body], trail)
                 return
             except BridgeRefusal as error:
                 if cut or error.reason != "too_large":
                     raise
+
+    def _runs(self) -> None:
+        """What it waited for is over, and no error any more."""
+        self.state, self.last_error, self.last_error_ms = "running", "", None
 
     def _wait(self, error: BridgeRefusal | StoreError, most: float) -> None:
         refused = _as_refusal(error)

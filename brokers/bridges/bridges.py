@@ -4,6 +4,7 @@ One table stores them: a row by bridge and source name for each position, and a 
 The rows of a bridge that is removed from the settings stay for a day.
 """
 
+import secrets
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,8 @@ from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
 
-NAMESPACE, TABLE = "bridges", "positions"
+NAMESPACE, TABLE, MARKS = "bridges", "positions", "marks"
+_KEY_BYTES = 32
 _MODE = Durability.parse("interval:50ms")
 """A position shares its journal entry with the written messages, so it is as durable as they are."""
 KEPT_SECONDS = 24 * 3600.0
@@ -65,6 +67,8 @@ class Bridges:
         self.account = (budget or Account("process", 1 << 40)).account("bridges")
         self._wall = wall
         self._table: Table | None = None
+        self.key = secrets.token_bytes(_KEY_BYTES)
+        """Of the marks of what bridges write as JSON; once the table is open, that of the folder."""
         self._kept: set[str] = set()
         """Bridges with stored rows."""
         self._running: dict[str, Bridge] = {}
@@ -81,6 +85,10 @@ class Bridges:
 
     def wall_ms(self) -> float:
         return self._wall() * 1000
+
+    def stamp(self) -> tuple[float, bytes]:
+        """The time (Unix ms) and the key for what is written now."""
+        return self.wall_ms(), self.key
 
     def may(self, bridge: str, protocol: str, action: str, name: bytes) -> bool:
         """A bridge may do all that its ends need, unless the users file has an entry for it."""
@@ -121,6 +129,12 @@ class Bridges:
     async def _open_table(self) -> Table:
         table = self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
         self._kept = {key.partition(b"\0")[0].decode() for key, _ in table.items()}
+        with suppress(StoreError):  # without it a circle goes round once more
+            marks = await Table.open(self.store.namespace(NAMESPACE, _MODE), MARKS)
+            kept = marks.get(b"key")
+            if kept is None:
+                marks.put(b"key", self.key)
+            self.key = kept or self.key
         return table
 
     def _repair(self, table: Table) -> None:

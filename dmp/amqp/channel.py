@@ -96,8 +96,8 @@ _ACK_BEGINNING, _ACK_BYTES = 11, 13  # up to the delivery tag; the payload
 _ACK_INDEX = commands.Basic.Ack.index
 _ack_fields = struct.Struct(">QBB").unpack_from
 
-Delivery = tuple["Consumer | None", Queue, Message]
-"""What is unacknowledged, and who has it: a consumer, or None for `basic.get`."""
+Delivery = tuple["Consumer | Gets", Queue, Message]
+"""What is unacknowledged, and who has it."""
 _QUEUE = itemgetter(1)
 _NUMBER = attrgetter("number")
 
@@ -109,7 +109,7 @@ class Mux:
     method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
     `work`: what the stretch of input under way has done, in messages put into a queue.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
-    `capabilities`: the client's. `payload_max`: bytes that a frame holds.
+    `capabilities`, `product`: the client's, as it says. `payload_max`: bytes that a frame holds.
     """
 
     def __init__(self, session: SessionBase, broker: Broker, refuse: Callable[[Refusal], None]) -> None:
@@ -120,6 +120,7 @@ class Mux:
         self.broker = broker
         self.owner = broker.new_owner("")
         self.capabilities: dict[str, bool] = {}
+        self.product: object = None
         self.payload_max = 0
         self.by_number: dict[int, Channel] = {}
         self.at = 0
@@ -168,16 +169,13 @@ class Mux:
             raise _not_allowed(name)
 
     def access_changed(self) -> None:
-        """Rules are others now: consumers of what may not be read any more are cancelled, and what they and
-        `basic.get` hold of it goes back.
+        """Rules are others now: consumers of what may not be read any more are cancelled. What is held may be
+        acknowledged.
         """
         self.publishing.forget()
         guard, user = self.session.guard, self.session.user
         if guard is None:
             return
-        self.settle_now()
-        unacked: list[Iterator[Delivery]] = []
-        queues: set[Queue] = set()
         lost: list[Consumer] = []
         for channel in self.by_number.values():
             for reader in channel.consumers.values():
@@ -185,24 +183,9 @@ class Mux:
                 name = REPLY_TO if reader is channel.reply_consumer else reader.queue.name
                 if not guard.may(user, READ, name):
                     lost.append(reader)
-            back = {
-                tag: delivery
-                for tag, delivery in channel.unacked.items()
-                if not guard.may(user, READ, delivery[1].name)
-            }
-            for tag in back:
-                del channel.unacked[tag]
-            forget_unacked(back.values())
-            queues.update(map(_QUEUE, back.values()))
-            unacked.append(_newest_first(back))
-        for queue in queues:
-            queue.await_returns()
         for consumer in lost:
             consumer.channel.remove_consumer(consumer)
             consumer.channel.notify_cancelled(consumer)
-        if queues:
-            self.broker.sliced_work.add(_come_back(unacked, queues))
-        self.dispatch()
         self.broker.flush()
         self.broker.store.commit_pending()
 
@@ -261,7 +244,7 @@ class Mux:
         return True
 
     def dispatch(self) -> None:
-        """Have the channels dispatch: more deliveries may be sent."""
+        """Have the channels dispatch, the one first that has waited longest: more deliveries may be sent."""
         self._waits_to_dispatch = False
         for channel in tuple(self.by_number.values()):
             channel.dispatch()
@@ -366,9 +349,8 @@ class Mux:
             found = unacked.pop(tag, None)
             if found is None:
                 raise _unknown(tag)
-            consumer, queue, message = found
-            if consumer is not None:
-                consumer.unacked -= 1
+            holder, queue, message = found
+            holder.unacked -= 1
             messages = settled.get(queue)
             if messages is None:
                 settled[queue] = [message]
@@ -396,19 +378,15 @@ class Mux:
             self._roomy[channel] = None
 
     def settle_now(self) -> int:
-        """Tell the queues, and have them dispatch; returns how much work that was beside the messages."""
-        for channel in self._roomy:
-            for consumer in channel.consumers.values():
-                self._settled.setdefault(consumer.queue, [])
+        """Tell the queues, and have them dispatch: first those whose consumers wait for room that they share.
+        Returns how much work that was beside the messages."""
+        queues = {reader.queue: None for channel in self._roomy for reader in channel.consumers.values()}
         self._roomy.clear()
-        if not self._settled:
-            return 0
         settled, self._settled = self._settled, {}
         for queue, messages in settled.items():
-            if messages:
-                queue.settle(messages)
+            queue.settle(messages)
         work = 0
-        for queue in settled:
+        for queue in queues | dict.fromkeys(settled):
             if not queue.deleted:
                 work += 1 + min(queue.consumers.count, LOOKED_AT_ONCE) // 2
                 queue.dispatch()
@@ -542,10 +520,10 @@ def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
     while deliveries:
         of: dict[Consumer, list[Message]] = {}
         back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
-        for consumer, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
-            if consumer is not None and channel.consumers.get(consumer.tag) is consumer:
+        for holder, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
+            if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
                 message.redelivered = True
-                of.setdefault(consumer, []).append(message)
+                of.setdefault(holder, []).append(message)
             else:
                 back.setdefault(queue, []).append(message)
         del deliveries[-RETURNED_AT_ONCE:]
@@ -609,10 +587,18 @@ def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
                 yield
 
 
+@attrs.define(eq=False)
+class Gets:
+    """Who has what `basic.get` took on a channel. It does not count against prefetch, as RabbitMQ has it."""
+
+    unacked: int = 0
+
+
 @attrs.define(eq=False, repr=False)
 class Channel:
     """One channel. `delivered`: the last delivery tag. `unacked`: by tag, the oldest first.
 
+    `consumers`: by tag, the one first that has waited longest for a message; so are the channels in `mux`.
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
     nothing more is sent on it. `crowded`: some consumer found no room for more unacknowledged messages.
     `disk_awaited`: the method under way has waited for what came before it to be on disk, and not for more.
@@ -627,6 +613,7 @@ class Channel:
     flowing: bool = True
     delivered: int = 0
     unacked: dict[int, Delivery] = attrs.Factory(dict)
+    gets: Gets = attrs.Factory(Gets)
     consumers: dict[bytes, Consumer] = attrs.Factory(dict)
     reply_consumer: Consumer | None = None
     prefetch: int = 0
@@ -737,7 +724,7 @@ class Channel:
             unacked += self.transaction.settled
         count = self.mux.broker.settings.unacked_max - unacked
         if self.prefetch_all:
-            count = min(count, self.prefetch_all - unacked)
+            count = min(count, self.prefetch_all - unacked + self.gets.unacked)
         if count <= 0:
             self.crowded = True
         return count
@@ -753,8 +740,7 @@ class Channel:
         taken = []
         for number in tags_of(unacked, tag, multiple):
             delivery = unacked.pop(number)
-            if delivery[0] is not None:
-                delivery[0].unacked -= 1
+            delivery[0].unacked -= 1
             taken.append(delivery)
         return taken
 
@@ -770,6 +756,14 @@ class Channel:
         rest = list(islice(unacked, len(tags), None))
         self.unacked = {number: unacked.pop(number) for number in rest}
         return unacked
+
+    def served(self, consumer: Consumer) -> None:
+        """It was given something: where its channel or connection has no more room, others are next."""
+        consumers, channels = self.consumers, self.mux.by_number
+        if len(consumers) > 1 and consumer.tag in consumers:
+            consumers[consumer.tag] = consumers.pop(consumer.tag)
+        if len(channels) > 1 and self.number in channels:
+            channels[self.number] = channels.pop(self.number)
 
     def dispatch(self) -> None:
         """Something allows more deliveries to its consumers."""
@@ -833,10 +827,9 @@ def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
 
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:
-    """The deliveries do not count for their consumers any more."""
-    for consumer, _, _ in deliveries:
-        if consumer is not None:
-            consumer.unacked -= 1
+    """The deliveries do not count for who had them any more."""
+    for holder, _, _ in deliveries:
+        holder.unacked -= 1
 
 
 def _not_allowed(name: bytes) -> Refusal:
@@ -887,6 +880,10 @@ class Consumer:
         broker.counts.consumers -= 1
         self._heads.forget()
 
+    @property
+    def pool(self) -> Channel | None:
+        return self.channel if self.channel.prefetch_all and not self.no_ack else None
+
     def room(self) -> tuple[int, int]:
         channel = self.channel
         room_bytes = channel.mux.room_bytes()
@@ -911,6 +908,7 @@ class Consumer:
         for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
             parts += (tag_bytes(tag), between, body, end_before)
         channel.delivered = tag
+        channel.served(self)
         parts[-1] = FRAME_END
         channel.mux.connection.write(b"".join(parts))
 
@@ -946,6 +944,7 @@ class Consumer:
                 body = split(number, body, payload_max)
             parts += (self._before, tag_bytes(tag), between, body, FRAME_END)
         channel.delivered = tag
+        channel.served(self)
         connection.write(b"".join(parts))
 
     def cancelled(self) -> None:

@@ -24,15 +24,15 @@ from dmp.amqp.channel import (
     slices,
 )
 from dmp.amqp.transactions import Outcome, Transaction
-from dmp.amqp.wire import Direct, FieldTable, declare_ok, get_ok
+from dmp.amqp.wire import LINE_ENDS, Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import (
     ARGUMENTS_BYTES_MAX,
     ExchangeKind,
-    QueueArguments,
     QueueKind,
+    check_known,
     text_argument,
 )
-from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination
+from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination, check_not_default
 from dmp.memory import check
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, not_found, shown
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 Handler = Callable[[Channel, Any], None]
+_CONSUMER_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")  # nothing here fails over
 HANDLERS: dict[type[base.Frame], Handler] = {}
 
 
@@ -120,8 +121,9 @@ def tx_end(channel: Channel, method: commands.Tx.Commit | commands.Tx.Rollback) 
 def direct_put(channel: Channel, method: Any) -> None:
     """A lease of a sink: any exchange that one may publish to."""
     mux = channel.mux
-    mux.require(WRITE, method.sink.encode() or DEFAULT_IN_RULES)
-    exchange = mux.broker.topology.open_exchange(method.sink.encode())
+    name = _name(method.sink)
+    mux.require(WRITE, name or DEFAULT_IN_RULES)
+    exchange = mux.broker.topology.open_exchange(name)
     send_return = mux.connection.guarded(channel.return_from_sink)
     lease = mux.broker.leases.grant(mux.owner, exchange, send_return)
     channel.reply(Direct.PutOk(lease))
@@ -131,8 +133,9 @@ def direct_put(channel: Channel, method: Any) -> None:
 def direct_get(channel: Channel, method: Any) -> None:
     """A lease of a feed: a queue that is this application's own, and leased to nobody."""
     mux = channel.mux
-    mux.require(READ, method.feed.encode())
-    queue = mux.broker.topology.queue(method.feed.encode(), mux.owner)
+    name = _name(method.feed)
+    mux.require(READ, name)
+    queue = mux.broker.topology.queue(name, mux.owner)
     if queue.owner is None:
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
     if queue.feed is not None or queue.feed_lease is not None:
@@ -143,19 +146,22 @@ def direct_get(channel: Channel, method: Any) -> None:
 @handles(commands.Exchange.Declare)
 def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> None:
     topology = channel.mux.broker.topology
-    name = method.exchange.encode()
+    name = _name(method.exchange)
     if method.passive:
         channel.mux.require_some(name or DEFAULT_IN_RULES)
+        check_not_default(name)
         topology.exchange(name)
         ticket = None
     else:
         channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
+        arguments = _arguments(method)
+        check_known(arguments, (), "exchange")
         kind = ExchangeKind(
             type=method.exchange_type,
             durable=method.durable,
             auto_delete=method.auto_delete,
             internal=method.internal,
-            alternate=text_argument(_arguments(method), "alternate-exchange", "exchange"),
+            alternate=text_argument(arguments, "alternate-exchange", "exchange"),
         )
         if kind.alternate is not None:
             channel.mux.require(WRITE, kind.alternate or DEFAULT_IN_RULES)
@@ -165,7 +171,7 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
 
 @handles(commands.Exchange.Delete)
 def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
-    name = method.exchange.encode()
+    name = _name(method.exchange)
     channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
     found = name in channel.mux.broker.exchanges
     ticket = channel.mux.broker.topology.delete_exchange(name, if_unused=method.if_unused)
@@ -187,8 +193,7 @@ def bind(channel: Channel, method: Any) -> None:
             key = name
     else:
         destination, answer = topology.exchange(name), commands.Exchange.BindOk()
-        if not name:
-            raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
+        check_not_default(name)
     ticket = topology.bind(source, destination, key, _arguments(method).raw)
     _answer(channel, method, answer, ticket)
 
@@ -207,9 +212,9 @@ def _ends(channel: Channel, method: Any) -> tuple[bytes, bytes]:
     """From where a binding leads, and to what. Raises Refusal where the user may not read the one and write
     to the other."""
     if isinstance(method, commands.Queue.Bind | commands.Queue.Unbind):
-        source, name = method.exchange.encode(), _name_meant(channel, method.queue)
+        source, name = _name(method.exchange), _name_meant(channel, method.queue)
     else:
-        source, name = method.source.encode(), method.destination.encode()
+        source, name = _name(method.source), _name(method.destination)
     channel.mux.require(READ, source or DEFAULT_IN_RULES)
     channel.mux.require(WRITE, name or DEFAULT_IN_RULES)
     return source, name
@@ -219,7 +224,7 @@ def _ends(channel: Channel, method: Any) -> tuple[bytes, bytes]:
 def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
     mux = channel.mux
     topology = mux.broker.topology
-    name = method.queue.encode()
+    name = _name(method.queue)
     ticket: Ticket | None = None
     if method.passive or name.startswith(REPLY_TO):
         mux.require_some(name)
@@ -234,13 +239,11 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
         _await_disk(channel, queue)
         queue.used_now()
     else:
-        arguments = _arguments(method)
-        kind = QueueKind(
+        kind = QueueKind.asked_for(
+            _arguments(method).raw,
             durable=method.durable,
             exclusive=method.exclusive,
             auto_delete=method.auto_delete,
-            table=arguments.raw,
-            arguments=QueueArguments.read(arguments),
         )
         letters = kind.arguments.dead_letter_exchange
         if letters is not None:
@@ -295,10 +298,15 @@ def _named(channel: Channel, name: str) -> Queue:
 
 def _name_meant(channel: Channel, name: str) -> bytes:
     """The queue's name; an empty one is the channel's last declared. Raises Refusal, as RabbitMQ has it."""
-    found = name.encode() or channel.last_queue
+    found = _name(name) or channel.last_queue
     if found is None:
         raise Refusal(Code.NOT_FOUND, "no queue name, and none declared on this channel")
     return found
+
+
+def _name(text: str) -> bytes:
+    """A name as a client says it: line ends are taken out, as RabbitMQ does (a name read from a file)."""
+    return text.encode().translate(None, LINE_ENDS)
 
 
 def _arguments(method: Any) -> FieldTable:
@@ -317,11 +325,14 @@ def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | 
 
 @handles(commands.Basic.Qos)
 def qos(channel: Channel, method: commands.Basic.Qos) -> None:
-    """Set the prefetch as RabbitMQ does: without `global` for each consumer to come, with it for the
-    channel."""
+    """Set the prefetch as RabbitMQ does: without `global` for each consumer to come, with it for the channel.
+
+    From py-amqp it counts for the channel, at once. kombu raises the prefetch of consumers that are there by
+    each task that must wait for its time, never says `global`, and stalls otherwise.
+    """
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
-    if method.global_:
+    if method.global_ or channel.mux.product == "py-amqp":
         channel.prefetch_all = method.prefetch_count
         channel.dispatch()
     else:
@@ -340,7 +351,9 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     most = mux.broker.settings.consumers_max
     if consumers >= most:
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
-    priority = _arguments(method).get("x-priority", 0)
+    arguments = _arguments(method)
+    check_known(arguments, _CONSUMER_ARGUMENTS, "consumer")
+    priority = arguments.get("x-priority", 0)
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
@@ -362,7 +375,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     """Raises Refusal."""
     queue = channel.mux.broker.topology.queue(name, channel.mux.owner)
     single = queue.kind.arguments.single_active
-    if queue.exclusive_consumer or (method.exclusive and (queue.in_use or single)):
+    if queue.exclusive_consumer or (method.exclusive and (queue.consumers.count or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     return queue
 
@@ -416,7 +429,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     channel.delivered += 1
     tag = channel.delivered
     if not method.no_ack:
-        channel.unacked[tag] = None, queue, message
+        channel.unacked[tag] = channel.gets, queue, message
+        channel.gets.unacked += 1
     head = message.head
     found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
     channel.reply_content(found, head, message.body)
@@ -471,9 +485,11 @@ def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> N
         queues = by_queue(deliveries)
         for queue, messages in queues.items():
             (queue.requeue if requeue else queue.reject)(messages)
+        channel.dispatch()  # others of its consumers may have room now, and have waited longer
         for queue in queues:
             if not queue.deleted:
                 queue.dispatch()
                 if requeue:
                     queue.trim()
-    channel.dispatch()  # others of its consumers may have room now, too
+        return
+    channel.dispatch()

@@ -28,6 +28,7 @@ from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.publishing import PUBLISH_INDEX
 from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, State
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
+from dmp.data_types import check_table, read_field
 from dmp.memory import check
 from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, stop_until
 from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
@@ -103,7 +104,7 @@ class AmqpSession(SessionBase):
         self.admit(broker.access)
         connection.on_drained = self.drained
         self.deadline(LOGIN, open_until)
-        mechanisms = "PLAIN EXTERNAL" if connection.certificate_user else "PLAIN"
+        mechanisms = "PLAIN AMQPLAIN EXTERNAL" if connection.certificate_user else "PLAIN AMQPLAIN"
         connection.write(_start(settings.prefer_direct, mechanisms))
 
     # -- the driver's calls, beside those of the base
@@ -247,8 +248,10 @@ class AmqpSession(SessionBase):
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
         """Raises Refusal."""
         if kind == wire.HEARTBEAT:
-            if number or payload:
-                raise Refusal(Code.FRAME_ERROR, "a heartbeat on a channel, or with a payload")
+            if number:
+                raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat on a channel")
+            if payload:
+                raise Refusal(Code.FRAME_ERROR, "a heartbeat with a payload")
             return
         self.mux.current = None
         if number == 0:
@@ -309,7 +312,7 @@ class AmqpSession(SessionBase):
 
     def _open_channel(self, number: int) -> None:
         if number > self._channel_max:
-            raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is above channel_max {self._channel_max}")
+            raise Refusal(Code.NOT_ALLOWED, f"channel {number} is above channel_max {self._channel_max}")
         if self.mux.by_number:  # the first always fits, so that somebody can take what fills memory
             check(self.broker.accounts.channels, CHANNEL_BYTES, Code.RESOURCE_ERROR)
         self.broker.accounts.channels.charge(CHANNEL_BYTES)
@@ -379,21 +382,23 @@ class AmqpSession(SessionBase):
 
     def _start_ok(self, method: commands.Connection.StartOk) -> None:
         mechanism = method.mechanism
-        if mechanism != "PLAIN" and not (mechanism == "EXTERNAL" and self.connection.certificate_user):
-            raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(mechanism.encode())} is not PLAIN")
+        if mechanism not in _PASSWORDS and not (mechanism == "EXTERNAL" and self.connection.certificate_user):
+            known = " or ".join(_PASSWORDS)
+            raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(mechanism.encode())} is not {known}")
         found = method.client_properties.get("capabilities")
-        said = found if isinstance(found, dict) else {}
-        self.mux.capabilities = {name: bool(said.get(name)) for name in _CAPABILITIES}
+        able = found if isinstance(found, dict) else {}
+        self.mux.product = method.client_properties.get("product")
+        self.mux.capabilities = {name: bool(able.get(name)) for name in _CAPABILITIES}
         by_certificate = self.user if self.user not in ("", ANONYMOUS) else ""
         if mechanism == "EXTERNAL":
             self._logged_in(by_certificate, mechanism, bool(by_certificate))
             return
         response: str | bytes = method.response  # bytes where it is not UTF-8
-        fields = (response.encode() if isinstance(response, str) else response).split(b"\0")
-        if len(fields) != 3:
+        said = _PASSWORDS[mechanism](response.encode() if isinstance(response, str) else response)
+        if said is None:
             self._logged_in("", mechanism, False)
             return
-        name, password = fields[1].decode(errors="replace"), fields[2]
+        name, password = said[0].decode(errors="replace"), said[1]
         access, near = self.broker.access, self.connection.peer.startswith(_LOOPBACK)
         is_guest = (name, password) == (LOCAL, LOCAL.encode())  # what clients say that were told nothing
         if is_guest and by_certificate:
@@ -557,6 +562,27 @@ class AmqpSession(SessionBase):
             self.mux.index = 0
             self._close(Refusal(Code.INTERNAL_ERROR, said_of(error)))
         return b""
+
+
+def _plain(response: bytes) -> tuple[bytes, bytes] | None:
+    """Name and password; None where it is malformed."""
+    fields = response.split(b"\0")
+    return (fields[1], fields[2]) if len(fields) == 3 else None
+
+
+def _amqplain(response: bytes) -> tuple[bytes, bytes] | None:
+    """The same, from a table without its length: that of the response stands for it."""
+    table = len(response).to_bytes(4, "big") + response
+    try:
+        check_table(table, 0, len(table), CONNECTION_FIELDS_MAX)
+        said = [read_field(table, name) for name in (b"LOGIN", b"PASSWORD")]
+    except Refusal:
+        return None
+    name, password = [text.encode() if isinstance(text, str) else text for text in said]
+    return (name, password) if isinstance(name, bytes) and isinstance(password, bytes) else None
+
+
+_PASSWORDS = {"PLAIN": _plain, "AMQPLAIN": _amqplain}
 
 
 def _start(prefer_direct: bool, mechanisms: str) -> bytes:

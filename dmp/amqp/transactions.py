@@ -213,12 +213,12 @@ class Transaction:
             ticket.when_done(lambda done: self._let_go(change, done))
         for queue, messages in change.requeued.items():
             queue.requeue(messages)
+        channel.crowded = False
+        channel.dispatch()
         _go_through(dispatched(change.queues))
         for queue in change.requeued:
             if not queue.deleted:
                 queue.trim()
-        channel.crowded = False
-        channel.dispatch()
         if broker.memory.full:
             mux.wait_for_memory()
 
@@ -384,9 +384,9 @@ class Transaction:
                 forget_unacked(settled)
                 yield
         yield from change.let_go(done)
-        yield from dispatched(change.queues)
         channel.crowded = False
         channel.dispatch()
+        yield from dispatched(change.queues)
 
     def _not_applied(self, refusal: Refusal) -> None:
         """The transaction is refused. The client hears of it when the queues have. Where the client is gone,
@@ -502,7 +502,7 @@ class QueueChange:
             targets: Sequence[Queue] = ()
             try:
                 found, route_work = search.found()
-                targets = without_circles(head, found, "rejected")
+                targets = without_circles(head, found)
                 work += route_work
             except Refusal:  # the exchange is not there
                 pass

@@ -40,6 +40,7 @@ _U32 = struct.Struct(">I")
 _HEADER_FRAME = struct.Struct(">BHIHHQ")
 _CONTENT = struct.Struct(">HHQ")
 _ACK_FRAME = struct.Struct(">BHIIQBB")
+LINE_ENDS = b"\r\n"  # they are no part of a name
 tag_bytes = struct.Struct(">Q").pack
 _FIXED = {"octet": 1, "short": 2, "long": 4, "longlong": 8, "timestamp": 8}
 
@@ -73,6 +74,17 @@ METHODS: Mapping[int, type[base.Frame]] = MappingProxyType(
     commands.INDEX_MAPPING
     | {method.index: method for method in (Direct.Put, Direct.PutOk, Direct.Get, Direct.GetOk)}
 )
+
+
+RESERVED: Mapping[type[base.Frame], bytes] = MappingProxyType(
+    {
+        commands.Connection.OpenOk: b"\0",
+        commands.Channel.Open: b"\0",
+        commands.Channel.OpenOk: b"\0\0\0\0",
+        commands.Basic.GetEmpty: b"\0",
+    }
+)
+"""Arguments that are reserved, and empty: pamqp writes the text 0 for some."""
 
 
 class FieldTable(dict[str, Any]):
@@ -131,7 +143,8 @@ def content_method_untrusted(payload: bytes) -> base.Frame | None:
 
 def encode(method: base.Frame, channel: int) -> bytes:
     """The whole frame."""
-    return framed(channel, _U32.pack(method.index) + method.marshal())
+    arguments = RESERVED.get(type(method))
+    return framed(channel, _U32.pack(method.index) + (method.marshal() if arguments is None else arguments))
 
 
 def framed(channel: int, payload: bytes) -> bytes:
@@ -184,7 +197,8 @@ def publish_untrusted(payload: bytes) -> tuple[bytes, bytes, bool, bool]:
     if key_end + 1 != end:
         raise Refusal(Code.SYNTAX_ERROR, "Basic.Publish: its arguments do not fill its frame")
     bits = payload[key_end]
-    return payload[7:exchange_end], payload[exchange_end + 1 : key_end], bool(bits & 1), bool(bits & 2)
+    exchange = payload[7:exchange_end].translate(None, LINE_ENDS)
+    return exchange, payload[exchange_end + 1 : key_end], bool(bits & 1), bool(bits & 2)
 
 
 def header_untrusted(payload: bytes) -> tuple[int, bytes]:
@@ -193,7 +207,7 @@ def header_untrusted(payload: bytes) -> tuple[int, bytes]:
         raise Refusal(Code.SYNTAX_ERROR, "a content header that is too short")
     class_id, weight, body_bytes = _CONTENT.unpack_from(payload)
     if class_id != 60 or weight:
-        raise Refusal(Code.FRAME_ERROR, "a content header of another class than basic, or with a weight")
+        raise Refusal(Code.UNEXPECTED_FRAME, "a content header of another class than basic, or with a weight")
     return body_bytes, payload[_CONTENT.size :]
 
 

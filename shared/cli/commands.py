@@ -5,7 +5,7 @@ import os
 import select
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, TypeVar
 
 import attrs
@@ -91,6 +91,12 @@ class Remaining:
             messages = messages[: self.count]
             self.count -= len(messages)
         return messages
+
+
+def warn(text: str) -> None:
+    """Tell the user something beside a command's output."""
+    with suppress(OSError):  # standard error cannot be written
+        print(f"brokers: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

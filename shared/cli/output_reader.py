@@ -51,6 +51,12 @@ class OutputReader:
             await trio.sleep(PAUSE_SECONDS)
             self._pause_at = trio.current_time() + TURN_MS / 1000
 
+    async def was_taken(self, deadline: float) -> bool:
+        """As `wait_taken`, until `deadline` on trio's clock; returns whether it has read everything."""
+        with trio.move_on_at(deadline) as waiting:
+            await self.wait_taken()
+        return not waiting.cancelled_caught
+
     async def wait_left(self) -> None:
         """Wait until the reader closes, then raise BrokenPipeError, even while there is nothing to write."""
         while self._pipe is not None:

@@ -59,7 +59,7 @@ class Sender:
             raise
         try:
             if self._lost is not None:
-                raise self._lost
+                raise self._lost.with_traceback(None)
             if not self._pending:  # the task before this one has sent it
                 return
             pending, self._pending = self._pending, []
@@ -72,7 +72,7 @@ class Sender:
                         self._lost = await self._read_rest() or self._lost
                     except (trio.BrokenResourceError, trio.ClosedResourceError):
                         pass
-                raise self._lost from error
+                raise self._lost.with_traceback(None) from error
             except trio.Cancelled:
                 self._lost = Disconnected("a send was cancelled")
                 await trio.aclose_forcefully(self._stream)

@@ -47,20 +47,21 @@ class Connection:
     """One peer, as its session sees it; the drivers supply the transport.
 
     `peer`: `"127.0.0.1:51234"` or `"[::1]:51234"`. `closed`: nothing reaches the peer any more; all methods
-    may still be called and do nothing. `on_drained`: called when the outbox, after being above its bound,
-    falls below half of it; never from inside a call to the connection. `held_bytes`: what the session said
-    that it holds. `certificate_user`: the name in the accepted client certificate, "" without one.
-    `stranger`: it has to log in first, and is served at the pace of strangers (`shared.net.strangers`).
+    may still be called and do nothing. `mute`: it finishes or is closed, and what is written is ignored.
+    `on_drained`: called when the outbox, after being above its bound, falls below half of it; never from
+    inside a call to the connection. `held_bytes`: what the session said that it holds. `stranger`: it has to
+    log in first, and is served at the pace of strangers (`shared.net.strangers`). `certificate_user`: the
+    name in the accepted client certificate, "" without one.
     """
 
     __slots__ = (
         "_above",
         "_dirty",
-        "_mute",
         "_paused",
         "certificate_user",
         "closed",
         "held_bytes",
+        "mute",
         "on_drained",
         "outbox",
         "peer",
@@ -77,7 +78,7 @@ class Connection:
         self.on_drained: Callable[[], None] | None = None
         self._above = False  # the outbox has been above its bound, and is not yet below half of it
         self._paused = False  # the session has paused reading
-        self._mute = False  # finished or closed: nothing more may be written
+        self.mute = False
         self._dirty = False  # what is written now will be flushed by a caller further up
 
     @property
@@ -92,7 +93,7 @@ class Connection:
         to others at the end of the turn; outside a turn at once, unless the driver is about to look for
         input. The whole of it: `shared.net.loop_turn`.
         """
-        if self._mute or not data:
+        if self.mute or not data:
             return
         outbox = self.outbox
         chunks = outbox.chunks
@@ -108,7 +109,7 @@ class Connection:
 
     def write_file(self, part: FileRange) -> None:
         """Append a range of an open file; `part.release` is called once it is sent or never will be."""
-        if self._mute or not part.length:
+        if self.mute or not part.length:
             part.release()
             return
         size = self.outbox.push_file(part)

@@ -1,9 +1,10 @@
 """Finding dead peers among those that receive pushes.
 
 TCP's user timeout would also end a living peer that keeps its window closed, because probes of a closed
-window count as unacknowledged. So these connections have none. Instead they are examined: a peer is dead if
-data is in flight and it has acknowledged nothing for the whole timeout. (If nothing is in flight, keepalive
-finds it.)
+window count as unacknowledged. So these connections have none. Instead they are examined. A peer is dead if
+data is in flight or a probe is unanswered, and nothing was acknowledged for the whole timeout. A living peer
+answers each probe of its closed window. Where data cannot even be sent, as without a route, nothing is in
+flight, and no probe is answered. (If nothing waits to be sent, keepalive probes.)
 """
 
 import math
@@ -21,8 +22,9 @@ LOOKS = 5
 SLICE = 100
 """Connections examined before other tasks run: about 100 µs."""
 TCP_INFO = getattr(socket, "TCP_INFO", 11)
-UNACKED = struct.Struct("=24xI28xI")
-"""Fields of Linux's struct tcp_info: tcpi_unacked (segments) at 24, tcpi_last_ack_recv (ms ago) at 56."""
+WAITING = struct.Struct("=3xB20xI28xI")
+"""Fields of Linux's struct tcp_info: tcpi_probes (unanswered) at 3, tcpi_unacked (segments) at 24,
+tcpi_last_ack_recv (ms ago) at 56."""
 
 
 PASSED = struct.Struct("=120xQQ")
@@ -33,10 +35,9 @@ class Pushed(Protocol):
     """A connection that receives pushes."""
 
     stalled_since: float
-    """When data was first seen in flight with no acknowledgement since; inf: not so at the last examination.
-    """
+    """When an acknowledgement was first seen missing, and none came since; inf: none is missing."""
 
-    def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
+    def tcp_info(self, size: int = WAITING.size) -> bytes | None:
         """The first `size` bytes of struct tcp_info; None where there is none (a closed connection)."""
 
     def abort(self, reason: str) -> None: ...
@@ -59,17 +60,18 @@ def bytes_passed(connection: Pushed) -> tuple[int, int] | tuple[None, None]:
 
 
 def is_dead(connection: Pushed, now: float, seconds: float) -> bool:
-    """Examine once. The first examination that finds data in flight starts the clock; an ack stops it."""
+    """Examine once. The first examination that finds an acknowledgement missing starts the clock; any stops
+    it."""
     info = connection.tcp_info()
     if info is None:
         return False
-    unacked, last_ack_ms = UNACKED.unpack(info)
-    if not unacked:
+    probes, unacked, last_ack_ms = WAITING.unpack(info)
+    if not (probes or unacked):
         connection.stalled_since = math.inf
         return False
     last_ack = now - last_ack_ms / 1000
     if last_ack > connection.stalled_since or connection.stalled_since == math.inf:
-        connection.stalled_since = now  # the last acknowledgement may be old: nothing was in flight until now
+        connection.stalled_since = now  # the last acknowledgement may be old: none was missing until now
         return False
     return now - connection.stalled_since >= seconds
 

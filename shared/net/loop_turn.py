@@ -31,7 +31,7 @@ from shared.net.admission import Admission
 from shared.net.connection import Connection, Session
 from shared.net.counters import NetCounters
 from shared.net.deadlines import Deadlines
-from shared.net.liveness import UNACKED
+from shared.net.liveness import WAITING
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.session import SessionBase
 from shared.net.settings import NetSettings
@@ -51,7 +51,8 @@ SILENT_AT_ONCE = 32
 SENDS_SECONDS = 4e-3
 """Work on sending at a time: a message for 5,000 consumers is 5,000 system calls, and those took 45 ms."""
 SENDS_LOOK = 32
-"""Connections sent to between two looks at the clock."""
+"""Connections sent to between two looks at the clock; after one with much to send it looks at once."""
+MUCH_BYTES = 64 * 1024
 HOLD_LEAST = 4
 """Fewer connections than this are sent to right after `after_turn`: holding back would only delay them."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -116,7 +117,7 @@ class DrivenConnection(Connection):
             (strangers.add if stranger else strangers.remove)(self.host)
 
     def wake_at(self, deadline: float) -> None:
-        if not self._mute:
+        if not self.mute:
             self._loop.set_deadline(self, deadline)
 
     @property
@@ -134,9 +135,9 @@ class DrivenConnection(Connection):
         self._reads_again()
 
     def finish(self) -> None:
-        if self._mute:
+        if self.mute:
             return
-        self._mute = self._finishing = True
+        self.mute = self._finishing = True
         self._paused = False
         self._loop.set_deadline(self, math.inf)
         self._advance()
@@ -206,7 +207,7 @@ class DrivenConnection(Connection):
         base = self._base()
         (base.kick if base else self.abort)(reason)
 
-    def tcp_info(self, size: int = UNACKED.size) -> bytes | None:
+    def tcp_info(self, size: int = WAITING.size) -> bytes | None:
         """The socket's TCP_INFO, for `liveness`; None where the transport is not TCP."""
         raise NotImplementedError
 
@@ -223,8 +224,9 @@ class DrivenConnection(Connection):
     def _outbox_over_bound(self) -> None:
         if self.outbox.policy is Policy.WAIT:
             self._above = True  # the driver flushes when the session returns, which should be soon
-        else:
+        elif len(self.outbox.chunks or ()) > 1:
             self.send()  # send what the peer takes before dropping or disconnecting
+        # One message always fits, however large: it is sent with those to others, which looks at the clock.
 
     def _drop(self, size: int) -> int:
         chunks = self.outbox.dropped_chunks
@@ -259,7 +261,7 @@ class DrivenConnection(Connection):
         """Release everything but the session, which is told at the end of the turn."""
         if self.closed:
             return
-        self.closed = self._mute = True
+        self.closed = self.mute = True
         backlog = self.outbox.size > 0
         self._loop.forget(self, reason)
         self.outbox.clear()
@@ -290,13 +292,13 @@ class DrivenConnection(Connection):
         """Tell the session, once, that no more input comes. While input is held back this does nothing:
         `_reads_again` asks for it again.
         """
-        if self._reading and not (self._mute or self._input_over):
+        if self._reading and not (self.mute or self._input_over):
             self._stop_input()
             self.call(self._session.receive_eof)
 
     def drain(self) -> None:
         """The server stops: the session ends its waits, and reads no more."""
-        if not self._mute:
+        if not self.mute:
             self.call(self._session.drain)
         self.end_input()
 
@@ -310,7 +312,7 @@ class DrivenConnection(Connection):
 
     def close_silent(self, farewell: bytes, *, stranger: bool = False) -> None:
         """No complete request came in time. `stranger`: close only if it has not logged in meanwhile."""
-        if not self._mute and stranger == self.stranger:
+        if not self.mute and stranger == self.stranger:
             self._loop.counters.deadlines += 1
             self._loop.log.info(
                 "a client sent no complete request in its time: the connection is closed; where clients need "
@@ -578,8 +580,9 @@ class LoopTurn:
             to_send = [each for each in to_send if each not in but]
         ends = perf_counter() + SENDS_SECONDS
         for done, connection in enumerate(to_send, start=1):
+            look = not done % SENDS_LOOK or connection.outbox.size > MUCH_BYTES
             connection.send()
-            if not done % SENDS_LOOK and done < len(to_send) and perf_counter() > ends:
+            if look and done < len(to_send) and perf_counter() > ends:
                 self.to_send[:0] = to_send[done:]
                 return False
         return True

@@ -180,7 +180,7 @@ class PollConnection(DrivenConnection):
             self._reads_again()
             if self.on_drained is not None:
                 self.call(self.on_drained)
-        if self._mute:
+        if self.mute:
             return
         if self._input_over or not self._reading:
             if flags & select.EPOLLERR:
@@ -207,7 +207,7 @@ class PollConnection(DrivenConnection):
         if not self.closed:
             self._driver.again(self)
 
-    def tcp_info(self, size: int = liveness.UNACKED.size) -> bytes | None:
+    def tcp_info(self, size: int = liveness.WAITING.size) -> bytes | None:
         if self.closed:
             return None
         return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
@@ -229,7 +229,7 @@ class PollConnection(DrivenConnection):
 
     def _reads_again(self) -> None:
         super()._reads_again()
-        if not self._mute:
+        if not self.mute:
             self._driver.again(self)
 
     def _stop_input(self) -> None:
@@ -265,7 +265,7 @@ class PollConnection(DrivenConnection):
 
     def can_read_plainly(self) -> bool:
         """Not before the first request, which may cost far more work than its bytes (a session resumes)."""
-        blocked = self._mute or self._input_over or self._blocked
+        blocked = self.mute or self._input_over or self._blocked
         return self._reading and not blocked and not self._loop.is_silent(self)
 
     def _send_many(self) -> None:

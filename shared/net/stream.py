@@ -123,12 +123,12 @@ class StreamConnection(DrivenConnection):
             return
         self._above = False
         self._reads_again()
-        if self.on_drained is not None and not self._mute:
+        if self.on_drained is not None and not self.mute:
             self._loop.begin()
             self.call(self.on_drained)
             self._loop.end()
 
-    def tcp_info(self, size: int = liveness.UNACKED.size) -> bytes | None:
+    def tcp_info(self, size: int = liveness.WAITING.size) -> bytes | None:
         transport = self._transport
         if self.closed or not isinstance(transport, trio.SocketStream):
             return None

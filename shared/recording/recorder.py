@@ -127,6 +127,8 @@ class Recording:
         while True:
             await self._grown.wait()
             await self._store.retain()
+            for recorder in self._recorders.values():
+                recorder.retained()
             await trio.sleep(RETAIN_SECONDS)
             self._grown = trio.Event()
 
@@ -168,6 +170,7 @@ class Recorder:
         self._part: _WaitingPart | None = None
         self._held: list[_WaitingBlock] = []
         self._held_bytes = 0
+        self._retained_end = 0  # the log's end when retention last looked
         self._fields = blocks.pack_fields(self.protocol, b"", b"")
         # Counted since the start:
         self.messages = 0
@@ -217,12 +220,12 @@ class Recorder:
         if pending and (pending + len(frames) > self.settings.pending_bytes_max or self._store.over_budget):
             self._pass_over("behind", messages, len(frames))
             return
-        # Retention works at intervals and by whole index entries. It is asked to run a little above the
-        # bound; at twice the bound messages are left out until it has run.
+        # Retention works at intervals and by whole index entries, which may be longer than the bound. It is
+        # asked to run a little above the bound; at twice the bound messages are left out until it has run.
         kept, kept_max = log.end - log.first, self.settings.retention_bytes
         if kept > kept_max + kept_max // 8:
             self._recording.grew()
-            if kept > 2 * kept_max:
+            if kept > 2 * kept_max and log.end - self._retained_end > kept_max:
                 self._pass_over("retention", messages, len(frames))
                 return
         size = len(frames)
@@ -235,6 +238,11 @@ class Recorder:
             self._append_held()
         elif len(self._held) == 1:
             self._recording.holds()
+
+    def retained(self) -> None:
+        """Retention has looked at the log."""
+        if self._log is not None:
+            self._retained_end = self._log.end
 
     def flush(self) -> None:
         """Append held blocks, then a gap for what was left out."""

@@ -17,8 +17,8 @@ class RecordSettings:
     bytes are written once, around the journal. `always` uses the journal and syncs with every batch. `none`
     is not synced, and a power cut may lose more."""
     retention_bytes: int = limit(GIB, MIB, 1 << 62)
-    """Bytes that each protocol's recording keeps; older blocks are dropped. Never 0, or it would fill the
-    disk."""
+    """Bytes that each protocol's recording keeps at least; older blocks are dropped. Never 0, or it would
+    fill the disk."""
     retention_ms: int = limit(7 * 24 * 3600 * 1000, 1, 1 << 62)
     """Age at which blocks are dropped."""
     pending_bytes_max: int = limit(64 * MIB, 1, GIB)

@@ -32,19 +32,25 @@ class Wildcards:
     """Names are levels with `separator` between them; in a pattern two levels have a meaning of their own.
 
     `any_levels` stands for zero or more levels, `one_level` for exactly one. They mean that only as a whole
-    level of a pattern: within a level, and in names, they are ordinary bytes. Empty levels count, and the
-    empty name is one empty level. Raises ValueError where the three could be taken for one another.
+    level of a pattern: within a level, and in names, they are ordinary bytes. Empty levels count. The empty
+    name is one empty level, or without `empty_level` none at all. Raises ValueError where the three could be
+    taken for one another.
     """
 
     separator: bytes = attrs.field(validator=_not_empty)
     any_levels: bytes = attrs.field(validator=_not_empty)
     one_level: bytes = attrs.field(validator=_not_empty)
+    empty_level: bool = True
 
     def __attrs_post_init__(self) -> None:
         if self.any_levels == self.one_level:
             raise ValueError("both wildcards are written alike")
         if self.separator in self.any_levels or self.separator in self.one_level:
             raise ValueError("a wildcard that holds the separator is never one level")
+
+    def levels(self, name: bytes) -> list[bytes]:
+        """The levels of a name."""
+        return name.split(self.separator) if name or self.empty_level else []
 
     def wild_levels(self, pattern: bytes) -> int:
         """The levels of a wild pattern; of any other, 0."""

@@ -83,13 +83,13 @@ class Places:
 
     __slots__ = ("_name", "_rests", "_separator", "every", "last", "levels")
 
-    def __init__(self, name: bytes, separator: bytes) -> None:
+    def __init__(self, name: bytes, wildcards: Wildcards) -> None:
         self._name = name
-        self._separator = separator
+        self._separator = wildcards.separator
         self._rests: dict[bytes, int] | None = None
         self.levels: dict[bytes, int] = {}
         place = 1
-        for level in name.split(separator):
+        for level in wildcards.levels(name):
             self.levels[level] = self.levels.get(level, 0) | place
             place <<= 1
         self.last = place >> 1
@@ -153,6 +153,10 @@ class Trie(Generic[S]):
         separator = self._separator
         place = since = 0
         rest, more = name, separator
+        if not name and not self._wildcards.empty_level:  # no level to read: only the empty pattern is a rest
+            more = b""
+            if (subscribers := lookup(self.root.rests, self.root.rest_only, b"")) is not None:
+                found.append(subscribers)
         while more and frontier:
             level, more, after = rest.partition(separator)
             following: list[Node[S]] = []
@@ -203,7 +207,7 @@ class Trie(Generic[S]):
                 since = 0
                 yield
         if spread:
-            yield from self._walk_on(spread, spread_at, Places(name, separator), found, since)
+            yield from self._walk_on(spread, spread_at, Places(name, self._wildcards), found, since)
         return found
 
     def _walk_on(

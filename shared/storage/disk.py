@@ -99,7 +99,7 @@ class Clock(Protocol):
         """Unix milliseconds; may jump."""
 
     def monotonic(self) -> float:
-        """Seconds; never jumps."""
+        """Seconds; never jumps, and goes on while the machine sleeps."""
 
 
 # -- helpers for any disk

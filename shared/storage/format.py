@@ -430,7 +430,7 @@ def unpack_lines(data: bytes) -> list[dict[str, Any]] | None:
         if not data.endswith(b"\n") or last != {"crc32c": f"{crc32c(data[:end]):08x}"}:
             return None
         return [json.loads(line) for line in data[:end].splitlines()]
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

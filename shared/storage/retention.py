@@ -1,8 +1,9 @@
 """Retention: old records are dropped, offsets stay.
 
-What is too much or too old is dropped in whole entries. The new first offset goes into the journal. When that
-is durable and nobody reads below it, the file gets a hole at its head. A jump of the wall clock must not
-delete anything: after a step of more than an hour, retention by age pauses until a restart.
+What a log has to keep stays, with the rest of the index entry that it begins in. The new first offset goes
+into the journal. When that is durable and nobody reads below it, the file gets a hole at its head. A jump of
+the wall clock must not delete anything: after a step of more than an hour, retention by age pauses until a
+restart.
 """
 
 from collections.abc import Awaitable, Callable
@@ -110,24 +111,22 @@ class RetentionKeeper:
     async def _new_first(self, log: Log, now_ms: int) -> int:
         policy = self._inventory.retention_of(log)
         first = log.first
-        if policy.bytes_max is not None and log.visible - first > policy.bytes_max:
-            limit = log.visible - policy.bytes_max
+        if policy.bytes_kept is not None and log.visible - first > policy.bytes_kept:
+            limit = log.visible - policy.bytes_kept
             if limit == log.visible:
                 first = limit
             else:
-                entry = await self._reader.look(
-                    lambda: self._reader.table.find(log, limit - 1)[1], self._limiter
-                )
-                first = max(first, entry.offset if entry.end >= log.visible else entry.end)
-        if policy.ms_max is not None and self.paused is None and log.visible > first:
-            oldest_ms = now_ms - policy.ms_max
+                _, entry = await self._reader.look(lambda: self._reader.table.find(log, limit), self._limiter)
+                first = max(first, entry.offset)
+        if policy.ms_kept is not None and self.paused is None and log.visible > first:
+            oldest_ms = now_ms - policy.ms_kept
             if self._due_ms.get(log, 0) <= now_ms:
                 oldest = await self._reader.look(
                     lambda: self._reader.table.find_time(log, oldest_ms), self._limiter
                 )
                 first = max(first, log.visible if oldest is None else oldest.offset)
                 due = now_ms if oldest is None else oldest.last_ms
-                self._due_ms[log] = due + policy.ms_max + 1
+                self._due_ms[log] = due + policy.ms_kept + 1
         return min(first, log.visible)
 
     async def _punch(self, log: Log) -> None:

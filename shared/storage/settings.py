@@ -82,10 +82,10 @@ class Durability:
 
 @attrs.frozen
 class Retention:
-    """What a log keeps at most; None: everything. Whole entries (about 64 KiB) go, the oldest first."""
+    """What a log keeps at least; None: everything. Whole entries (about 64 KiB) go, the oldest first."""
 
-    bytes_max: int | None = None
-    ms_max: int | None = None
+    bytes_kept: int | None = None
+    ms_kept: int | None = None
 
 
 @attrs.frozen

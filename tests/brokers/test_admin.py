@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from brokers import admin, api, control
 from brokers.errors import ExitCode, Failure
+from shared.access import ASKER
 from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
 from shared.objects import Objects
@@ -32,6 +33,7 @@ class Host:
     def __init__(self) -> None:
         self.reason: str | None = None
         self.calls: list[Mapping[str, Any]] = []
+        self.askers: list[str] = []
         self.backed_up: Path | None = None
         self.has: list[tuple[str, Objects]] = []
 
@@ -51,6 +53,7 @@ class Host:
     def verbs(self) -> Mapping[tuple[str, str], Verb]:
         async def echo(arguments: Mapping[str, Any]) -> Any:
             self.calls.append(arguments)
+            self.askers.append(ASKER.get())
             return {"echo": arguments}
 
         async def refuse(_: Mapping[str, Any]) -> Any:
@@ -78,6 +81,9 @@ class Host:
         return {"state": "ready"}
 
     backups = Path("/nowhere/backups")
+
+    def share_of(self, user: str) -> int:
+        return 100
 
     async def backup(self, target: Path) -> Any:
         if target.name == "full":

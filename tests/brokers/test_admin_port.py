@@ -7,7 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import trio
 import trio.testing
 
 from brokers import admin, admin_gate, admin_port, api, definitions
-from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, TurnPace, token_of
-from brokers.admin_port import AdminPort, listen
+from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.admin_port import AdminPort, TurnPace, listen
 from brokers.logins import Logins
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.strangers import Strangers
+from shared.plugin import Verb
 from tests.brokers.test_admin import Host
 from tests.support.forked import quick_passwords
 from tests.support.installed import quiet_log
@@ -157,12 +158,13 @@ async def test_users_do_what_their_admin_rules_allow(port: Port) -> None:
     assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
     assert (await port.ask("/status", basic("eve"))).status == 403
     assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
-    assert port.host.calls == [{}]
+    assert (port.host.calls, port.host.askers) == ([{}], ["bob"])
     assert [line["user"] for line in port.audited] == ["ann"]
 
 
 async def test_a_token_opens_everything_and_another_nothing(port: Port) -> None:
     assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
+    assert port.host.askers == [""], "who may do everything"
     for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
         assert (await port.ask("/status", {"Authorization": wrong})).status == 401
     assert port.access.guards["admin"].logins_failed == 4
@@ -479,18 +481,6 @@ async def test_a_body_that_is_announced_as_too_large_is_refused_at_once(
 
 
 @pytest.mark.parametrize(
-    ("length", "above"),
-    [
-        *(("101", True), ("0000101", True), ("9" * 10_000, True), (" 200 ", True)),
-        *(("100", False), ("00000000000100", False), ("99", False), ("", False), ("0", False)),
-        *(("-101", False), ("²²²²", False), ("1e9", False)),
-    ],
-)
-def test_an_announced_length_is_compared_whatever_it_looks_like(length: str, above: bool) -> None:
-    assert api.is_announced_above(100, length) is above
-
-
-@pytest.mark.parametrize(
     ("length", "body"), [("Content-Length: 9", b"{"), ("Transfer-Encoding: chunked", b"no\r\n")]
 )
 @pytest.mark.parametrize("login", [[LOGIN], []], ids=["login", "none"])
@@ -566,26 +556,89 @@ def test_listening_sockets_are_of_every_address() -> None:
 async def test_who_asks_whether_the_server_is_alive_waits_for_no_other_stranger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(admin_gate, "STRANGERS_AT_ONCE", 2)
-    monkeypatch.setattr(admin_gate, "STRANGER_SECONDS", 1000.0)
+    monkeypatch.setattr(admin_port, "FEW", 1)
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000.0)
     async with admin_port_at() as port, trio.open_nursery() as nursery:
         for _ in range(6):
             nursery.start_soon(port.ask, "/status")
         await trio.testing.wait_all_tasks_blocked(0.01)
-        for path in ("/livez", "/readyz"):
-            with trio.fail_after(5):
-                assert (await port.ask(path)).status == 200
+        with trio.fail_after(5):
+            assert (await port.ask("/livez")).body == b"ok\n"
         nursery.cancel_scope.cancel()
 
 
-async def test_a_flood_of_requests_without_a_login_is_answered_slowly_and_one_with_a_login_at_once() -> None:
+async def test_a_connection_without_a_login_has_one_answer_and_one_with_a_login_has_more() -> None:
     async with admin_port_at() as port, await port.connect() as flood, await port.connect() as known:
-        began = trio.current_time()
-        await flood.send_all(port.head("GET /api/v1/queues") * 80)
-        await flood.receive_some()  # it has begun
-        await known.send_all(port.head("GET /api/v1/queues", LOGIN))
-        assert (await known.receive_some()).startswith(b"HTTP/1.1 200")
-        answered = b""
-        while answered.count(b"HTTP/1.1 401") < 70:
-            answered += await flood.receive_some()
-        assert trio.current_time() - began > 0.3, "32 at once, the others 10 ms apart"
+        await flood.send_all(port.head("GET /metrics") * 80)
+        answered = b"".join([part async for part in flood])
+        assert answered.count(b"HTTP/1.1 ") == 1
+        for _ in range(3):
+            await known.send_all(port.head("GET /api/v1/queues", LOGIN))
+            answered = b""
+            while not answered.endswith(b"}"):
+                answered += await known.receive_some()
+            assert answered.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics"])
+async def test_http_2_is_not_spoken(port: Port, path: str) -> None:
+    async with await port.connect() as stream:
+        await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        assert (await heard(stream)).status == 505
+    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk")
+    async with await port.connect() as stream:
+        await stream.send_all(port.head(f"GET {path}", *upgrade))
+        assert (await heard(stream)).status == 200
+
+
+async def test_one_user_leaves_others_connections_and_ends_no_session_but_his_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_gate, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(admin_gate, "SESSIONS_MAX", 8)
+    async with admin_port_at() as port, AsyncExitStack() as streams:
+        ann = basic("ann")["Authorization"]
+        answers = []
+        for _ in range(6):
+            stream = await streams.enter_async_context(await port.connect())
+            await stream.send_all(port.head("GET /status", f"Authorization: {ann}"))
+            answers.append(stream)
+        statuses = []
+        for stream in answers:
+            data = b""
+            while b"HTTP/1.1 " not in data:
+                data += await stream.receive_some()
+            statuses.append(int(data.split()[1]))
+        assert statuses.count(503) == 2
+        assert (await port.ask("/status", basic("bob"))).status == 200
+    async with admin_port_at() as port:
+        bob, first = [await log_in(port, {"user": each, "password": "secret"}) for each in ("bob", "ann")]
+        for _ in range(4):
+            assert (await log_in(port, {"user": "ann", "password": "secret"})).status == 200
+        cookies = [{"Cookie": each.headers["set-cookie"].partition(";")[0]} for each in (bob, first)]
+        assert [(await port.ask("/status", each)).status for each in cookies] == [200, 401]
+
+
+async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, most, full, go = 0, 0, trio.Event(), trio.Event()
+
+    async def hold(_: Any) -> Any:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        if now == admin_gate.AT_ONCE:
+            full.set()
+        await go.wait()
+        now -= 1
+
+    async with admin_port_at() as port, trio.open_nursery() as nursery:
+        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "hold"): Verb("hold", "Hold.", hold)})
+        for _ in range(3 * admin_gate.AT_ONCE):
+            nursery.start_soon(port.ask, "/a/hold", {**basic("bob"), **JSON}, "POST", b"{}")
+        with trio.fail_after(5):
+            await full.wait()
+            assert (await port.ask("/status", basic("ann"))).status == 200
+        go.set()
+    assert most == admin_gate.AT_ONCE

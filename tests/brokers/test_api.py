@@ -352,8 +352,10 @@ def test_the_audit_log_names_what_was_made_and_takes_no_other_word_for_a_reload(
         until(lambda end=f"name={name} result={result}": any(end in line for line in audited(served)))
     for action in ("kick", "user-", "user-forge", ""):
         assert served.ask("reload", {"action": action, "name": "nobody"})[0] == 400, action
-    assert served.ask("reload", {"action": "user-allow", "name": "somebody"})[0] == 200
-    until(lambda: any("action=user-allow name=somebody" in line for line in audited(served)))
+    for given in ({"action": "user-allow"}, {"name": "nobody"}, {"action": "user-rm", "name": "nobody"}):
+        assert served.ask("reload", given)[0] == 403, "over TCP nobody has added, changed or removed a user"
+    assert served.ask("reload", {"action": "reload"})[0] == 200
+    until(lambda: any("action=reload" in line for line in audited(served)))
     assert not any("nobody" in line for line in audited(served))
 
 

@@ -79,7 +79,7 @@ def test_what_is_recorded_and_how_long_is_said_like_any_setting(tmp_path: Path) 
     toml = "[record]\nprotocols = ['queue']\nretention_bytes = '64MiB'\nretention_ms = '2d'"
     config = read(tmp_path, toml, {"BROKERS_SERVE_DURABILITY": "always"})
     assert config.record.protocols == ("queue",)
-    assert (config.record.retention.bytes_max, config.record.retention.ms_max) == (64 << 20, 172_800_000)
+    assert (config.record.retention.bytes_kept, config.record.retention.ms_kept) == (64 << 20, 172_800_000)
     # Nobody waits for it: what holds for protocols does not hold for it.
     assert config.record.durability == Durability("interval", 0.05)
     assert "record.retention_bytes" in str(refused(tmp_path, "[record]\nretention_bytes = 0"))

@@ -185,7 +185,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
             channel = connection.channel()
             channel.exchange_declare("shop", "topic", durable=True)
             channel.exchange_declare("passing", "topic")
-            channel.queue_declare("mails", durable=True, arguments={"x-max-length": 9, "x-mine": "é"})
+            channel.queue_declare("mails", durable=True, arguments={"x-max-length": 9, "mine": "é"})
             channel.queue_declare("own", durable=True, exclusive=True)
             channel.queue_bind("mails", "shop", "orders.#")
             channel.queue_bind("mails", "passing", "orders.#")
@@ -212,7 +212,7 @@ def test_a_document_has_what_is_durable_and_nobodys_own(found: dict[str, list[di
     queues = {each["name"]: each for each in found["queues"]}
     assert queues.keys() == {"jobs", "mails"}
     assert queues["jobs"]["options"] == {"max_deliveries": 5, "dead_letter": "dead"}
-    assert queues["mails"]["arguments"] == {"x-max-length": 9, "x-mine": "é"}
+    assert queues["mails"]["arguments"] == {"x-max-length": 9, "mine": "é"}
     bindings = {(each["exchange"], each.get("queue"), each.get("to_exchange")) for each in found["bindings"]}
     assert bindings == {("shop", "mails", None), ("amq.topic", None, "shop")}
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 from hypothesis import given
@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
 from brokers.logs import (
+    KINDS_MAX,
     LINES_PER_SECOND,
     MATTERS_MAX,
     RECENT,
+    Gathered,
     audit,
     configure,
     line_of,
@@ -265,6 +267,36 @@ def test_a_line_that_was_cut_by_a_full_pipe_does_not_run_into_the_next(pipe: Pip
     log.error("read again")
     last = (cut + reader.read1()).splitlines()[-1]
     assert re.fullmatch(rb"\S+ error +read again +left_out=\d+", last)
+
+
+def test_a_line_that_repeats_comes_once_a_second_and_is_counted() -> None:
+    told: list[dict[str, Any]] = []
+    lines = Gathered(lambda **fields: told.append(fields), "user", "name")
+    for _ in range(1000):
+        lines(user="ann", name="q", peer="1.2.3.4:5")
+    lines(user="bob", name="q", peer="1.2.3.4:6")
+    assert [line["user"] for line in told] == ["ann", "bob"]
+    tell_left_out()
+    assert told[2:] == [{"user": "ann", "name": "q", "peer": "1.2.3.4:5", "count": 999}]
+    lines(user="ann", name="q", peer="1.2.3.4:5")
+    assert len(told) == 3, "the flood goes on: a line a second"
+    tell_left_out()
+    tell_left_out()
+    assert (len(told), told[3]["count"]) == (4, 1)
+    lines(user="ann", name="q", peer="1.2.3.4:5")
+    assert len(told) == 5, "it is over: the next line comes at once"
+
+
+def test_lines_of_very_many_names_are_one_that_counts_them_and_names_the_first() -> None:
+    told: list[dict[str, Any]] = []
+    lines = Gathered(lambda **fields: told.append(fields), "user", "name")
+    for n in range(KINDS_MAX + 1000):
+        lines(user="ann", name=f"q{n}", peer="1.2.3.4:5")
+    assert [line["name"] for line in told] == [f"q{n}" for n in range(KINDS_MAX)]
+    tell_left_out()
+    (line,) = told[KINDS_MAX:]
+    named = [f"q{n}" for n in range(KINDS_MAX, 2 * KINDS_MAX)]
+    assert line == {"user": "ann", "name": named, "peer": "1.2.3.4:5", "count": 1000}
 
 
 def test_a_line_that_is_kept_is_shown_as_it_was_written() -> None:

@@ -1,6 +1,8 @@
 """What is refused, and how: the specification's codes, on the channel or the connection."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pamqp import commands
@@ -33,11 +35,14 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
     [
         (403, encode(C.Exchange.Declare(0, "amq.mine"), 1)),
         (403, encode(C.Exchange.Declare(0, "", "direct"), 1)),
+        (403, encode(C.Exchange.Declare(0, "", passive=True), 1)),
         (403, encode(C.Exchange.Delete(0, "amq.topic"), 1)),
+        (403, encode(C.Exchange.Delete(0, ""), 1)),
         (403, declared("amq.mine")),
         (403, DECLARED + encode(C.Queue.Bind(0, "q", "", "k"), 1)),
         (403, DECLARED + encode(C.Queue.Unbind(0, "q", "", "q"), 1)),
         (403, encode(C.Exchange.Bind(0, "", "amq.topic", "k"), 1)),
+        (403, encode(C.Exchange.Unbind(0, "", "amq.topic", "k"), 1)),
         (403, DECLARED + 2 * encode(C.Basic.Consume(0, "q", exclusive=True), 1)),
         (403, DECLARED + encode(Direct.Get("q"), 1)),
         (404, encode(C.Exchange.Declare(0, "none", passive=True), 1)),
@@ -53,6 +58,8 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
         (404, encode(Direct.Get("none"), 1)),
         (405, encode(C.Queue.Declare(0, "theirs", True), 1)),
         (405, declared("theirs")),
+        (405, encode(C.Queue.Declare(0, "own", exclusive=True), 1) + declared("own")),
+        (405, DECLARED + encode(C.Queue.Declare(0, "q", exclusive=True), 1)),
         (405, encode(C.Queue.Bind(0, "theirs", "amq.topic", "k"), 1)),
         (405, encode(C.Queue.Delete(0, "theirs"), 1)),
         (405, encode(C.Queue.Purge(0, "theirs"), 1)),
@@ -67,7 +74,10 @@ SHORT_OF_ITS_END = publish("", "q", b"abc")[:-11]
         (406, declared("x", **{"x-max-length": "many"})),
         (406, declared("x", **{"x-max-priority": 256})),
         (406, declared("x", **{"x-overflow": "reject-publish-dlx"})),
-        (406, declared("x", **{"x-queue-type": "quorum"})),
+        (406, encode(C.Exchange.Declare(0, "odd", "quantum"), 1)),
+        (406, declared("x", **{"x-queue-type": "stream"})),
+        (406, declared("x", **{"x-queue-type": "quorum"})),  # not durable
+        (406, encode(C.Queue.Declare(0, "x", False, True, True, arguments={"x-queue-type": "quorum"}), 1)),
         (406, declared("x", **{"x-single-active-consumer": 1})),
         (406, declared("x", **{"x-dead-letter-routing-key": "alone"})),
         (406, encode(C.Exchange.Declare(0, "x", arguments={"alternate-exchange": 5}), 1)),
@@ -107,9 +117,7 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(
     ("code", "data"),
     [
         (501, b"\x01\0\x01\0\x10\0\0"),  # above frame_max
-        (501, b"\x08\0\x01\0\0\0\0\xce"),
         (501, b"\x08\0\0\0\0\0\x01a\xce"),
-        (501, PUBLISH + content_header(5).replace(b"\0\x3c", b"\0\x3d")),
         (502, b"\x01\0\x01\0\0\0\x02\0\x1e\xce"),
         (502, b"\x01\0\x01\0\0\0\x05\0\x3c\0\x0a\x01\xce"),
         (502, PUBLISH + content_header(5, b"\x00\x01")),
@@ -119,16 +127,17 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(
         (503, encode(C.Basic.Deliver("t", 1, False, "", ""), 1)),
         (503, encode(C.Connection.Open("/"), 1)),
         (503, encode(C.Channel.FlowOk(True), 1)),
-        (503, encode(C.Exchange.Declare(0, "odd", "quantum"), 1)),
         (504, encode(C.Basic.Qos(), 2)),  # not open
         (504, encode(C.Channel.Open(), 1)),  # open
-        (504, encode(C.Channel.Open(), 2048)),
         (504, content_header(5, channel=9)),
+        (505, b"\x08\0\x01\0\0\0\0\xce"),  # a heartbeat on a channel
+        (505, PUBLISH + content_header(5).replace(b"\0\x3c", b"\0\x3d")),  # of another class
         (505, content_header(5)),  # nobody has published
         (505, SHORT_OF_ITS_END + encode(C.Basic.Qos(), 1)),  # amid a content
         (505, PUBLISH + encode(C.Channel.Flow(True), 1)),
         (505, PUBLISH + b"\x03\0\x01\0\0\0\x01a\xce"),  # no header
         (505, PUBLISH + content_header(2) + b"\x03\0\x01\0\0\0\x03abc\xce"),
+        (530, encode(C.Channel.Open(), 2048)),
         (530, DECLARED + 2 * encode(C.Basic.Consume(0, "q", "same"), 1)),
         (540, encode(C.Tx.Select(), 1) + publish("", "q", b"x", immediate=True)),
         (540, encode(C.Basic.Qos(1, 0), 1)),  # prefetch-size
@@ -145,6 +154,88 @@ async def test_what_is_not_legal_ends_the_connection_with_its_code(
     peer.send(publish("", "q", b"ignored") + encode(C.Connection.CloseOk(), 0))
     assert peer.connection.finished
     assert peer.connection.taken() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"x-message-ttl": 5},
+            "'x-message-ttl' for queue 'q' in vhost '/': received the value '5' of type 'byte'",
+        ),
+        ({"x-message-ttl": 1 << 40}, f"received the value '{1 << 40}' of type 'long' but current is none"),
+        ({"x-max-length": 5}, "'x-max-length'"),
+        ({"x-max-length-bytes": 5}, "'x-max-length-bytes'"),
+        ({"x-expires": 5}, "'x-expires'"),
+        ({"x-max-priority": 5}, "'x-max-priority'"),
+        ({"x-overflow": "reject-publish"}, "'x-overflow'"),
+        ({"x-single-active-consumer": True}, "received the value 'true' of type 'bool' but current is none"),
+        ({"x-dead-letter-exchange": "amq.direct"}, "the value 'amq.direct' of type 'longstr'"),
+        ({"x-queue-type": "quorum"}, "'x-queue-type'"),
+    ],
+)
+async def test_another_declaration_names_the_argument_and_both_values_as_they_were_sent(
+    peer: Peer, arguments: dict[str, Any], said: str
+) -> None:
+    peer.ask(C.Queue.Declare(0, "q", durable=True))
+    peer.method(C.Queue.Declare(0, "q", durable=True, arguments=arguments))
+    close = close_of(peer)
+    assert close.reply_code == 406
+    assert said in close.reply_text
+    again = Peer(peer.world).login()
+    again.ask(C.Queue.Declare(0, "other", durable=True, arguments=arguments))
+    again.method(C.Queue.Declare(0, "other", durable=True))
+    assert "received none but current is the value" in close_of(again).reply_text
+
+
+async def test_another_declaration_of_flags_and_alternates_is_told_in_their_words(peer: Peer) -> None:
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.method(C.Queue.Declare(0, "q", durable=True))
+    assert close_of(peer).reply_text.endswith(
+        "arg 'durable' for queue 'q' in vhost '/': received 'true' but current is 'false'"
+    )
+    peer = Peer(peer.world).login()
+    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
+    peer.method(C.Exchange.Declare(0, "e", "fanout", arguments={"alternate-exchange": "amq.topic"}))
+    assert "received the value 'amq.topic' of type 'longstr' but current is none" in close_of(peer).reply_text
+
+
+@pytest.mark.parametrize(
+    ("of", "method"),
+    [
+        ("queue", lambda arguments: C.Queue.Declare(0, "new", arguments=arguments)),
+        ("exchange", lambda arguments: C.Exchange.Declare(0, "new", "fanout", arguments=arguments)),
+        ("consumer", lambda arguments: C.Basic.Consume(0, "q", arguments=arguments)),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-delivery-limit",
+        "x-consumer-timeout",
+        "x-delay",
+        "x-message-deduplication",
+        "x-delayed-type",
+        "x-stream-offset",
+    ],
+)
+async def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
+    peer: Peer, of: str, method: Callable[[dict[str, Any]], Any], name: str
+) -> None:
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.method(method({name: 5}))
+    close = close_of(peer)
+    assert (close.name, close.reply_code) == ("Channel.Close", 406)
+    assert f"invalid arg '{name}' for {of}" in close.reply_text
+
+
+async def test_no_header_is_refused_nor_an_argument_of_ones_own(peer: Peer) -> None:
+    peer.ask(C.Queue.Declare(0, "q", arguments={"mine": 1, "x-queue-mode": "lazy"}))
+    peer.ask(C.Exchange.Declare(0, "e", "fanout", arguments={"mine": 1}))
+    peer.ask(C.Queue.Bind(0, "q", "e", "", arguments={"x-of-ones-own": 1}))
+    headers = b"\x20\0" + field_table({"x-delay": 5, "x-deduplication-header": "k"})
+    peer.publish("e", "", b"x", properties=headers)
+    assert peer.ask_get("q") == b"x"
 
 
 @pytest.mark.parametrize("method", [b"\0\x50", b"\0\x5a", b"\0\x78"])  # ack, reject, nack

@@ -45,18 +45,18 @@ def depth(here: Command, queue: str) -> int | None:
 
 
 def test_messages_go_from_put_to_get(server: Server, here: Command) -> None:
-    getting = Getting(server, here, "mine", "--bind", "amq.topic:a.#", "amq.fanout:", "--max", "4")
+    getting = Getting(server, here, "mine", "--bind", "amq.topic:a.#", "amq.fanout:", "--max", "5")
     assert here("put", "amq.topic", "-k", "a.b", "-m", "hello", "-m", "a second one") == (
         0,
         "sink      amq.topic\nmessages  2\n",
         "",
     )
-    assert here("put", "amq.topic", "-k", "b", "-m", "not mine", "--json")[1] == (
+    assert here("put", "amq.topic", "-k", "a.c", "-m", "the third", "--json")[1] == (
         '{"sink": "amq.topic", "messages": 1}\n'
     )
     port = str(server.address("dmp")[1])
     assert run("dmp", "put", "amq.fanout", "--port", port, stdin=b"line 1\r\nno end").returncode == 0
-    assert getting.end() == b"hello\na second one\nline 1\nno end\n"
+    assert getting.end() == b"hello\na second one\nthe third\nline 1\nno end\n"
 
 
 def test_json_shows_where_a_message_came_from_and_raw_its_bytes_alone(server: Server, here: Command) -> None:
@@ -65,7 +65,7 @@ def test_json_shows_where_a_message_came_from_and_raw_its_bytes_alone(server: Se
     port = str(server.address("dmp")[1])
     done = run("dmp", "put", "amq.topic", "-k", "k", "--whole", "--port", port, stdin=b"x\ny\n")
     assert done.returncode == 0
-    assert json.loads(getting.end()) == {"exchange": "", "key": "k", "message": "x\ny\n"}
+    assert json.loads(getting.end()) == {"exchange": "amq.topic", "key": "k", "message": "x\ny\n"}
     assert raw.end() == b"x\ny\n"
 
 
@@ -161,7 +161,15 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
     assert (code, "not empty" in err) == (1, True)
     assert json.loads(here("purge", "jobs", "--json")[1]) == {"queue": "jobs", "purged": 2}
     assert here("unbind", "jobs", "logs", "-k", "web.#")[0] == 0
-    here("put", "logs", "three", "-k", "web.get")
+    assert here("put", "logs", "three", "four", "-k", "web.get") == (
+        ExitCode.FAILED,
+        "",
+        "brokers: no queue takes 'web.get' of exchange 'logs'\n",
+    )
+    assert here("declare", "queue", "full", "-a", "x-max-length=0", "-a", "x-overflow=reject-publish")[0] == 0
+    code, _, err = here("put", "", "one", "-k", "full")
+    assert (code, "could not keep" in err) == (ExitCode.FAILED, True)
+    here("delete", "queue", "full")
     assert depth(here, "jobs") == 0
     assert json.loads(here("delete", "queue", "jobs", "--json")[1])["messages"] == 0
     assert depth(here, "jobs") is None

@@ -1,14 +1,18 @@
 """Feeds: a queue's messages as they come, at most once; what keeps an application's queues. No sockets."""
 
 import pytest
+from pamqp import commands
 
 from dmp import wire
+from dmp.amqp.wire import Direct
 from dmp.data_types import short
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.feed import IDLE_SECONDS, TAKEN_BACK_AT_ONCE
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from shared.queues.sliced_work import STEPS_PER_TURN
+from tests.dmp.amqp_peer import Peer as AmqpPeer
+from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
 from tests.dmp.world import PERSISTENT, Taker, World
 
@@ -302,6 +306,34 @@ async def test_queues_may_be_kept_short_by_the_settings() -> None:
     got = bodies(feed.connection.taken())
     assert got == [b"%02d" % number + bytes(998) for number in range(len(got))]
     assert counts.dropped_full == 20 - len(got)
+
+
+@pytest.mark.parametrize("half_closes", [False, True])
+async def test_a_consumer_behind_a_feed_that_goes_gets_first_what_comes_back(half_closes: bool) -> None:
+    world, app = await opened(DmpSettings(feed_bytes_max=4096))
+    queue = app.queue(b"mine", b"quotes")
+    feed, consumer = app.feed(b"mine"), Taker()
+    for name in names(0, 400):
+        world.publish(b"quotes", b"k", name)
+    queue.add_consumer(consumer)
+    if half_closes:
+        feed.session.receive_eof()
+        assert consumer.bodies == [], "some of what was given to the feed may come back"
+    feed.close()
+    assert consumer.bodies == names(0, 400)
+
+
+async def test_an_application_consumes_exclusively_beside_its_own_feed(world: World, peer: AmqpPeer) -> None:
+    peer.ask(commands.Queue.Declare(0, "own", exclusive=True))
+    feed = Peer(world)
+    feed.say(DMP_HEADER + short(peer.ask(Direct.Get("own")).lease.encode()))
+    assert peer.ask(commands.Basic.Consume(0, "own", no_ack=True, exclusive=True)).name == "Basic.ConsumeOk"
+    peer.publish("", "own", b"x")
+    assert peer.frames() == []
+    assert bodies(feed.connection.taken()) == [b"x"]
+    feed.close()
+    peer.publish("", "own", b"y")
+    assert contents(peer.frames()) == [b"y"]
 
 
 async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent(

@@ -154,6 +154,19 @@ async def test_lives_of_their_own_are_remembered() -> None:
     assert drained(queue) == [*range(60), 160]
 
 
+async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got() -> None:
+    world, queue = await deep(60)
+    fill(world, 60, 70, commands.Basic.Properties(delivery_mode=2, expiration="1000").marshal())
+    assert queue.cold is not None
+    assert queue.cold.count > 10
+    for number in range(60):
+        message = queue.get(no_ack=True)
+        assert message is not None
+        assert int(message.body[:4]) == number
+    world.advance(1.1)
+    assert queue.depth == 0
+
+
 async def test_the_oldest_go_where_a_queue_is_full() -> None:
     world, queue = await deep(400, {"x-max-length": 300})
     assert world.broker.counts.overflowed == 100

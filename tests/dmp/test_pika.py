@@ -271,7 +271,9 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: Blockin
         "x-queue-mode": "lazy",
         "x-queue-type": "classic",
         "x-single-active-consumer": False,
-        "x-nobody-knows": [1, {"a": "b"}],
+        "x-queue-version": 2,
+        "x-queue-leader-locator": "balanced",
+        "x-dead-letter-strategy": "at-least-once",
         "mine": True,
     }
     name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue

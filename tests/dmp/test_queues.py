@@ -1,12 +1,22 @@
 """A queue without a wire: order, turns, acknowledgements, time, limits, and what a restart brings back."""
 
+from collections.abc import Callable
+from typing import Any
+
+import attrs
 import pytest
 from pamqp import commands, encode
 
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.properties import NO_PROPERTIES
+from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
+
+
+def properties(**of: Any) -> bytes:
+    return commands.Basic.Properties(**of).marshal()
 
 
 async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world: World) -> None:
@@ -325,6 +335,60 @@ async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on
     assert world.broker.counts.expired == 2
     queue.settle(taker.messages)
     assert world.broker.memory.held_bytes == 0
+
+
+def _get(queue: Queue) -> None:
+    assert queue.get(no_ack=False) is not None
+
+
+def _get_for_good(queue: Queue) -> None:
+    assert queue.get(no_ack=True) is not None
+
+
+def _redrive(queue: Queue) -> None:
+    queue.leave(queue.take_front(1))
+
+
+def _look_and_return(queue: Queue) -> None:
+    front = queue.take_front(2)
+    queue.leave(front[:1])
+    queue.return_front(front[1:])
+
+
+def _consume(queue: Queue) -> None:
+    queue.add_consumer(Taker(no_ack=False, room=1))
+    queue.dispatch()
+
+
+def _push_out(queue: Queue) -> None:
+    queue.kind = attrs.evolve(queue.kind, arguments=attrs.evolve(queue.kind.arguments, messages_max=1))
+    queue.trim()
+
+
+@pytest.mark.parametrize(
+    "take", [_get, _get_for_good, _redrive, _look_and_return, _consume, _push_out], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("first", [NO_PROPERTIES, properties(expiration="60000")], ids=["lasts", "is long"])
+async def test_a_message_expires_in_its_time_however_the_one_before_it_went(
+    world: World, take: Callable[[Queue], None], first: bytes
+) -> None:
+    queue = world.queue(dead_letter_exchange=b"", dead_letter_key=b"dead")
+    dead = world.queue(b"dead")
+    world.publish(b"", b"q", b"first", properties=first)
+    world.publish(b"", b"q", b"second", properties=properties(expiration="400"))
+    take(queue)
+    world.advance(0.5)
+    assert (queue.depth, ready(dead)[-1:]) == (0, [b"second"])
+
+
+async def test_a_queue_whose_definition_was_lost_and_found_lets_messages_expire(world: World) -> None:
+    queue = world.queue(durable=True)
+    queue.adopted = True
+    kind = QueueKind(durable=True, arguments=QueueArguments(ttl_ms=400))
+    world.topology.declare_queue(b"q", kind, world.owner)
+    world.publish(b"", b"q", b"x")
+    world.advance(0.5)
+    assert queue.depth == 0
 
 
 async def test_priorities_hold_over_a_restart_and_for_what_comes_back(world: World) -> None:

@@ -164,6 +164,7 @@ class Taker:
     ) -> None:
         self.no_ack = no_ack
         self.priority = priority
+        self.pool: object | None = None
         self.count = room
         self.room_bytes = room_bytes
         self.messages: list[Message] = []

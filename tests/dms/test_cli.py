@@ -144,10 +144,13 @@ def test_a_full_queue_is_told_or_waited_for(dms: Command, server: Server) -> Non
     assert taken == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_interrupted(
-    dms: Command, server: Server
+@pytest.mark.parametrize(
+    ("told", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, -signal.SIGTERM)]
+)
+def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_told(
+    dms: Command, server: Server, told: signal.Signals, code: int
 ) -> None:
-    dms("create", "-q", "ongoing")
+    dms("create", "-q", "ongoing", "--exist-ok")
     port = ("--port", str(server.address("dms")[1]))
     with begun("dms", "consume", "-q", "ongoing", "-c", *port) as consumer:
         assert consumer.stdout is not None
@@ -157,9 +160,9 @@ def test_a_continuous_consumer_acknowledges_what_it_has_shown_and_ends_when_inte
             assert consumer.stdout.readline() == text.encode() + b"\n"
         while {"queue": "ongoing", "depth": 0} not in rows(dms("list", "--json")[1]):
             pass
-        consumer.send_signal(signal.SIGINT)
+        consumer.send_signal(told)
         assert consumer.stderr.read() == b""
-    assert consumer.returncode == ExitCode.INTERRUPTED
+    assert consumer.returncode == code
 
 
 @pytest.mark.parametrize("more", [("-c",), ("-c", "--json"), ("-n", "9")])

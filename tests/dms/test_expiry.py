@@ -8,6 +8,7 @@ import pytest
 from dms import expiry, wire
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
+from shared.access import ASKER, Access, parse_users
 from tests.dms.world import Peer, World, deliveries, statuses
 from tests.support.commits import fail, journal_write
 
@@ -76,6 +77,20 @@ def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
     assert world.call("redrive", queue="dead") == {"queue": "dead", "moved": 1, "left": 0}
     world.settle()
     assert bodies(peer, "orders", 1) == [b"poison"]
+
+
+def test_a_redrive_puts_messages_only_where_who_asks_may_write(world: World) -> None:
+    users = '[users.ann]\nallow = ["dms:write:orders"]\n[users.manager]\nallow = ["admin:manage"]'
+    world.access = Access(parse_users(users)).guard("dms")
+    peer = made(world, max_deliveries=1, dead_letter="dead")
+    peer.produce("orders", b"poison")
+    ((held, _),) = peer.consume("orders")
+    peer.nack(held)
+    for user, moved in (("manager", 0), ("ann", 1)):
+        before = ASKER.set(user)
+        found = world.call("redrive", queue="dead")
+        ASKER.reset(before)
+        assert found == {"queue": "dead", "moved": moved, "left": 1 - moved}
 
 
 def test_what_a_redrive_leaves_keeps_its_delay(world: World) -> None:

@@ -27,6 +27,7 @@ def churn(world: World, first: int, count: int) -> None:
         peer.ack(*(delivery for delivery, _ in peer.consume("shared", 4)))
         peer.consume(name)
         peer.consume("missing")
+        peer.nack(1)  # not held: refused
         if number % 2:
             peer.delete(name)
         peer.lose()

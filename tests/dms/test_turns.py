@@ -335,49 +335,22 @@ def test_a_listing_under_way_when_the_connection_ends(monkeypatch: pytest.Monkey
     assert peer.connection.finished
 
 
-@pytest.mark.parametrize("runs", [True, False], ids=["runs", "single"])
-def test_what_may_not_be_read_any_more_comes_back_in_turns_and_in_order(runs: bool) -> None:
+def test_consumes_that_wait_end_with_their_right_and_what_is_held_may_be_acknowledged() -> None:
     world = World()
     access = Access()
     peer, bodies = holding(world)
     peer.session.admit(access.guard("dms"))
-    if not runs:
-        (first, *_) = peer.session.consumer.unacked
-        assert statuses(peer.nack(int.from_bytes(first))) == [Status.OK]
-        assert [body for _, body in peer.consume("orders")] == bodies[:1]
-    peer.produce("other", b"mine")
-    ((mine, _),) = peer.consume("other")
     assert peer.consume("orders", 3) == []
-    waiting = world.connect()
-    assert waiting.consume("orders", COUNT) == []
     access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("dms:*:other"),))})
     assert statuses(peer.take()) == [Status.DENIED] * 3
     queue = world.engine.queues[b"orders"]
-    assert 0 < queue.held < COUNT, "the first turn is over, and there is more to do"
-    is_served(world)
-    assert waiting.take() == []
-    world.advance(1)
-    assert [body for _, body in deliveries(waiting.take())] == bodies
-    assert statuses(peer.ack(mine)) == [Status.OK], "what may still be read is still held"
-
-
-def test_a_connection_that_is_lost_while_it_may_not_read_any_more_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine, "PARTED_AT_ONCE", 2)
-    world = World()
-    access = Access()
-    peer, bodies = holding(world)
-    peer.session.admit(access.guard("dms"))
-    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("dms:*:other"),))})
+    assert queue.held == COUNT == len(bodies)
     acked = next(iter(peer.session.consumer.unacked))
     assert statuses(peer.ack(int.from_bytes(acked))) == [Status.OK]
     peer.lose()
     world.advance(1)
-    queue = world.engine.queues[b"orders"]
     assert (queue.held, queue.stops, queue.depth) == (0, 0, COUNT - 1)
     assert len(world.connect().consume("orders", COUNT)) == COUNT - 1
-    assert len(bodies) == COUNT
 
 
 def test_what_was_held_of_many_queues_comes_back_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,7 +473,7 @@ def test_a_purge_that_the_disk_ends_leaves_the_rest_where_it_was(monkeypatch: py
         monkeypatch.setattr(engine.Queue, "log_gone", refuse)
 
     def refuse(*_: Any) -> None:
-        raise engine.NO_MEMORY
+        raise engine.no_memory()
 
     monkeypatch.setattr(Store, "in_thread", pause)
     with pytest.raises(engine.Refusal):

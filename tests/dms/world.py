@@ -16,6 +16,7 @@ from dms.session import Session
 from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Frame, Status, Type
+from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
@@ -51,6 +52,7 @@ class World:
         self.now = 0.0
         self.disk = disk or FakeDisk()
         self.peers: list[Peer] = []
+        self.access: Guard | None = None
         self.open()
 
     def open(self) -> None:
@@ -141,7 +143,7 @@ class World:
         """The same with several arguments, in one loop: to begin one takes longer than most verbs."""
         from dms.admin import Admin
 
-        found = {verb.name: verb for verb in Admin(self.engine).verbs}[verb]
+        found = {verb.name: verb for verb in Admin(self.engine, self.access).verbs}[verb]
 
         async def run() -> list[Any]:
             return [await found.call(arguments) for arguments in calls]

@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,6 +91,66 @@ def test_a_group_goes_on_behind_what_a_reader_that_left_early_has_read(
     assert logmq("consume", topic, "--group", "g")[1] == "".join(f"<{n}>\n" for n in range(3, 9))
 
 
+IGNORING = (
+    "import os, signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    "os.execv(sys.executable, [sys.executable, '-m', 'brokers', *sys.argv[1:]])"
+)
+"""A shell lets what a script starts in the background ignore SIGINT."""
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "ignoring"),
+    [
+        (signal.SIGINT, ExitCode.INTERRUPTED, False),
+        (signal.SIGTERM, -signal.SIGTERM, False),
+        (signal.SIGTERM, -signal.SIGTERM, True),
+    ],
+)
+def test_a_group_has_committed_what_its_reader_has_taken_however_its_consumer_was_told_to_end(
+    server: Server, logmq: Command, told: signal.Signals, code: int, ignoring: bool
+) -> None:
+    topic, port = f"told-{told.name}-{ignoring}", str(server.address("logmq")[1])
+    logmq("produce", topic, *(f"{number:06}" for number in range(2000)))
+    words = ("logmq", "consume", topic, "--group", "g", "--commit", "--follow", "--port", port)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        subprocess.Popen([sys.executable, "-c", IGNORING, *words], **pipes) if ignoring else begun(*words)
+    ) as consumer:
+        taken = b"".join(consumer.stdout.read(7) for _ in range(50))
+        if ignoring:
+            consumer.send_signal(signal.SIGINT)
+            taken += b"".join(consumer.stdout.read(7) for _ in range(50))
+        consumer.send_signal(told)
+        taken += consumer.stdout.read()
+        assert consumer.stderr.read() == b""
+    assert consumer.returncode == code
+    until_nobody_waits(server)
+    lines = taken.decode().splitlines()
+    assert lines == [f"{number:06}" for number in range(len(lines))]
+    first = logmq("consume", topic, "--group", "g", "--max", "1")[1]
+    assert len(lines) - 1 <= int(first) <= len(lines), "all but what the pipe held may be shown again"
+
+
+def test_what_a_command_cannot_show_is_told_on_standard_error(server: Server, logmq: Command) -> None:
+    logmq("produce", "short", "one", "two", "three")
+    said = "brokers: offset 99999 is past the end of short, which is 23: nothing is there yet\n"
+    assert logmq("consume", "short", "--from", "99999") == (0, "", said)
+    logmq("consume", "short", "--group", "late", "--commit", "--max", "1")
+    logmq("trim", "short", "14", "--data-dir", str(server.data))
+    said = (
+        "brokers: group late has not read 7 bytes of short that retention or trim dropped: offsets 7 to 14\n"
+    )
+    assert logmq("consume", "short", "--group", "late") == (0, "three\n", said)
+    for command in (("tail",), ("consume", "--follow")):
+        with begun("logmq", *command, "later", "--port", str(server.address("logmq")[1])) as waiting:
+            assert waiting.stderr.readline() == (
+                b"brokers: there is no topic later yet: what is written to it is shown\n"
+            )
+            waiting.send_signal(signal.SIGTERM)
+    until_nobody_waits(server)
+
+
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
     code, _, err = logmq("consume", "x", "--commit")
     assert code == ExitCode.USAGE
@@ -168,6 +230,11 @@ def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path)
                 pass
             assert alone.stop() == 0
             assert b"".join(iter(lambda: waiting.recv(100), b"")) == b"EOF\nPONG\n"
+
+
+def until_nobody_waits(server: Server) -> None:
+    while any(counted(server)[what,] for what in ("tails", "fetches_waiting")):
+        pass
 
 
 def counted(server: Server) -> dict[tuple[str, ...], float]:

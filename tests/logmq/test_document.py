@@ -56,4 +56,4 @@ def test_the_limits_in_the_document_are_the_settings() -> None:
     }
     check_limits(DOCUMENT, settings, limits)
     assert f"newest {WINDOW} batches" in DOCUMENT
-    assert f"the {settings.writers_max} that have spoken last" in DOCUMENT
+    assert f"the {settings.writers_max} that have spoken last are remembered" in DOCUMENT

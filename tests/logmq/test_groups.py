@@ -22,8 +22,22 @@ def world() -> World:
 
 def test_all_commits_are_listed_by_topic_and_group(world: World) -> None:
     rows = list(world.broker.groups.all(world.broker.topics.by_id().get))
-    assert rows == [Committed("g", "t", 7, 14), Committed("h", "t", 14, 14), Committed("g", "u", 0, 7)]
-    assert [row.behind_bytes for row in rows] == [7, 0, 7]
+    assert rows == [
+        Committed("g", "t", 7, 14, 7),
+        Committed("h", "t", 14, 14, 0),
+        Committed("g", "u", 0, 7, 7),
+    ]
+
+
+def test_a_group_is_behind_by_what_is_kept_and_not_by_what_was_dropped(world: World) -> None:
+    world.log("u").drop_below(7)
+    world.connect().ask(b"PRODUCE u second\n")
+    groups, by_id = world.broker.groups, world.broker.topics.by_id().get
+    assert list(groups.all(by_id))[-1] == Committed("g", "u", 0, 17, 10)
+    assert {row.behind_bytes for part in groups.in_parts(by_id) for row in part} == {7, 0, 10}
+    _, listed = LogmqService(world.broker).objects
+    rows = [listed.row(found) for found in listed.items()]
+    assert {"group": "g", "topic": "u", "offset": 0, "end": 17, "lag_bytes": 10} in rows
 
 
 def test_the_groups_that_are_farthest_behind_are_metrics(world: World, peer: Peer) -> None:

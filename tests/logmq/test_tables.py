@@ -40,7 +40,7 @@ async def test_a_writers_batch_is_a_row_and_so_is_its_end() -> None:
     table = await Table.open(store.namespace("logmq-tables", ALWAYS), "writers")
     kept = Writers(store, table, writers_max=10)
     for seq in (7, 8):
-        _, ticket, _ = kept.write(log, "w", seq, [(record(b"x"), 1)])
+        _, ticket, _ = kept.write(log, "anonymous", "w", seq, [(record(b"x"), 1)])
         assert ticket is not None
         await store.wait(ticket)
     kept.forget(log.id)

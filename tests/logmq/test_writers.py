@@ -7,6 +7,8 @@ import pytest
 from logmq.settings import LogmqSettings
 from logmq.wire import Refusal
 from logmq.writers import WINDOW
+from shared.access import Access, Rule, User
+from shared.storage.format import PUT
 from tests.logmq.world import Peer, World, record
 from tests.support.stores import ALWAYS
 
@@ -80,6 +82,58 @@ def test_the_longest_silent_writer_is_forgotten_for_a_new_one() -> None:
     assert len(world.broker.writers) == 3
 
 
+def users_peer(world: World, user: str) -> Peer:
+    """A client that has logged in."""
+    access = Access({user: User(user, (Rule.parse("logmq:*:*"),))})
+    access.check_password = lambda user, password, peer, done: done(True)
+    world.broker.access = access.guard("logmq")
+    peer = world.connect()
+    assert peer.ask(b"AUTH %b secret\n" % user.encode()) == b"OK\n"
+    return peer
+
+
+def test_a_writer_of_that_name_of_another_user_is_another_writer(world: World) -> None:
+    anonymous, ann, bob = world.connect(), users_peer(world, "ann"), users_peer(world, "bob")
+    for _ in range(2):
+        answers = [
+            peer.ask(batch(1, payload))
+            for peer, payload in ((anonymous, b"one"), (ann, b"two"), (bob, b"six"))
+        ]
+        assert answers == [b"OK 0\n", b"OK 7\n", b"OK 14\n"], (
+            "each has an offset of its own, also when it asks again"
+        )
+        world.restart()
+        anonymous, ann, bob = world.connect(), users_peer(world, "ann"), users_peer(world, "bob")
+    assert world.messages("t") == [b"one", b"two", b"six"]
+
+
+def test_no_user_has_anothers_writers_forgotten() -> None:
+    world = World(LogmqSettings(writers_max=2))
+    ann, bob = users_peer(world, "ann"), users_peer(world, "bob")
+    ann.ask(batch(1, writer=b"a") + batch(1, writer=b"b"))
+    bob.ask(b"".join(batch(1, writer=b"%d" % number) for number in range(5)))
+    assert len(world.broker.writers) == 4
+    assert ann.ask(batch(1, writer=b"a") + batch(1, writer=b"b")) == b"OK 0\nOK 7\n"
+    assert ann.ask(batch(1, topic=b"u", writer=b"c") + batch(1, writer=b"b")) == b"OK 0\nOK 7\n", (
+        "its own made room"
+    )
+    bob.ask(b"DELETE t\n")
+    assert len(world.broker.writers) == 1
+
+
+def test_writers_without_a_user_of_an_older_folder_are_anonymous_own(world: World) -> None:
+    """The key on disk of before: the log's id, the writer's name, the slot."""
+    world.connect().ask(b"PRODUCE t one\n")
+    key = world.log("t").id.to_bytes(8, "big") + b"w" + (1).to_bytes(2, "big")
+    written = (1).to_bytes(8, "big") + (0).to_bytes(8, "big")  # seq 1, at offset 0
+    change = bytes([PUT]) + len(key).to_bytes(2, "big") + key + written
+    world.store.namespace("logmq-tables", ALWAYS).logs["writers"].append(record(change), 1)
+    world.commit()
+    world.restart()
+    assert world.connect().ask(batch(1)) == b"OK 0\n"
+    assert users_peer(world, "ann").ask(batch(1)) == b"OK 7\n"
+
+
 def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record(peer: Peer) -> None:
     peer.ask(batch(1) + batch(1, topic=b"u"))
     world, log_id = peer.world, peer.world.log("u").id
@@ -104,4 +158,4 @@ def test_a_batch_that_could_not_be_written_is_not_remembered(peer: Peer) -> None
 def test_a_refusal_of_a_seq_names_what_is_remembered(peer: Peer) -> None:
     peer.ask(batch(WINDOW * 2))
     with pytest.raises(Refusal, match=f"{WINDOW * 2} was, and the newest {WINDOW}"):
-        peer.world.broker.writers.write(peer.world.log("t"), "w", WINDOW, [(record(b"x"), 1)])
+        peer.world.broker.writers.write(peer.world.log("t"), "anonymous", "w", WINDOW, [(record(b"x"), 1)])

@@ -192,7 +192,7 @@ def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
         logs = store.namespace("logmq", ALWAYS).logs
         indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
         for name in names:
-            logs[name].retention = Retention(bytes_max=200_000)
+            logs[name].retention = Retention(bytes_kept=200_000)
         await store.retain()
         await store.retain()
         for name in names:  # as a reader sees it that comes before the index was trimmed

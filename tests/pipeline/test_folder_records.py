@@ -295,7 +295,7 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
         await store.flush()
         planned = whole(data)
         log = store.namespace("logmq", ALWAYS).logs["orders"]
-        log.retention = Retention(bytes_max=200_000)
+        log.retention = Retention(bytes_kept=200_000)
         await store.retain()
         assert values(options(data), planned) == RECORDS  # it is still there
         await store.retain()

@@ -41,7 +41,7 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     async def drop(store: Store) -> None:
         log = store.namespace("logmq", ALWAYS).logs["orders"]
-        log.retention = Retention(bytes_max=sum(len(payload) + 4 for payload in RECORDS))
+        log.retention = Retention(bytes_kept=sum(len(payload) + 4 for payload in RECORDS))
         await store.retain()  # from now on it is not served
         await store.retain()  # and its space is given back
 

@@ -35,6 +35,59 @@ def test_what_a_client_keeps_is_sent_on_return_before_anything_newer(world: Worl
     assert world.connect(encode_id(b"A")).topics() == [], "each is sent once"
 
 
+def test_what_was_unread_when_the_connection_broke_is_kept_before_anything_newer(world: World) -> None:
+    peer = world.subscriber(b"A", b"kept/*", keep=True)
+    peer.send(encode_command(SUBSCRIBE, b"plain"))
+    world.publish(b"kept/1", b"plain", b"kept/2", b"kept/3")
+    outbox = peer.connection.outbox
+    outbox.advance(FRAME_BYTES // 2)  # the first is out in part, so nobody has read it
+    peer.lose()
+    world.publish(b"kept/4", b"plain")
+    again = world.connect(encode_id(b"A"))
+    assert again.topics() == [b"kept/1", b"kept/2", b"kept/3", b"kept/4"]
+    again.lose()
+    assert world.connect(encode_id(b"A")).topics() == [], "what was read is not kept"
+
+
+def test_what_comes_while_a_connection_ends_is_kept_behind_what_it_leaves_unread(world: World) -> None:
+    peer = world.subscriber(b"A", b"*", keep=True)
+    world.publish(b"1", b"2")
+    peer.close_input()
+    world.publish(b"3")
+    assert peer.topics() == [b"1", b"2"], "what was in the outbox is still sent"
+    peer.lose()
+    peer = world.connect(encode_id(b"A"))
+    assert peer.topics() == [b"3"]
+
+    peer.lose()
+    world.publish(b"4")
+    peer = world.connect(encode_id(b"A"))
+    world.publish(b"5")
+    peer.close_input()
+    world.publish(b"6")
+    peer.lose()  # it has taken nothing
+    assert world.connect(encode_id(b"A")).topics() == [b"4", b"5", b"6"]
+
+
+def test_who_keeps_nothing_leaves_nothing_unread(world: World) -> None:
+    peer = world.subscriber(b"A", b"*")
+    world.publish(b"1")
+    peer.lose()
+    assert world.connect(encode_id(b"A")).topics() == []
+    assert world.counts.messages_kept == 0
+
+
+def test_of_much_that_was_unread_the_newest_is_kept_and_the_rest_counted() -> None:
+    world = World(PubsubSettings(kept_messages_max=3))
+    peer = world.subscriber(b"A", b"*", keep=True)
+    world.publish(b"1", b"2", b"3", b"4")
+    peer.close_input()
+    world.publish(b"5")
+    peer.lose()
+    assert world.connect(encode_id(b"A")).topics() == [b"3", b"4", b"5"]
+    assert world.counts.kept_dropped == 2
+
+
 def test_a_kept_frame_is_the_frame_that_would_have_come(world: World) -> None:
     world.subscriber(b"A", b"*", keep=True).lose()
     live = world.subscriber(b"B", b"*")

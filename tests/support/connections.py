@@ -88,12 +88,12 @@ class MemoryConnection(Connection):
         self.session = session
 
     def finish(self) -> None:
-        self.finished = self._mute = True
+        self.finished = self.mute = True
         self.deadline = math.inf
 
     def abort(self, reason: str, *, reset: bool = False) -> None:
         self.aborted = reason
-        self.closed = self._mute = True
+        self.closed = self.mute = True
         self.deadline = math.inf
         self.outbox.clear()
 
@@ -101,7 +101,7 @@ class MemoryConnection(Connection):
         raise error
 
     def wake_at(self, deadline: float) -> None:
-        if not self._mute:
+        if not self.mute:
             self.deadline = deadline
 
     @property

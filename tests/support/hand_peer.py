@@ -56,7 +56,8 @@ class HandPeer:
         self.session.receive_eof()
 
     def lose(self) -> None:
-        self.connection.closed = True
+        self.connection.closed = self.connection.mute = True
+        self.connection.outbox.clear()
         self.session.connection_lost()
 
     def advance(self, seconds: float) -> None:

@@ -141,7 +141,7 @@ class Everything:
             self.settle()
             for group in ("billing", f"group{part}"):
                 broker.groups.commit(group, log, log.end)
-            broker.writers.write(log, "writer", part + 1, [(records(_body(name, part, count)), 1)])
+            broker.writers.write(log, "ann", "writer", part + 1, [(records(_body(name, part, count)), 1)])
             self.settle()
 
     async def _fill_dms(self, part: int) -> None:

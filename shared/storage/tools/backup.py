@@ -31,7 +31,6 @@ from shared.storage.index import checked_from
 from shared.storage.inventory import LogSnapshot
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
-from shared.storage.lock import LOCK_NAME
 from shared.storage.os_disk import OsDisk
 from shared.storage.rebuild import BACKUPS, LOST_AND_FOUND, QUARANTINE
 from shared.storage.store import Store
@@ -80,22 +79,35 @@ def read_manifest(backup: Path) -> Manifest:
         if head["backup"] > _NUMBER:
             raise StoreFormat(f"{backup} was made by a newer version")
         files = [FileLine(**line) for line in lines[1:]]
+        made_ms = head["made_ms"]
+        numbers = [made_ms, *(number for line in files for number in line[1:])]
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+            raise ValueError
+        if any(line.start > line.end for line in files) or len({line.path for line in files}) < len(files):
+            raise ValueError
         if any(not _plain(line.path) for line in files):
             raise StoreFormat(f"{backup / MANIFEST_PATH} names a file outside of the backup")
-        return Manifest(head["made_ms"], head["live"], files)
-    except (KeyError, TypeError, ValueError):
+        return Manifest(made_ms, bool(head["live"]), files)
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise StoreFormat(f"{backup / MANIFEST_PATH} is damaged") from None
 
 
 def _plain(path: str) -> bool:
+    if not path.isprintable():
+        raise ValueError
     return not os.path.isabs(path) and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-# Of this process, or of the file system, and not of the data.
-_NOT_COPIED = frozenset(
-    {LOCK_NAME, "control.sock", "admin.token", BACKUPS, MANIFEST_PATH, catalog_file.NEW_PATH, QUARANTINE}
-    | {LOST_AND_FOUND}
-)
+_OWN = frozenset({catalog_file.PATH, FORMAT_PATH})
+"""The store's own files beside its folders. Any other belongs to a process, or says who may use it: users,
+the admin port's token. A backup has none of these, and of one that has them they are left out."""
+_NOT_COPIED = frozenset({BACKUPS, QUARANTINE, LOST_AND_FOUND})
+"""Folders that are not of the data."""
+
+
+def _is_data(path: str) -> bool:
+    folder, slash, _ = path.partition("/")
+    return folder not in _NOT_COPIED if slash else path in _OWN
 
 
 @attrs.frozen
@@ -126,7 +138,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
     journal = view.journal
     assert journal is not None
     for name in view.disk.names(""):
-        if name in _NOT_COPIED or name == FORMAT_PATH:
+        if name == FORMAT_PATH:
             continue
         try:
             inside = [f"{name}/{below}" for below in view.disk.names(name)]
@@ -137,7 +149,7 @@ def _files(view: FolderView) -> Iterator[tuple[str, int, int]]:
             spent = {segment_path(s.lsn) for s in journal.segments if s.end <= view.catalog.replay_lsn}
             quiet = view.catalog.clean and not journal.batches and not journal.damage
             inside = [] if quiet else [path for path in inside if path not in spent]
-        for path in inside:
+        for path in filter(_is_data, inside):
             with opened(view.disk, path) as fd:
                 size = view.disk.size(fd)
             yield path, min(starts.get(path, 0), size), size
@@ -160,6 +172,7 @@ def restore(source: Path, target: Path) -> BackupReport:
     FORMAT, and no broker takes it.
     """
     found = read_manifest(source)
+    found = attrs.evolve(found, files=[line for line in found.files if _is_data(line.path)])
     last = [line for line in found.files if line.path == FORMAT_PATH]
     with OsDisk(source, create=False, read_only=True) as disk, _made(source, target) as copy:
         for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
@@ -197,6 +210,8 @@ def _copy_file(source: Disk, target: Disk, path: str, start: int, end: int) -> F
     """Copy a file from `start` to `end` and sync it; below `start` the copy has a hole."""
     target.make_folder(path.rpartition("/")[0])
     with opened(source, path) as fd, opened(target, path, create=True, exclusive=True) as out:
+        if source.size(fd) < end:
+            raise StoreError(f"{path} has fewer than the {end} bytes that it had when the backup was made")
         copying.copy_range(fd, out, start, end)
         target.sync_data(out)
         return FileLine(path, start, end, copying.crc_of_range(out, start, end))

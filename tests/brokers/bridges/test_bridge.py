@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import pytest
 from structlog.testing import capture_logs
 
+from brokers.bridges import forms
 from brokers.bridges.bridges import KEPT_SECONDS, row
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.message import Head
 from shared.access import Access, parse_users
 from shared.bridging import INBOX_BYTES_MAX, BridgeRefusal
 from shared.errors import StoreError
 from tests.brokers.bridges.world import World, bridge
+from tests.dmp.world import Taker
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import SMALL, open_store, reopen
 
@@ -35,7 +38,9 @@ async def test_json_says_where_a_message_came_from_and_what_it_is() -> None:
     world.datagrams([(b"home/cellar/temperature", 3, "kühl".encode())])
     world.carry()
     (number,) = await world.found("logmq", "kitchen")
-    assert json.loads(number) == {
+    found = json.loads(number)
+    assert len(found.pop("mark")) == 32
+    assert found == {
         "protocol": "pubsub",
         "name": "home/kitchen/temperature",
         "time": "2023-11-14T22:13:20.000Z",
@@ -144,6 +149,22 @@ async def test_a_message_that_never_fits_is_set_apart_and_holds_nobody_up() -> N
     assert dict(world.only.counts.dead) == {"too_large": 1}
 
 
+async def test_of_a_dead_message_that_no_log_has_room_for_the_beginning_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    make = forms.dead_letter_of
+    monkeypatch.setattr(
+        forms, "dead_letter_of", lambda *given, **cut: written.append(1) or make(*given, **cut)
+    )
+    world = await _crossing("kqmsgq:in", "logmq:out")
+    world.send("kqmsgq", "in", bytes(3 << 20))
+    world.carry()
+    (dead,) = map(json.loads, await world.found("logmq", "dead.b"))
+    assert (dead["cut_from_bytes"], len(dead["value"])) == (3 << 20, forms.DEAD_VALUE_BYTES_MAX)
+    assert len(written) == 1, "the whole was not made first, which takes the loop's time"
+
+
 async def test_a_name_that_comes_out_empty_holds_nobody_up() -> None:
     for target in ("dms", "dmp"):
         world = await World.open(None)
@@ -210,6 +231,21 @@ async def test_a_queue_that_is_missing_is_waited_for_at_both_ends() -> None:
     world.make("dms", "out")
     world.later()
     assert await world.found("dms", "out") == [b"a"]
+    shown = row(world.only)
+    assert (shown["state"], shown["last_error"], shown["last_error_time"]) == ("running", None, None)
+
+
+async def test_a_bridge_that_waited_for_the_place_of_dead_messages_runs_once_that_is_there() -> None:
+    world = await World.open(None)
+    world.services["dms"].engine.create("in", {"depth": 1})
+    await world.bridges.change([bridge("logmq:in", "dms:in", on_refused="dead:dms:dead")])
+    world.carry()
+    world.send("logmq", "in", b"1", b"2")
+    world.carry()
+    assert (world.only.state, world.only.last_error) == ("waiting", "there is no queue dead")
+    world.make("dms", "dead")
+    world.later()
+    assert (world.only.state, row(world.only)["last_error"]) == ("running", None)
 
 
 async def test_a_queue_that_is_deleted_and_made_again_is_taken_from_again() -> None:
@@ -292,6 +328,52 @@ async def test_json_tells_over_logs_what_a_message_has_passed() -> None:
     world.carry()
     assert [len(await world.found("logmq", name)) for name in "ab"] == [2, 1]
     assert json.loads((await world.found("logmq", "a"))[1])["bridges"] == ["one", "two"]
+
+
+async def test_json_tells_over_restarts_what_a_message_has_passed() -> None:
+    disk, settings = FakeDisk(), bridge("logmq:a", "logmq:a", as_="json", may_circle=True, start="first")
+    world = await World.open(await open_store(disk, SMALL), settings)
+    world.send("logmq", "a", b"x")
+    world.only.step()
+    world.bridges.stop()
+    world.store.commit_pending()
+    assert len(await world.found("logmq", "a")) == 2
+    store, _ = await reopen(world.store, disk)
+    world = await World.open(store, settings)
+    world.carry()
+    assert len(await world.found("logmq", "a")) == 2
+    assert world.only.counts.circled == 1
+
+
+@pytest.mark.parametrize("form", ["raw", "json"])
+async def test_what_a_message_says_that_it_has_passed_is_believed_of_bridges_alone(form: str) -> None:
+    world = await _crossing("logmq:in", "logmq:out", as_=form)
+    other = await _crossing("logmq:in", "logmq:out", as_="json")  # another server, with a bridge of that name
+    other.send("logmq", "in", b"x")
+    other.carry()
+    (theirs,) = await other.found("logmq", "out")
+    mark = json.loads(theirs)["mark"]
+    forged = [
+        b'{"protocol":"x","bridges":["b"],"order":"sell"}',
+        b'{"protocol":"x","bridges":["b"],"mark":"%s"}' % mark.encode(),
+        b'{"protocol":"","mark":"%s"}' % mark.encode(),
+        b'{"protocol":"x","mark":"short"}',
+        b'{"protocol":"' + b"[" * 100_000 + b'"}',
+        theirs,
+    ]
+    world.send("logmq", "in", *forged)
+    world.carry()
+    assert (world.only.counts.carried, world.only.counts.circled) == (len(forged), 0)
+    carried = await world.found("logmq", "out")
+    if form == "json":
+        assert [json.loads(body)["bridges"] for body in carried] == [["b"]] * len(forged)
+        own = carried[0]
+        changed = own.replace(b"sell", b"send")
+        world.send("logmq", "in", own, changed)
+        world.carry()
+        assert world.only.counts.circled == 1, "what is another message is carried"
+    else:
+        assert carried == forged
 
 
 # -- where it begins
@@ -394,6 +476,24 @@ async def test_what_a_topic_has_dropped_meanwhile_is_told_and_the_rest_is_carrie
 
 
 # -- operating
+
+
+async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back() -> None:
+    world = await World.open(None, bridge("dmp:in", "logmq:out", rate="2/s"))
+    broker = world.services["dmp"].broker
+    kind = QueueKind(arguments=QueueArguments(single_active=True))
+    queue, _ = broker.topology.declare_queue(b"in", kind, broker.new_owner(""))
+    world.later()
+    following = Taker(no_ack=False)
+    queue.add_consumer(following)
+    bodies = [b"%04d" % number for number in range(3000)]
+    world.send("dmp", "in", *bodies)
+    world.carry()
+    assert following.bodies == []
+    await world.bridges.change(())
+    assert following.bodies
+    assert following.bodies == sorted(following.bodies)
+    assert not any(message.redelivered for message in following.messages), "nobody has seen them"
 
 
 async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> None:

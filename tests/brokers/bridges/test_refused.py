@@ -105,8 +105,8 @@ async def test_what_cannot_be_confirmed_any_more_is_not_written_again_and_again(
         world.later()
     assert world.store.read_only is not None
     assert await world.found(target, "out") == [b"a", b"b"], "in the entry that the disk refused"
-    assert "read-only" in world.only.last_error
-    if source != "dmp":  # a restart tells what is in its queues
+    if source != "dmp":  # a restart tells what is in its queues, and the bridge runs without anything to take
+        assert "read-only" in world.only.last_error
         assert (world.only.state, world.only.lag) == ("waiting", {"logmq": 10, "dms": 2}[source])
 
 

@@ -4,13 +4,13 @@ import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import attrs
 import pytest
 import trio
 import trio.testing
 
-from shared.net import accept_filter
 from shared.net.accept_filter import READY_MAX, AcceptFilter
 from shared.net.listeners import bind_tcp
 from shared.net.settings import NetSettings
@@ -41,7 +41,9 @@ class Port:
 
 
 @asynccontextmanager
-async def port_at(silent_seconds: float = math.inf, *, busy: bool = False) -> AsyncIterator[Port]:
+async def port_at(
+    silent_seconds: float = math.inf, *, busy: bool = False, **more: Any
+) -> AsyncIterator[Port]:
     """`busy`: others are served meanwhile."""
     strangers = Strangers()
     if busy:
@@ -50,7 +52,7 @@ async def port_at(silent_seconds: float = math.inf, *, busy: bool = False) -> As
     with listening:
         async with AsyncExitStack() as clients, trio.open_nursery() as nursery:
             accepting = AcceptFilter(
-                [listening], strangers, places=lambda: PLACES, silent_seconds=silent_seconds
+                [listening], strangers, places=lambda: PLACES, silent_seconds=silent_seconds, **more
             )
             nursery.start_soon(accepting.run)
             yield Port(listening, accepting, clients)
@@ -91,13 +93,25 @@ async def test_who_leaves_without_a_byte_is_not_accepted() -> None:
         assert await port.received() == b"hello"
 
 
-async def test_those_whom_nobody_takes_yet_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_filter, "PAUSE_SECONDS", 0.001)
+async def test_those_whom_nobody_takes_yet_wait_and_above_a_bound_the_next_is_closed() -> None:
     async with port_at() as port:
-        count = READY_MAX + 2 * PLACES
-        for number in range(count):
+        for number in range(READY_MAX):
             await (await port.connect()).send_all(b"%d" % number)
-        assert sorted([int(await port.received()) for _ in range(count)]) == list(range(count))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        beyond = await port.connect()
+        await beyond.send_all(b"one more")
+        assert await is_closed(beyond)
+        assert sorted([int(await port.received()) for _ in range(READY_MAX)]) == list(range(READY_MAX))
+
+
+async def test_what_is_answered_at_once_waits_for_nobody() -> None:
+    async with port_at(answer_at_once=lambda data: b"yes" if data == b"alive?" else b"") as port:
+        for _ in range(READY_MAX + 1):
+            await (await port.connect()).send_all(b"hello")
+        asks = await port.connect()
+        await asks.send_all(b"alive?")
+        with trio.fail_after(5):
+            assert b"".join([part async for part in asks]) == b"yes"
 
 
 async def test_at_the_end_all_are_closed() -> None:

@@ -11,17 +11,18 @@ import attrs
 import pytest
 
 from shared.net import liveness
-from shared.net.liveness import UNACKED, is_dead
+from shared.net.liveness import WAITING, is_dead
 
 
 @attrs.define(eq=False)
 class Peer:
     unacked: int | None = 0
     last_ack_ms: int = 0
+    probes: int = 0
     stalled_since: float = math.inf
 
     def tcp_info(self) -> bytes | None:
-        return None if self.unacked is None else UNACKED.pack(self.unacked, self.last_ack_ms)
+        return None if self.unacked is None else WAITING.pack(self.probes, self.unacked, self.last_ack_ms)
 
     def abort(self, reason: str) -> None: ...
 
@@ -53,6 +54,17 @@ def test_a_closed_window_with_nothing_in_flight_is_alive() -> None:
     assert look_every_three_seconds(Peer(unacked=0), 300, acks=False) == []
 
 
+def test_a_probe_that_nobody_answers_condemns_though_nothing_can_be_sent() -> None:
+    assert look_every_three_seconds(Peer(probes=1), 15, acks=False) == [15]
+
+
+def test_who_answers_the_probes_of_a_closed_window_lives() -> None:
+    peer = Peer()
+    for number in range(100):  # an examination may fall between a probe and its answer
+        peer.probes, peer.last_ack_ms = number % 2, 30_000
+        assert not is_dead(peer, 1000 + 3 * number, 15)
+
+
 def test_what_is_in_flight_anew_has_its_own_time() -> None:
     peer = Peer(unacked=3, last_ack_ms=3_600_000)
     assert not is_dead(peer, 1000, 15)
@@ -81,8 +93,9 @@ def test_the_fields_are_where_linux_has_them() -> None:
                 client.recv(1)
                 client.send(b"x")
                 server.recv(1)
-            info = server.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, UNACKED.size)
-    unacked, last_ack_ms = UNACKED.unpack(info)
+            info = server.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, WAITING.size)
+    probes, unacked, last_ack_ms = WAITING.unpack(info)
+    assert probes == 0
     assert unacked <= 1
     assert last_ack_ms < 60_000
 

@@ -33,7 +33,7 @@ if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
 from shared.net import loop_turn, poll
-from shared.net.liveness import TCP_INFO, UNACKED
+from shared.net.liveness import TCP_INFO, WAITING
 from shared.net.loop_turn import HOLD_LEAST
 from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS, SLICES_MAX
 
@@ -256,8 +256,8 @@ def _wait_queued(served: Served, count: int) -> None:
     """As `wait_arrived`, until so many connections wait to be accepted (for a listener, `tcpi_unacked`)."""
     (acceptor,) = served.group.acceptors
     until = perf_counter() + PATIENCE_SECONDS
-    info = partial(acceptor.listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, UNACKED.size)
-    while UNACKED.unpack(info())[0] < count:
+    info = partial(acceptor.listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, WAITING.size)
+    while WAITING.unpack(info())[1] < count:
         assert perf_counter() < until
 
 

@@ -408,6 +408,21 @@ async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock
     assert kept == list(range(60 - len(kept), 60))
 
 
+async def test_a_block_above_the_bound_does_not_end_the_recording(
+    autojump_clock: MockClock,
+) -> None:
+    here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
+    track = here.recorder.track(1)
+    async with here.recording_runs():
+        for size in (3 * MIB, *[200_000] * 10):
+            track.record(1, bytes(size))
+            here.settle()
+            await trio.sleep(2)
+    assert here.value("left_out_messages", reason="retention") == 1, "until retention has looked"
+    kept = [len(data) for _, data in await here.blocks()]
+    assert MIB <= sum(kept) < 2 * MIB
+
+
 async def test_without_retention_in_time_it_stops_at_twice_the_bound() -> None:
     here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
     track = here.recorder.track(1)

@@ -3,13 +3,14 @@
 from shared.routing.syntax import Wildcards
 
 SLASHES = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
-DOTS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*")
+DOTS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*", empty_level=False)
 
 
 def table_matches(wildcards: Wildcards, pattern: bytes, name: bytes) -> bool:
     """dp[i][j]: the first i levels of the pattern match the first j levels of the name."""
-    subscription = pattern.split(wildcards.separator)
-    topic = name.split(wildcards.separator)
+    subscription, topic = (
+        text.split(wildcards.separator) if text or wildcards.empty_level else [] for text in (pattern, name)
+    )
     dp = [[False] * (len(topic) + 1) for _ in range(len(subscription) + 1)]
     dp[0][0] = True
     for i in range(1, len(subscription) + 1):

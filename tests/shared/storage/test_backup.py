@@ -3,18 +3,20 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from crc32c import crc32c
 
 from shared.errors import StoreError, StoreFormat, StoreInUse
-from shared.storage import syscalls
+from shared.storage import format, syscalls
 from shared.storage.format import MANIFEST_PATH
 from shared.storage.lock import FolderLock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.tools import copying
-from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, restore
+from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, read_manifest, restore
 from shared.storage.tools.fsck import check
 from tests.support.folders import SETTINGS, add, contents, fill, flip, open_folder, tree
 
@@ -145,6 +147,76 @@ def test_a_manifest_cannot_lead_out_of_the_backup(tmp_path: Path, folder: Path) 
         (tmp_path / "backup" / "BACKUP").write_bytes(Manifest(5, False, [FileLine(path, 0, 1, 0)]).pack())
         with pytest.raises(StoreError, match="outside"):
             restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_neither_users_nor_the_admin_ports_token_are_in_a_backup_or_come_out_of_one(
+    tmp_path: Path, folder: Path
+) -> None:
+    secrets = ("users.toml", "admin.token", "brokers.toml")
+    for name in secrets:
+        (folder / name).write_text("mine")
+    backup(folder, tmp_path / "backup", now_ms=5)
+    assert not {*secrets} & tree(tmp_path / "backup").keys()
+    found = read_manifest(tmp_path / "backup")
+    for name in secrets:
+        (tmp_path / "backup" / name).write_text("evil")
+    forged = Manifest(5, False, [*found.files, *(FileLine(name, 0, 4, crc32c(b"evil")) for name in secrets)])
+    (tmp_path / "backup" / MANIFEST_PATH).write_bytes(forged.pack())
+    assert restore(tmp_path / "backup", tmp_path / "restored").files == len(found.files)
+    assert not {*secrets} & tree(tmp_path / "restored").keys()
+    assert contents(tmp_path / "restored") == WORDS
+
+
+HEAD = {"backup": 1, "made_ms": 5, "live": False}
+LINE = {"path": "logmq/orders.log", "start": 0, "end": 1, "crc32c": 0}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [5],
+        [{**HEAD, "backup": "1"}],
+        [{**HEAD, "made_ms": None}],
+        [HEAD, 5],
+        [HEAD, [LINE]],
+        [HEAD, {**LINE, "path": 5}],
+        [HEAD, {**LINE, "path": "logmq/\0"}],
+        [HEAD, {**LINE, "path": "logmq/\ud800"}],
+        [HEAD, {**LINE, "start": "0"}],
+        [HEAD, {**LINE, "start": -1}],
+        [HEAD, {**LINE, "start": 2}],
+        [HEAD, {**LINE, "end": 1.5}],
+        [HEAD, {**LINE, "end": 1 << 70}],
+        [HEAD, LINE, LINE],
+        [HEAD, {"path": "logmq/orders.log"}],
+    ],
+)
+def test_a_manifest_that_is_malformed_is_said_to_be_damaged(
+    tmp_path: Path, folder: Path, lines: list[Any]
+) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    (tmp_path / "backup" / MANIFEST_PATH).write_bytes(format.pack_lines(lines))
+    with pytest.raises(StoreFormat, match="is damaged"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_a_manifest_nested_beyond_reason_is_damaged(tmp_path: Path, folder: Path) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    text = b"[" * 100_000 + b"\n"
+    sealed = text + b'{"crc32c": "%08x"}\n' % crc32c(text)
+    (tmp_path / "backup" / MANIFEST_PATH).write_bytes(sealed)
+    with pytest.raises(StoreFormat, match="is damaged"):
+        restore(tmp_path / "backup", tmp_path / "restored")
+
+
+def test_a_manifest_that_claims_more_than_a_file_has_is_refused(tmp_path: Path, folder: Path) -> None:
+    backup(folder, tmp_path / "backup", now_ms=5)
+    found = read_manifest(tmp_path / "backup")
+    longer = [line._replace(end=1 << 50) for line in found.files]
+    (tmp_path / "backup" / MANIFEST_PATH).write_bytes(Manifest(5, False, longer).pack())
+    with pytest.raises(StoreError, match="fewer than"):
+        restore(tmp_path / "backup", tmp_path / "restored")
 
 
 def test_damage_is_copied_and_told(tmp_path: Path, folder: Path) -> None:

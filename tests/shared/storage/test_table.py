@@ -168,7 +168,7 @@ async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
 
 async def test_retention_leaves_a_table_alone() -> None:
     disk, store = await fresh_store()
-    namespace = store.namespace("logmq", ALWAYS, retention=Retention(bytes_max=0))
+    namespace = store.namespace("logmq", ALWAYS, retention=Retention(bytes_kept=0))
     table = await Table.open(namespace, "offsets")
     await store.wait(table.put(b"a", bytes(1000)))
     for _ in range(2):

@@ -1,0 +1,42 @@
+"""How much of each bound one user has: no more than his share, so that others have room.
+
+Where users are known, every bound of the server is one by user, too. The accounts of memory (`shared.budget`)
+and all that counts objects of clients ask the same `Shares`.
+"""
+
+from collections.abc import Callable
+
+PercentOf = Callable[[str], int]
+"""The share of a user, in percent of every bound (`shared.access.Access.user_share`)."""
+
+
+def everything(user: str) -> int:
+    """The share of everybody where no users are known."""
+    return 100
+
+
+class Shares:
+    """What each user has of one bound. The user "" is the server itself, which has no bound here."""
+
+    __slots__ = ("_percent_of", "_taken")
+
+    def __init__(self, percent_of: PercentOf = everything) -> None:
+        self._percent_of = percent_of
+        self._taken: dict[str, int] = {}
+
+    def fits(self, user: str, most: float, more: int = 1) -> bool:
+        """Whether a user may have `more`, of a bound of `most` for all users together."""
+        percent = self._percent_of(user) if user else 100
+        return percent >= 100 or self._taken.get(user, 0) + more <= max(1, most * percent // 100)
+
+    def add(self, user: str, count: int = 1) -> None:
+        """A user has so many more; negative: fewer."""
+        left = self._taken.get(user, 0) + count
+        if left:
+            self._taken[user] = left
+        else:
+            self._taken.pop(user, None)
+
+    def of(self, user: str) -> int:
+        """How many a user has."""
+        return self._taken.get(user, 0)
