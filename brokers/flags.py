@@ -47,9 +47,7 @@ HOST_FLAGS: Mapping[str, Any] = {
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
     "data_dir": Annotated[
         Path | None,
-        Parameter(
-            name=("--data-dir", "-D"), help="The data folder; ./data unless set.", converter=a_path
-        ),
+        Parameter(name=("--data-dir", "-D"), help="The data folder; ./data unless set.", converter=a_path),
     ],
     "durability": Annotated[
         str | None,

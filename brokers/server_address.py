@@ -1,4 +1,4 @@
-"""Which server a command means, for all commands: by flags, variables, settings, a context, or the folder here.
+"""Which server a command means: by flags, variables, settings, a context, or the folder here.
 
 A server is named by its data folder, by its admin port (an http URL, or a context), or by a protocol's own
 port (a host, a port, or a URL of that protocol). What asks the API needs one of the first two. What speaks a
@@ -60,6 +60,15 @@ def data_folder(given: Path | None, config: Path | None = None, default: Path = 
     seconds. Raises Failure.
     """
     return given or path_setting("serve", "data_dir", config) or default
+
+
+def local_folder(given: Path | None, config: Path | None) -> Path:
+    """The folder of a command that works on files. Raises UsageError where a context names a URL."""
+    found = ServerAddress(data_dir=given, config=config).resolved()
+    if found.data_dir is None:
+        text = f"which folder? The context in use names {found.url}, and this command works on files here"
+        raise UsageError("--data-dir", text)
+    return found.data_dir
 
 
 def path_setting(section: str, name: str, config: Path | None) -> Path | None:
@@ -279,7 +288,9 @@ class ServerAddress:
         except Failure as error:
             if not is_named and error.code == ExitCode.UNAVAILABLE:
                 return {}
-            raise Failure(f"{error}; or --host and --port name {plugin.name}'s own port", error.code) from None
+            raise Failure(
+                f"{error}; or --host and --port name {plugin.name}'s own port", error.code
+            ) from None
         row = next((row for row in told["protocols"] if row["protocol"] == plugin.name), None)
         address = next((each for each in row["addresses"] if "/" not in each), None) if row else None
         if row is None or address is None:
@@ -310,7 +321,7 @@ def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> s
             text = f"{client.name} has {plugin.name} at {bound}, where only that machine reaches it; {how}"
             raise Failure(text, ExitCode.UNAVAILABLE)
     elif not client.is_direct():
-        text = f"{client.name} leads to another machine or container, where ports may have other numbers than here"
+        text = f"{client.name} leads to another machine or container, whose ports may have other numbers here"
         raise Failure(f"{text}; {how}", ExitCode.UNAVAILABLE)
     if bound in _EVERYWHERE:
         return host

@@ -29,6 +29,7 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     s.
     """
     found = at.client().request("GET", "/status")
+    found.pop("client", None)
     code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
     if json:
         return CommandResult(found, code)

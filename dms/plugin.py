@@ -1,7 +1,12 @@
 """DMS as the host sees it."""
 
+from pathlib import Path
+
 from dms.settings import DmsSettings
 from shared.plugin import Plugin, opened_by
+
+OWN_FOLDER = Path("dms_data")
+"""The data folder of `brokers dms serve`, which is the specification's."""
 
 plugin = Plugin(
     name="dms",
@@ -14,4 +19,5 @@ plugin = Plugin(
     replays="dms.replay:REPLAYS",
     unrecorded="its queues' logs tell each message's life already",
     keeps=lambda settings: settings.persist,
+    own_folder=OWN_FOLDER,
 )

@@ -8,6 +8,7 @@ from shared.cli.options import flag
 from shared.errors import BrokerError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+DryRun = Annotated[bool, flag("Say what would change, and change nothing.")]
 Yes = Annotated[bool, flag("Do not ask on a terminal whether it is to be done.", "--yes", "-y")]
 
 
@@ -18,8 +19,8 @@ class NotConfirmed(BrokerError):
 def destroys(question: str) -> Callable[[Command], Command]:
     """Declare that a command destroys something: `@destroys("delete queue {queue}")`.
 
-    The names in `question` are the command's arguments. The host adds `--yes`, asks, and adds to the result the
-    server on which it was done.
+    The names in `question` are the command's arguments. The host adds `--yes`, asks, and adds the server to
+    the result.
     """
 
     def declare(command: Command) -> Command:

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import attrs
 from cyclopts import Parameter, Token
@@ -11,6 +11,9 @@ from cyclopts import Parameter, Token
 from shared.client.login import Login, login_of, url_of
 from shared.errors import UsageError
 from shared.local_path import local_path
+
+if TYPE_CHECKING:
+    from shared.client.dial import How
 
 
 def flag(help_: str, *names: str) -> Parameter:
@@ -168,14 +171,12 @@ class Server(Place):
 
     def given(self) -> dict[str, Any]:
         """The keyword arguments for any protocol's client. Raises UsageError."""
+        return {"host": self.host, "port": self.port, **self.how()}
+
+    def how(self) -> "How":
+        """The login and TLS of these arguments. Raises UsageError."""
         login = self.login()
-        return {
-            "host": self.host,
-            "port": self.port,
-            "user": login.user,
-            "password": login.password,
-            "ssl_context": self.ssl_context(),
-        }
+        return {"user": login.user, "password": login.password, "ssl_context": self.ssl_context()}
 
 
 def login_of_flags(user: str | None, password_file: Path | None, certificate: Path | None = None) -> Login:

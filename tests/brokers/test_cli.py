@@ -22,7 +22,6 @@ from brokers.__main__ import buffer_standard_output
 from brokers.cli import finish, root, run, stream
 from brokers.errors import ExitCode
 from brokers.render import Output
-from shared.cli.options import DataDir
 from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
@@ -60,8 +59,8 @@ def commands() -> App:
             nursery.start_soon(_refuse)
 
     @app.command
-    def ask(*, data_dir: DataDir = None) -> VerbRequest:
-        return VerbRequest("thing", "verb", {}, data_dir)
+    def ask() -> VerbRequest:
+        return VerbRequest("thing", "verb", {})
 
     @app.command
     async def connect() -> None:
