@@ -1,8 +1,9 @@
 """Which server a command means: by flags, variables, settings, a context, or the folder here.
 
-A server is named by its data folder, by its admin port (an http URL, or a context), or by a protocol's own
-port (a host, a port, or a URL of that protocol). What asks the API needs one of the first two. What speaks a
-protocol may be told any: a running server says where its protocols listen. So all commands mean one server.
+A server has a name in three ways. One is its data folder. Another is its admin port, by an http URL or a
+context. The third is a protocol's own port: a host, a port, or a URL of that protocol. A command that asks
+the API needs one of the first two. One that speaks a protocol takes any: a running server says where its
+protocols listen. So all commands mean one server.
 
 Flags win over `BROKERS_CONTEXT`, this over `BROKERS_SERVE_DATA_DIR` and `BROKERS_CONFIG`, these over the
 context that is in use, and that over `./data`. Where no server runs on the folder, a protocol's port is that
@@ -173,15 +174,15 @@ class ServerAddress:
             if self._is_named or self.config is not None:
                 return self
             name = os.environ.get(CONTEXT_VARIABLE) or None
-        from brokers import context_cli
+        from brokers import contexts
 
         if name is None:
             if os.environ.get("BROKERS_SERVE_DATA_DIR") or os.environ.get("BROKERS_CONFIG"):
                 return self
-            name = context_cli.in_use()
+            name = contexts.in_use()
             if name is None:
                 return self
-        said = dict(context_cli.context(name))
+        said = dict(contexts.context(name))
         if self.token_file is not None or self.user is not None:  # another login than the context's
             said = {flag: value for flag, value in said.items() if flag not in LOGIN}
         own = {flag: value for flag, value in attrs.asdict(self).items() if value}
@@ -334,8 +335,9 @@ def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> s
 
 def folder_of(plugin: "Plugin") -> Path:
     """The data folder of a protocol's commands if nothing names another."""
-    own = plugin.own_folder
-    return own if own is not None and own.is_dir() and not DEFAULT_FOLDER.exists() else DEFAULT_FOLDER
+    own = Path(plugin.own_folder)
+    is_own = plugin.own_folder and own.is_dir() and not DEFAULT_FOLDER.exists()
+    return own if is_own else DEFAULT_FOLDER
 
 
 def _of_url(plugin: "Plugin", host: str, where: str) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def serve(
     }
     defaults: Mapping[str, Mapping[str, Any]] = {
         "dms": {"persist": False},
-        "serve": {"data_dir": str(OWN_FOLDER)},
+        "serve": {"data_dir": OWN_FOLDER},
     }
     flags = {"consume_seconds": "--timeout", "log_level": "--level"}
     return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)

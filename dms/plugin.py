@@ -1,11 +1,9 @@
 """DMS as the host sees it."""
 
-from pathlib import Path
-
 from dms.settings import DmsSettings
 from shared.plugin import Plugin, opened_by
 
-OWN_FOLDER = Path("dms_data")
+OWN_FOLDER = "dms_data"
 """The data folder of `brokers dms serve`, which is the specification's."""
 
 plugin = Plugin(

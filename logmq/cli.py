@@ -149,7 +149,8 @@ async def consume(
 
     Begins at the first kept message, unless --from or --group says otherwise. With
     --commit into a pipe, a message counts as shown once it is read from the pipe.
-    The commit is made at least every 5 s, and at the end, also at Ctrl-C and SIGTERM.
+    The commit is made at least every 5 s, and at the end, also at Ctrl-C and
+    SIGTERM.
     """
     reader = OutputReader()
     if commit and group is None:
@@ -157,9 +158,8 @@ async def consume(
     place = None if from_ is None else _place("--from", from_)
     if server is None:
         if commit or follow:
-            raise UsageError(
-                "--commit" if commit else "--follow", "is for LogMQ's own port, and not for the API"
-            )
+            text = "is for LogMQ's own port, which --host and --port name; not for the API"
+            raise UsageError("--commit" if commit else "--follow", text)
         return _through_api(topic, place, group, Remaining(max_), json=json, offsets=offsets)
 
     async def shown() -> AsyncIterator[Any]:

@@ -6,7 +6,6 @@ name. This module uses no single protocol's words.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -164,7 +163,7 @@ class Plugin:
     command_variables: Sequence[str] = ()
     actions: Sequence[str] = ("read", "write", "manage")
     topics: bool = False
-    own_folder: Path | None = None
+    own_folder: str = ""
 
 
 def opened_by(where: str) -> Callable[[Context, Any], Awaitable[Service]]:
