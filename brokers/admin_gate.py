@@ -44,6 +44,7 @@ from brokers.page import files, shown
 from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
 from shared.net.keepalive import is_loopback
+from shared.net.strangers import address_of_peer
 from shared.shares import Shares
 
 TOKEN_NAME = "admin.token"
@@ -53,7 +54,7 @@ SESSIONS_MAX = 1000
 """Sessions of browsers; above this the least recently used one ends, of a user above his share his own."""
 CONNECTIONS_MAX = 128
 """A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
-AT_ONCE = 4
+AT_ONCE = 2
 """Requests of one user that are served at the same time; the others wait. 110 lists at once took 85 ms of
 each turn of the loop."""
 SESSION_SECONDS = 12 * 3600.0
@@ -126,12 +127,20 @@ class Caller:
     certificate_user: str = ""
     user: str = ""
 
+    @property
+    def address(self) -> str:
+        """Where the client is; "" on this machine, which has several addresses."""
+        address = address_of_peer(self.peer)
+        return "" if is_loopback(address) else address
+
 
 @attrs.define(eq=False)
 class _BrowserSession:
-    """A session of a browser (`shared.access.GuardedSession`)."""
+    """A session of a browser (`shared.access.GuardedSession`). It is good from `address` alone: its cookie
+    goes to servers on other ports of this host, too."""
 
     user: str
+    address: str
     until: float
     end: Callable[[], None] = attrs.field(repr=False)
 
@@ -166,9 +175,8 @@ class Gate:
         self._access = access
         self._logins = logins
         self._token = token.encode()
-        self._host, self._loopback = host, is_loopback(host)
+        self._host, self._port, self._loopback = host, port, is_loopback(host)
         self.take_settings(names, secure=secure)
-        self._cookie = f"brokers_{port}"  # cookies ignore ports, so two servers on a machine need two names
         self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
         self._session_shares, self._connections = Shares(access.share_of), Shares(access.share_of)
         self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
@@ -209,6 +217,9 @@ class Gate:
         own = {"localhost", "127.0.0.1", "::1"} if self._loopback else set()
         self._names = {name.lower().strip("[]") for name in {self._host, *names, *own} if name}
         self._secure = secure
+        # Cookies ignore ports, so two servers on a machine need two names. No other host can set one that
+        # begins with `__Host-`, and none is sent in the clear.
+        self._cookie = f"{'__Host-' if secure else ''}brokers_{self._port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, caller: Caller) -> None:
         if scope["type"] != "http":
@@ -229,7 +240,8 @@ class Gate:
                     more.append("Set-Cookie", cookie)
                 if not caller.user:
                     more["Connection"] = "close"
-                if more.get("Content-Type", "").startswith("text/event-stream"):
+                made = "Content-Length" in more  # else it is made while it is read
+                if made or more.get("Content-Type", "").startswith("text/event-stream"):
                     for end in ends:
                         end()
             await send(message)
@@ -321,7 +333,7 @@ class Gate:
         self._log_out(request.headers, cookies)
         if (crowded := self._crowded(user, caller)) is not None:
             return crowded
-        cookies[:] = [self._begin(user)]
+        cookies[:] = [self._begin(user, caller)]
         return JSONResponse({"user": user})
 
     def _log_out(self, headers: Headers, cookies: list[str]) -> Response:
@@ -344,7 +356,7 @@ class Gate:
             scope["query_string"] = urlencode(rest).encode()
             if scope["method"] not in LOOKING:
                 return TOKEN_USER
-            cookies.append(self._begin(TOKEN_USER))
+            cookies.append(self._begin(TOKEN_USER, caller))
             if not scope["path"].startswith("/api/"):  # a URL may be seen by others, and stored
                 where = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
                 return RedirectResponse(where + (f"?{urlencode(rest)}" if rest else ""), 303)
@@ -352,7 +364,7 @@ class Gate:
         said = headers.get("authorization")
         if said is not None:
             return await self._by_header(said, headers, caller)
-        if user := self._by_cookie(headers):
+        if user := self._by_cookie(headers, caller):
             return user
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
             return user
@@ -394,10 +406,10 @@ class Gate:
         """The key of a request's session, from its cookie."""
         return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
-    def _by_cookie(self, headers: Headers) -> str:
+    def _by_cookie(self, headers: Headers, caller: Caller) -> str:
         key = self._key(headers)
         session = self._sessions.get(key)
-        if session is None:
+        if session is None or session.address != caller.address:
             return ""
         if session.until < trio.current_time():
             session.end()
@@ -406,7 +418,7 @@ class Gate:
         self._sessions[key] = self._sessions.pop(key)
         return session.user
 
-    def _begin(self, user: str) -> str:
+    def _begin(self, user: str, caller: Caller) -> str:
         """Begin a session. Returns its cookie."""
         if not self._session_shares.fits(user, SESSIONS_MAX):
             next(each for each in self._sessions.values() if each.user == user).end()
@@ -420,7 +432,9 @@ class Gate:
                 self.guard.clients.discard(session)
                 self._session_shares.add(user, -1)
 
-        session = self._sessions[key] = _BrowserSession(user, trio.current_time() + SESSION_SECONDS, end)
+        session = self._sessions[key] = _BrowserSession(
+            user, caller.address, trio.current_time() + SESSION_SECONDS, end
+        )
         self.guard.clients.add(session)
         return f"{self._cookie}={key}; {self._attributes}"
 

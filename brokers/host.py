@@ -124,8 +124,10 @@ class Host:
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(found, audit=logs.audit, denied=denied)
         self._access.user_share = config.access.user_share
+        self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
         self._network = Network(config.net, self._budget, config.access.certificate_user)
+        self._access.connections_max = self._network.admission.connections_max
         self._logins = Logins(self._access, self._network.strangers)
         self._watch = watch
         self._open = open_store
@@ -286,6 +288,7 @@ class Host:
             self._access.user_share = config.access.user_share
             logs.set_level(config.serve.log_level)
             self._network.take_settings(config.net, config.access.certificate_user)
+            self._access.connections_max = self._network.admission.connections_max
             if self._recording is not None:
                 self._recording.take_settings(config.record)
 

@@ -25,13 +25,14 @@ Totals = Mapping[tuple[str, str], float]
 
 FLOWS: Mapping[str, Sequence[str]] = {
     "messages_in": ("messages_produced", "messages_published"),
-    "messages_out": ("messages_delivered", "messages_consumed", "messages_got"),
+    "messages_out": ("messages_delivered", "messages_got"),
     "bytes_in": ("net_bytes_in",),
     "bytes_out": ("net_bytes_out",),
     "syncs": ("store_journal_syncs",),
     "processor": ("processor_seconds",),
 }
-"""Lines of the history, all rates: the counters that each adds up, as the process or a protocol names it."""
+"""Lines of the history, all rates: the counters that each adds up, as the process or a protocol names it. A
+protocol has no line that it cannot count: LogMQ sends bytes of a log, and no messages."""
 LINE_OF = {name: line for line, names in FLOWS.items() for name in names}
 
 

@@ -252,10 +252,6 @@ class Broker:
         """Publish to very many queues: go through the `steps` of what this returns."""
         return Publication(self, head, queues, bodies, on_refused, send_return, leaving)
 
-    def append_in_slices(self, leaving: list[Leaving]) -> WideAppend:
-        """Append many series to very many queues: go through the `steps` of what this returns."""
-        return WideAppend(self, leaving)
-
     def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
         """Publish to one queue, without a record."""
         try:

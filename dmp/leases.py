@@ -22,6 +22,7 @@ from dmp.message import Head
 from dmp.queues import Owner, Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import Account
+from shared.shares import Shares
 
 if TYPE_CHECKING:
     from dmp.metrics import Counts
@@ -68,6 +69,10 @@ class LeaseBook:
     _memory: Account
     _key: bytes = attrs.field(factory=lambda: secrets.token_bytes(RANDOM_BYTES), init=False)
     _by_digest: dict[bytes, Lease] = attrs.field(factory=dict, init=False)
+    _of_users: Shares = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._of_users = self._memory.new_shares()
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -81,11 +86,15 @@ class LeaseBook:
         if len(self._by_digest) >= self.leases_max:
             text = f"there are leases_max = {self.leases_max} unused leases already"
             raise Refusal(Code.PRECONDITION_FAILED, text)
+        if not self._of_users.fits(owner.account, self.leases_max):
+            text = f"{owner.account} has his share of leases_max"
+            raise Refusal(Code.PRECONDITION_FAILED, text)
         check(self._memory, LEASE_BYTES)
         word = secrets.token_urlsafe(RANDOM_BYTES)
         now = self._timers.now()
         lease = Lease(self._digest(word.encode()), owner, target, send_return, now, self._lapse)
         self._by_digest[lease.digest] = lease
+        self._of_users.take(lease.digest, owner.account)
         self._memory.charge(LEASE_BYTES)
         if isinstance(target, Queue):
             target.feed_lease = lease
@@ -112,6 +121,7 @@ class LeaseBook:
         self._timers.forget(lease)
         del self._by_digest[lease.digest]
         self._memory.give(LEASE_BYTES)
+        self._of_users.drop(lease.digest)
 
     def _lapse(self, lease: Lease) -> None:
         self._remove(lease)

@@ -34,10 +34,10 @@ MESSAGES_PERCENT, ACCOUNT_PERCENT = 75, 50
 take messages."""
 
 
-def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED) -> None:
-    """Raises Refusal where the budget has no room for so many bytes more."""
+def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED, *, user: str = "") -> None:
+    """Raises Refusal where the budget, or the user's share of it, has no room for so many bytes more."""
     try:
-        account.check(size)
+        account.check(size, user)
     except OverBudget as error:
         raise Refusal(code, str(error)) from None
 

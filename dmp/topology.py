@@ -116,21 +116,27 @@ class Topology:
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
         self._memory = broker.accounts
+        self._of_users = {
+            setting: broker.accounts.queues.new_shares()
+            for setting in ("exchanges_max", "queues_max", "bindings_max", "wild_words_max")
+        }
         self.waiting = WaitingBindings(broker.accounts.bindings)
         for name, type_ in PREDECLARED.items():
             kind = ExchangeKind(type_, durable=True)
             broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
         broker.exchanges[DEFAULT] = Exchange(DEFAULT, ExchangeKind("direct", durable=True))
 
-    def _need_room(self, setting: str, there: int) -> None:
-        """Raises Refusal where so many are as many as the setting allows."""
+    def _need_room(self, setting: str, there: int, user: str, more: int = 1) -> None:
+        """Raises Refusal where `more` are more than the setting allows, or than the user's share of it."""
         most = getattr(self._broker.settings, setting)
-        if there >= most:
+        if there + more > most:
             raise Refusal(Code.PRECONDITION_FAILED, f"there are {setting} = {most} already")
+        if not self._of_users[setting].fits(user, most, more):
+            raise Refusal(Code.PRECONDITION_FAILED, f"{user} has his share of {setting} = {most}")
 
     # -- exchanges
 
-    def check_exchange(self, name: bytes, kind: ExchangeKind) -> bool:
+    def check_exchange(self, name: bytes, kind: ExchangeKind, user: str = "") -> bool:
         """Whether one would be made. Raises Refusal where it would be refused."""
         broker = self._broker
         check_not_default(name)
@@ -142,17 +148,19 @@ class Topology:
             return False
         if name.startswith(RESERVED):
             raise _reserved("exchange", name)
-        self._need_room("exchanges_max", len(broker.exchanges))
-        check(self._memory.exchanges, _exchange_bytes(name, kind))
+        self._need_room("exchanges_max", len(broker.exchanges), user)
+        check(self._memory.exchanges, _exchange_bytes(name, kind), user=user)
         return True
 
-    def declare_exchange(self, name: bytes, kind: ExchangeKind) -> Ticket | None:
+    def declare_exchange(self, name: bytes, kind: ExchangeKind, user: str = "") -> Ticket | None:
         """Make it, unless there is one just like it."""
-        if not self.check_exchange(name, kind):
+        if not self.check_exchange(name, kind, user):
             return None
         broker = self._broker
         ticket = broker.topology_table.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
+        self._of_users["exchanges_max"].take(name, user)
+        self._memory.exchanges.shares.take(name, user, _exchange_bytes(name, kind))
         broker.generation += 1
         self._find_waiting(exchange)
         return ticket
@@ -199,6 +207,8 @@ class Topology:
             ticket = broker.topology_table.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
         self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
+        self._of_users["exchanges_max"].drop(name)
+        self._memory.exchanges.shares.drop(name)
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
@@ -218,7 +228,9 @@ class Topology:
 
     # -- queues
 
-    def declare_queue(self, name: bytes, kind: QueueKind, owner: Owner) -> tuple[Queue, Ticket | None]:
+    def declare_queue(
+        self, name: bytes, kind: QueueKind, owner: Owner, user: str = ""
+    ) -> tuple[Queue, Ticket | None]:
         """Make it, unless there is one just like it. An empty name: the broker chooses one."""
         broker = self._broker
         found = self.find_queue(name, owner)
@@ -227,7 +239,7 @@ class Topology:
             self._same_queue(found, kind)
             found.used_now()
             return found, ticket
-        self.check_new_queue(name, kind)
+        self.check_new_queue(name, kind, user)
         name = name or GENERATED + broker.new_name()
         queue = Queue(name, kind, broker, owner if kind.exclusive else None)
         ticket = None
@@ -237,6 +249,8 @@ class Topology:
             queue.keep_in(QueueLog(log))
         broker.queues[name] = queue
         self._charge_queue(queue)
+        self._of_users["queues_max"].take(queue, user)
+        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
@@ -244,30 +258,32 @@ class Topology:
         self._find_waiting(queue)
         return queue, ticket
 
-    def check_new_queue(self, name: bytes, kind: QueueKind) -> None:
+    def check_new_queue(self, name: bytes, kind: QueueKind, user: str = "") -> None:
         """Raises Refusal where one that is not there would be refused."""
         if name.startswith(RESERVED):
             raise _reserved("queue", name)
-        self._need_room("queues_max", len(self._broker.queues))
-        check(self._memory.queues, _queue_bytes(name, kind))
+        self._need_room("queues_max", len(self._broker.queues), user)
+        check(self._memory.queues, _queue_bytes(name, kind), user=user)
 
-    def make_reply_queue(self) -> Queue:
+    def make_reply_queue(self, user: str = "") -> Queue:
         """For a consumer of `REPLY_TO`; it is deleted with that. Its name cannot be guessed: whoever was told
         it reaches the consumer through the default exchange, and can do nothing else to the queue.
 
         What waits there is bounded. The oldest are dropped, since nobody may wait for those any more.
         """
         broker = self._broker
-        self._need_room("queues_max", len(broker.queues) + len(broker.reply_queues))
+        self._need_room("queues_max", len(broker.queues) + len(broker.reply_queues), user)
         name = REPLY_TO + b"." + broker.new_name()
         arguments = QueueArguments(
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
-        check(self._memory.queues, _queue_bytes(name, kind))
+        check(self._memory.queues, _queue_bytes(name, kind), user=user)
         queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
         self._charge_queue(queue)
+        self._of_users["queues_max"].take(queue, user)
+        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
         return queue
 
     def _charge_queue(self, queue: Queue) -> None:
@@ -330,6 +346,8 @@ class Topology:
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
         self._memory.queues.give(queue.memory_bytes)
+        self._of_users["queues_max"].drop(queue)
+        self._memory.queues.shares.drop(queue)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
@@ -377,7 +395,7 @@ class Topology:
     # -- bindings
 
     def check_binding(
-        self, source: bytes, destination: Destination, key: bytes, table: bytes
+        self, source: bytes, destination: Destination, key: bytes, table: bytes, user: str = ""
     ) -> Binding | None:
         """What `bind` would make; None: it is there. Raises Refusal where it would be refused."""
         broker = self._broker
@@ -386,21 +404,26 @@ class Topology:
         binding = _binding(source, destination, key, table)
         if binding in exchange.bindings:
             return None
-        self._need_room("bindings_max", broker.bindings)
+        self._need_room("bindings_max", broker.bindings, user)
         wild = exchange.wild_words(key)
         if wild:
-            self._need_room("wild_words_max", broker.wild_words + wild - 1)
-        check(self._memory.bindings, _binding_bytes(exchange, binding))
+            self._need_room("wild_words_max", broker.wild_words, user, wild)
+        check(self._memory.bindings, _binding_bytes(exchange, binding), user=user)
         arguments = binding.read_arguments()
         if exchange.kind.type == "headers":
             HeaderMatch(arguments)
         return binding
 
     def bind(
-        self, source: bytes, destination: Destination, key: bytes = b"", table: bytes = EMPTY_TABLE
+        self,
+        source: bytes,
+        destination: Destination,
+        key: bytes = b"",
+        table: bytes = EMPTY_TABLE,
+        user: str = "",
     ) -> Ticket | None:
         """`table`: the arguments as they came. A binding that is there already stays as it is."""
-        binding = self.check_binding(source, destination, key, table)
+        binding = self.check_binding(source, destination, key, table, user)
         if binding is None:
             return None
         broker, exchange = self._broker, self.exchange(source)
@@ -408,6 +431,9 @@ class Topology:
         if exchange.kind.durable and destination.durable:
             ticket = broker.topology_table.put_binding(binding)
         self._add(exchange, binding, destination)
+        self._of_users["bindings_max"].take(binding, user)
+        self._memory.bindings.shares.take(binding, user, _binding_bytes(exchange, binding))
+        self._of_users["wild_words_max"].take(binding, user, exchange.wild_words(key))
         return ticket
 
     def unbind(
@@ -453,6 +479,9 @@ class Topology:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
             self._memory.bindings.give(_binding_bytes(exchange, binding))
+            self._of_users["bindings_max"].drop(binding)
+            self._memory.bindings.shares.drop(binding)
+            self._of_users["wild_words_max"].drop(binding)
             broker.wild_words -= exchange.wild_words(binding.key)
             destination.bound.discard(binding)
         broker.bindings -= len(there)

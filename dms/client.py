@@ -21,8 +21,8 @@ What happens to messages in flight:
 - A `produce` whose reply is lost raises `Disconnected`: the message may or may not be in the queue. With
   `again=True` it is sent again until it is answered: at least once, so it may be in the queue twice.
 - The server puts a consumer's unacknowledged messages back into the queue, and delivers them again. The
-  consumer forgets those that it had not handed out. `ack` and `nack` of the others raise `Disconnected`;
-  unless the ACK had reached the server, the message comes again. So handling one twice must do no harm.
+  consumer forgets those that it had not handed out. `ack` and `nack` of the others return False; unless the
+  ACK had reached the server, the message comes again. So handling one twice must do no harm.
 - A consumer's iterator goes on over the new connection.
 - `create` and `delete` raise `Disconnected`; `queues` asks again.
 """
@@ -52,7 +52,7 @@ from dms.errors import (
     Timeout,
     VersionMismatch,
 )
-from dms.link import Answer, Link, greeted, reconnecting
+from dms.link import Answer, Link, greeted, leave, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.nursery import open_nursery
@@ -146,9 +146,8 @@ async def connect(
         client = Client(nursery, address, retry_seconds, link)
         try:
             yield client
-            await client._leave()
         finally:
-            client._close()
+            await client._leave()
 
 
 class Client:
@@ -235,7 +234,7 @@ class Client:
             yield consumer
         finally:
             self._consumers.discard(consumer)
-            consumer.close()
+            await consumer.leave()
 
     async def create(self, queue: str, options: QueueOptions = AS_SET) -> None:
         """Make a queue. Raises QueueExists, and ProtocolError for options that the server refuses."""
@@ -269,14 +268,10 @@ class Client:
         return answer.payload
 
     async def _leave(self) -> None:
-        self._reconnecting.closed = True
-        if self._reconnecting.link is not None:
-            await self._reconnecting.link.leave()
-
-    def _close(self) -> None:
-        for consumer in tuple(self._consumers):
-            consumer.close()
-        self._reconnecting.close()
+        async with trio.open_nursery() as leaving:
+            for consumer in tuple(self._consumers):
+                leaving.start_soon(consumer.leave)
+            await leave(self._reconnecting)
 
 
 class _Piece:

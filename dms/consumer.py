@@ -9,9 +9,9 @@ import trio
 
 from dms import wire
 from dms.errors import DmsError, Timeout
-from dms.link import Answer, Link, reconnecting
+from dms.link import Answer, Link, leave, reconnecting
 from dms.wire import Type
-from shared.client.dial import Address, Disconnected
+from shared.client.dial import Address, Disconnected, Unreachable
 
 PREFETCH_MAX = 4096
 
@@ -26,17 +26,18 @@ class Message:
     _consumer: "Consumer" = attrs.field(repr=False)
     _link: Link = attrs.field(repr=False)
 
-    async def ack(self) -> None:
+    async def ack(self) -> bool:
         """Acknowledge: the message leaves the queue. Returns once the server has confirmed it.
 
-        Raises QueueNotFound where the queue was deleted meanwhile, and Disconnected where the connection that
-        delivered the message is lost. Unless this ACK had reached the server, it is then delivered again.
+        False: the connection that delivered the message is lost. Unless this ACK had reached the server, the
+        message is delivered again. Raises QueueNotFound where the queue was deleted meanwhile, and
+        Unreachable where the client is closed.
         """
-        await self._consumer.ack(self)
+        return await self._consumer.ack(self)
 
-    async def nack(self) -> None:
-        """Give back: the message returns to its old place, and is delivered again. Raises as `ack`."""
-        await self._consumer.nack(self)
+    async def nack(self) -> bool:
+        """Give back: the message returns to its old place, and is delivered again. As `ack`."""
+        return await self._consumer.nack(self)
 
 
 class Consumer:
@@ -110,30 +111,36 @@ class Consumer:
             self._tell()
         return [self._ready.popleft() for _ in range(count)]
 
-    async def ack(self, *messages: Message) -> None:
-        """Acknowledge several at once. Raises as `Message.ack`, once all are answered."""
-        await self._settle(Type.ACK, messages)
+    async def ack(self, *messages: Message) -> bool:
+        """Acknowledge several at once. As `Message.ack`, once all are answered; False where one was not."""
+        return await self._settle(Type.ACK, messages)
 
-    async def nack(self, *messages: Message) -> None:
+    async def nack(self, *messages: Message) -> bool:
         """Give several back at once."""
-        await self._settle(Type.NACK, messages)
+        return await self._settle(Type.NACK, messages)
 
-    async def _settle(self, type_: Type, messages: Sequence[Message]) -> None:
+    async def _settle(self, type_: Type, messages: Sequence[Message]) -> bool:
         links = dict.fromkeys(message._link for message in messages)
         answers = []
-        lost: Disconnected | None = None
+        settled = True
         for link in links:
             ids = [message.id for message in messages if message._link is link]
             answer = Answer(type_, ids)
             try:
                 await link.ask(b"".join(wire.pack(type_, each) for each in ids), answer)
                 answers.append(answer)
-            except Disconnected as error:
-                lost = lost or error
+            except Unreachable:
+                raise
+            except Disconnected:
+                settled = False
         for answer in answers:
-            await answer.wait()
-        if lost is not None:
-            raise Disconnected(f"{lost}; what it had delivered is delivered again")
+            try:
+                await answer.wait()
+            except Unreachable:
+                raise
+            except Disconnected:
+                settled = False
+        return settled
 
     # What the link calls (`link.DeliveryTaker`).
 
@@ -173,6 +180,6 @@ class Consumer:
         if error is not None:
             raise error
 
-    def close(self) -> None:
-        """Close its connection. Messages that are not acknowledged go back to the queue."""
-        self._reconnecting.close()
+    async def leave(self) -> None:
+        """Say DISCONNECT and close. Messages that are not acknowledged go back to the queue."""
+        await leave(self._reconnecting)

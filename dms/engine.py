@@ -95,6 +95,8 @@ FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
 KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
+HELD_BACK_TOLD_MS = 60_000
+"""The least time between two log lines about dead messages that are held back."""
 _IDS_END = 1 << 32
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
@@ -151,6 +153,7 @@ class Consumer:
         "engine",
         "gone",
         "number",
+        "queue",
         "receiver",
         "stocks",
         "unacked",
@@ -163,6 +166,8 @@ class Consumer:
         self.engine = engine
         self.number = number
         self.receiver = receiver
+        self.queue: Queue | None = None
+        """The queue that it consumes."""
         self.credits: deque[Credit] = deque()
         self.waiting = 0
         """CONSUMEs that wait in `credits`."""
@@ -172,6 +177,14 @@ class Consumer:
         self.delivered = 0
         self.gone = False
         self.stocks = stocks
+
+    def consume(self, queue: Queue | None) -> None:
+        """From now on it consumes this queue, and no other."""
+        if self.queue is not None:
+            self.queue.consumers -= 1
+        self.queue = queue
+        if queue is not None:
+            queue.consumers += 1
 
     def may_wait(self, count: int) -> bool:
         """Whether the budget has room for `count` more waiting CONSUMEs."""
@@ -240,6 +253,7 @@ class Queue(QueueBase):
         "back_bytes",
         "bodies",
         "cold",
+        "consumers",
         "depth",
         "end",
         "engine",
@@ -276,6 +290,8 @@ class Queue(QueueBase):
         self.held = 0
         """Unacknowledged deliveries; those of a deleted queue until their consumer has released them."""
         self.held_bytes = 0
+        self.consumers = 0
+        """Connections and bridges that consume it."""
         self.head = self.end = self.tail = 1
         self.recovered = 1
         """Messages below this sequence came before the process was started."""
@@ -874,6 +890,7 @@ class Engine:
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
         self.queue_memory = budget.account("queues")
+        self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)
         """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
         self.full = self.held_full = False
@@ -909,6 +926,9 @@ class Engine:
         """Bytes of unacknowledged deliveries, of all queues."""
         self.best_effort = settings.disk_failed == "best-effort"
         self._told_of_disk = False
+        self._told_held_back_ms = -HELD_BACK_TOLD_MS
+        self._sources: Counter[str] = Counter()
+        """How many queues have a queue of this name as their dead-letter queue."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
         self.next_id = DELIVERY_ID_BIT
@@ -956,10 +976,18 @@ class Engine:
     def find(self, name: str) -> Queue | None:
         return self.queues.get(name.encode())
 
-    def create(self, name: str, asked: Mapping[str, Any]) -> tuple[Queue, Ticket | None]:
-        """Make a queue. Raises Refusal."""
-        self.check_new(name, asked)
+    def create(self, name: str, asked: Mapping[str, Any], user: str = "") -> tuple[Queue, Ticket | None]:
+        """Make a queue for a user. Raises Refusal."""
+        self.check_new(name, asked, user)
         queue = self.adopt(name, asked)
+        target = queue.options.dead_letter
+        if target and self.find(target) is None:
+            self.log.warning(
+                "a new queue has no dead-letter queue: its dead messages are held back until that is made",
+                queue=name,
+                dead_letter=target,
+            )
+        self._queues_of_users.take(queue, user)
         self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
@@ -980,7 +1008,7 @@ class Engine:
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
         return queue, ticket
 
-    def check_new(self, name: str, asked: Mapping[str, Any]) -> None:
+    def check_new(self, name: str, asked: Mapping[str, Any], user: str = "") -> None:
         """Raises Refusal where this queue would be refused."""
         settings = self.settings
         if name.encode() in self.queues:
@@ -988,9 +1016,13 @@ class Engine:
         if len(self.queues) >= settings.queues_max:
             text = f"there are queues_max = {settings.queues_max} queues already"
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
+        if not self._queues_of_users.fits(user, settings.queues_max):
+            raise Refusal(Status.INTERNAL, f"{user} has his share of queues_max", limit="queues_max")
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
+        if wrong := Options.of(asked, settings.for_queue(name), name).contradiction:
+            raise malformed(f"options: {wrong}")
         if not self.queue_memory.fits(QUEUE_BYTES) and not self._makes_room(name.encode()):
             try:
                 self.queue_memory.check(QUEUE_BYTES)
@@ -1019,6 +1051,7 @@ class Engine:
             queue.expiry = Expiry(queue)
         self.queues[queue.name] = queue
         self._asked[queue] = asked
+        self._sources[options.dead_letter] += 1
         self._name_added(queue.name)
         self.has_room(queue)
         return queue
@@ -1028,10 +1061,19 @@ class Engine:
         options = Options.of(self._asked[queue], self.settings.for_queue(queue.text), queue.text)
         if options == queue.options:
             return
+        if options.contradiction:
+            self.log.warning(
+                "a queue keeps its options: with the new settings they contradict; mend [dms.queues]",
+                queue=queue.text,
+                reason=options.contradiction,
+            )
+            return
         if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
             queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
+        self._sources[queue.options.dead_letter] -= 1
+        self._sources[options.dead_letter] += 1
         queue.options = options
         if queue.expiry is not None:
             queue.expiry.options_changed()
@@ -1043,7 +1085,12 @@ class Engine:
         if self.queues.get(queue.name) is queue:
             del self.queues[queue.name]
             self.queue_memory.give(QUEUE_BYTES)
+            self._queues_of_users.drop(queue)
         self._asked.pop(queue, None)
+        name = queue.options.dead_letter
+        self._sources[name] -= 1
+        if not self._sources[name]:
+            del self._sources[name]
         if self._names is not None and queue.name not in self.queues:
             place = bisect_left(self._names, queue.name)
             if self._names[place : place + 1] == [queue.name]:
@@ -1069,12 +1116,19 @@ class Engine:
         asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
         self.discard(queue)
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+        if sources := self._sources[queue.text]:
+            self.log.warning(
+                "a dead-letter queue was deleted: dead messages are held back until it is made again",
+                dead_letter=queue.text,
+                queues=sources,
+            )
 
         def decided(ticket: Ticket) -> None:
             if ticket.error is None:
                 self.free(queue.bodies, queue.back)
             elif queue.name not in self.queues:  # revive it
                 self.queues[queue.name], self._asked[queue] = queue, asked
+                self._sources[queue.options.dead_letter] += 1
                 self._name_added(queue.name)
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
@@ -1140,6 +1194,22 @@ class Engine:
 
     # -- dead letters
 
+    def tell_held_back(self, queue: Queue) -> None:
+        """Log that a queue's dead messages have no place, once a minute for all queues."""
+        now, name = self.times.now_ms(), queue.options.dead_letter
+        if not name or now < self._told_held_back_ms + HELD_BACK_TOLD_MS or queue.expiry is None:
+            return
+        self._told_held_back_ms = now
+        target = self.find(name)
+        self.log.warning(
+            "dead messages are held back: create their dead-letter queue, or make room in it",
+            queue=queue.text,
+            dead_letter=name,
+            why="missing" if target is None else "full" if target.room < 1 else "the disk refuses",
+            dead=queue.expiry.dead,
+            queues=sum(map(len, self.parked.values())),
+        )
+
     def park(self, queue: Queue) -> None:
         """The dead-letter queue of `queue` has no room: have `Expiry.on_room` called when it has."""
         name = queue.options.dead_letter
@@ -1193,11 +1263,14 @@ class Engine:
         """A consumer for a session, or a bridge; it is not admitted yet."""
         return Consumer(self, next(self._numbers), receiver, stocks=stocks)
 
-    def admit(self, consumer: Consumer) -> bool:
-        """Admit a consumer: it may hold messages. False: there are `clients_max` already."""
-        if len(self.consumers) >= self.settings.clients_max:
+    def admit(self, consumer: Consumer, user: str = "") -> bool:
+        """Admit a consumer: it may hold messages. False: there are `clients_max` already, or the user's
+        share of them."""
+        most = self.settings.clients_max
+        if len(self.consumers) >= most or not self._clients_of_users.fits(user, most):
             return False
         self.consumers[consumer.number] = consumer
+        self._clients_of_users.take(consumer.number, user)
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
@@ -1242,18 +1315,23 @@ class Engine:
             consumer.unacked.add_all(ids, deliveries)
             return refusal
 
-    def gone(self, consumer: Consumer) -> None:
-        """A consumer's connection is gone: end its credits, return its deliveries. May be called twice."""
-        self.consumers.pop(consumer.number, None)
-        consumer.gone = True
-        consumer.forget_credits()
-        self.give_back(consumer)
+    def gone(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
+        """A consumer's connection is gone: end its credits, return its deliveries. May be called twice.
 
-    def give_back(self, consumer: Consumer) -> None:
+        `untried`: whether a delivery, by its id, does not count. None: all count.
+        """
+        self.consumers.pop(consumer.number, None)
+        self._clients_of_users.drop(consumer.number)
+        consumer.gone = True
+        consumer.consume(None)
+        consumer.forget_credits()
+        self.give_back(consumer, untried)
+
+    def give_back(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         held, consumer.unacked = consumer.unacked, Unacked()
         if held:
-            self.returning[consumer.number] = Returning(held)
+            self.returning[consumer.number] = Returning(held, untried)
             self.sliced_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:

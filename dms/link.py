@@ -79,6 +79,9 @@ class Link(PipelinedConnection[Answer]):
     def __init__(self, stream: trio.abc.Stream, taker: DeliveryTaker | None, rest: bytes) -> None:
         super().__init__(stream, rest)
         self._taker = taker
+        self._scope.shield = (
+            True  # it is left by DISCONNECT, also where the program is cancelled: see `leave`
+        )
         self._consuming: deque[int] = deque()
         self._next_id = 2  # 1 was the handshake
 
@@ -113,9 +116,9 @@ class Link(PipelinedConnection[Answer]):
         answer.tell()
 
     async def leave(self) -> None:
-        """Say goodbye, and wait a moment for the server's."""
+        """Say goodbye, and wait a moment for the server's: also where the task is cancelled."""
         if self.lost is None:
-            with trio.move_on_after(CLOSE_SECONDS):
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 answer = Answer(Type.DISCONNECT, self.new_ids(1))
                 try:
                     await self.ask(wire.pack(Type.DISCONNECT, answer.ids[0]), answer)
@@ -174,6 +177,13 @@ class Link(PipelinedConnection[Answer]):
 
 def error_for(status: int, payload: bytes) -> DmsError:
     return DmsError.of(status, payload.decode(errors="backslashreplace"))
+
+
+async def leave(reconnecting: Reconnecting[Link]) -> None:
+    """Say DISCONNECT on the present link, if there is one, and make no other."""
+    reconnecting.closed = True
+    if reconnecting.link is not None:
+        await reconnecting.link.leave()
 
 
 NAME = "brokers"

@@ -13,7 +13,7 @@ What it saves, in microseconds of processor time a message: without `produced` 2
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import add
@@ -53,6 +53,8 @@ CONSUME = tuple(head(Type.CONSUME, length) for length in range(2 + NAME_BYTES_MA
 PRODUCE_OK = head(Type.PRODUCE_OK)
 DELIVER = tuple(head(Type.DELIVER, length) for length in range(PAYLOAD_BYTES_MAX + 1))
 """By the length of the message: 0.07 us a delivery, and 0.18 with a head packed for each. Memory: 0.2 MB."""
+
+_DELIVER = word(Type.DELIVER)
 
 
 @lru_cache(maxsize=128)
@@ -151,6 +153,17 @@ def answers(head: bytes, ids: Iterable[bytes]) -> bytes:
 def answered(replies: bytes) -> list[bytes]:
     """The ids in replies without payload."""
     return [replies[at + ID_AT : at + HEADER_BYTES] for at in range(0, len(replies), HEADER_BYTES)]
+
+
+def delivered_behind(data: bytes, sent: int) -> Iterator[bytes]:
+    """The ids of the DELIVERs among the whole frames of `data` that end behind `sent`."""
+    at, end = 0, len(data)
+    while at < end:
+        _, length, what, _ = WORDS.unpack_from(data, at)
+        after = at + HEADER_BYTES + length
+        if after > sent and what == _DELIVER:
+            yield data[at + ID_AT : at + HEADER_BYTES]
+        at = after
 
 
 def deliveries(ids: Sequence[bytes], bodies: Sequence[bytes]) -> bytes:

@@ -89,7 +89,7 @@ _CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
 _DELETE = word(Type.DELETE_QUEUE)
 # Looking up an enum member takes 60 ns, ten times as long as a name.
-_OPEN, _LEAVING = State.OPEN, State.LEAVING
+_OPEN = State.OPEN
 _PRODUCE_TYPE = int(Type.PRODUCE)
 _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
@@ -119,6 +119,7 @@ class Session(SessionBase):
         "_refused",
         "_skip",
         "_skip_id",
+        "_untried",
         "consumer",
         "produced",
         "queue",
@@ -145,6 +146,8 @@ class Session(SessionBase):
         self._acking: deque[Ticket] = deque()
         """For each ACK that is not answered, and maybe for answered ones before it, what it waits for."""
         self._most_credits = 0
+        self._untried: Callable[[bytes], bool] | None = None
+        """Whether a delivery, by its id, cannot have been tried when the connection ended. None: all were."""
         self._deferred: deque[Credit] | tuple[()] = ()  # made when first needed
         self._listings: deque[tuple[ReplySlot, int, Iterator[bytes | None]]] | tuple[()] = ()  # this, too
         engine.log.debug("client connected", peer=connection.peer)
@@ -744,14 +747,15 @@ class Session(SessionBase):
             text = 'log in first: a HANDSHAKE of {"user": "...", "password": "..."}'
             self._refuse_login(message_id, text)
             return
-        if not self._engine.admit(self.consumer):
+        if not self._engine.admit(self.consumer, self.user):
             limit = self._engine.settings.clients_max
             self._engine.counts.clients_refused += 1
-            text = f"there are clients_max = {limit} clients already"
+            text = f"there are clients_max = {limit} clients already, or {self.user}'s share of them"
             self._refuse(message_id, Refusal(Status.INTERNAL, text, limit="clients_max"))
             self._end(Event.TOO_MANY)
             return
         self.state = TRANSITIONS[self.state][Event.HANDSHAKE]
+        self.connection.outbox.on_clear = self._not_sent
         self.reply(pack(Type.HANDSHAKE_ACK, message_id, SERVER_NAME))
 
     def _refuse_login(self, message_id: int, text: str) -> None:
@@ -765,7 +769,7 @@ class Session(SessionBase):
         self._require(MANAGE, name_bytes)
         if asked.get("dead_letter"):
             self._require(WRITE, str(asked["dead_letter"]))
-        _, ticket = self._engine.create(name, asked)
+        _, ticket = self._engine.create(name, asked, self.user)
         self._engine.log.debug("queue created", peer=self.connection.peer, queue=name, options=asked)
         self._confirm(ticket, Type.CREATE_QUEUE, message_id)
 
@@ -840,6 +844,8 @@ class Session(SessionBase):
             text = f"credits_max = {limit} CONSUMEs wait on this connection already"
             raise Refusal(Status.INTERNAL, text, limit="credits_max")
         self.queue, self.queue_name = queue, payload
+        if consumer.queue is not queue:
+            consumer.consume(queue)
         self._consume((message_id.to_bytes(4),))
 
     def _ack(self, message_id: int, payload: bytes) -> None:
@@ -861,6 +867,8 @@ class Session(SessionBase):
         if payload:
             raise malformed("DISCONNECT has no payload")
         self._expire_credits(math.inf)
+        if self.consumer.unacked:
+            self._untried = min(self.consumer.unacked).__ne__
         self.reply(pack(Type.DISCONNECT_OK, message_id))
         self._end(Event.DISCONNECT)
 
@@ -914,6 +922,7 @@ class Session(SessionBase):
             consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
+            consumer.consume(None)
 
     def _check_named(self, message_id: int, payload: bytes) -> None:
         """An ACK or NACK may name the queue, which then must be the delivery's. Raises Refusal."""
@@ -937,13 +946,10 @@ class Session(SessionBase):
             self.connection.write(data)
         else:
             self._out.append(data)
-        if self.state is _LEAVING:
-            self._check_left()
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         self._refusals.note(self.connection, refusal, len(ids))
         self.push(refusal.frames(ids))
-        self._check_left()
 
     def kick(self, reason: str) -> None:
         if self.state is State.OPEN and not self.connection.outbox.size:  # the peer still reads
@@ -1049,8 +1055,11 @@ class Session(SessionBase):
         self._close_with(malformed("a frame took too long to come; closing").wire_error(), Event.TOO_LATE)
 
     def input_ended(self) -> None:
-        self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
-        self._check_left()
+        """The peer can acknowledge nothing more: its CONSUMEs end, and what it holds goes back."""
+        self._expire_credits(math.inf)
+        outbox = self.connection.outbox
+        self._not_sent(outbox.chunks or (), outbox.begun)
+        self._end(Event.INPUT_ENDS)
 
     def connection_lost(self) -> None:
         held = len(self.consumer.unacked)
@@ -1058,13 +1067,22 @@ class Session(SessionBase):
         super().connection_lost()
 
     def release(self) -> None:
-        self._engine.gone(self.consumer)
+        self.connection.outbox.on_clear = None
+        self._engine.gone(self.consumer, self._untried)
 
-    def _check_left(self) -> None:
-        """The peer has sent everything: the connection ends with its last CONSUME."""
-        if self.state is State.LEAVING and not self.consumer.credits:
-            self.state = TRANSITIONS[self.state][Event.NOTHING_WAITS]
-            self.finish_when_answered()
+    def _not_sent(self, chunks: Collection[Any], begun: Any) -> None:
+        """The connection ends, and these bytes were not sent: nobody could try the messages in them.
+
+        `begun`: the first chunk, whole. If it is no longer than what is left of it, the transport does not
+        tell how much was sent. Then the whole chunk counts as sent.
+        """
+        if not (chunks and self.consumer.unacked):
+            return
+        first, *others = map(bytes, chunks)
+        whole = first if begun is None else bytes(begun)
+        data = b"".join((whole, *others))
+        sent = len(whole) - len(first) or (len(whole) if begun is not None else 0)
+        self._untried = set(runs.delivered_behind(data, sent)).__contains__
 
     def _close_with(self, error: RemoteProtocolError, event: Event) -> None:
         """The last answer: nothing behind it can be parsed. It is not the driver that sends it, because

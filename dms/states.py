@@ -1,7 +1,7 @@
 """The states of a DMS connection and their transitions: the table behind the diagram in PROTOCOL.md.
 
-Not in the table: requests that are answered at once change no state; waiting CONSUMEs only keep a connection
-in LEAVING; while the peer or the disk is slow, input is held back without a state of its own.
+Not in the table: requests that are answered at once change no state; while the peer or the disk is slow,
+input is held back without a state of its own.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,6 @@ class State(Enum):
     OPEN = "requests are expected"
     SKIPPING_NEW = "a payload that is too large is thrown away"
     SKIPPING = "the same, after the handshake"
-    LEAVING = "nothing more comes; waiting CONSUMEs are still served"
     CLOSING = "pending answers are sent, then the connection closes"
 
 
@@ -28,13 +27,12 @@ class Event(Enum):
     DISCONNECT = "DISCONNECT"
     INPUT_ENDS = "end of input"
     DRAIN = "the server stops"
-    NOTHING_WAITS = "the last wait has ended"
     TOO_LATE = "deadline"
 
 
 _ENDS = {
     Event.BROKEN: State.CLOSING,
-    Event.INPUT_ENDS: State.LEAVING,
+    Event.INPUT_ENDS: State.CLOSING,
     Event.DRAIN: State.CLOSING,
     Event.TOO_LATE: State.CLOSING,
 }
@@ -55,19 +53,15 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     },
     State.SKIPPING_NEW: {
         Event.SKIPPED: State.NEW,
-        Event.INPUT_ENDS: State.LEAVING,
+        Event.INPUT_ENDS: State.CLOSING,
         Event.DRAIN: State.CLOSING,
         Event.TOO_LATE: State.CLOSING,
     },
     State.SKIPPING: {
         Event.SKIPPED: State.OPEN,
-        Event.INPUT_ENDS: State.LEAVING,
+        Event.INPUT_ENDS: State.CLOSING,
         Event.DRAIN: State.CLOSING,
         Event.TOO_LATE: State.CLOSING,
-    },
-    State.LEAVING: {
-        Event.NOTHING_WAITS: State.CLOSING,
-        Event.DRAIN: State.CLOSING,
     },
     State.CLOSING: {},
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from dms.client import Client, ProtocolError, QueueExists, QueueOptions
+from dms.client import Client, Disconnected, ProtocolError, QueueExists, QueueOptions
 from shared.errors import BrokerError
 
 UNDER_WAY = 4000
@@ -96,7 +96,8 @@ class _StressRun:
                 some = await consumer.several()
                 for message in some:
                     self._account(message.body)
-                await consumer.ack(*some)
+                if not await consumer.ack(*some):
+                    raise Disconnected("the connection was lost: what it held is delivered again")
                 for _ in range(done // PIECE, (done + len(some)) // PIECE):
                     self._room.release()
                 done += len(some)

@@ -6,7 +6,7 @@ everything else done for it. Ids count up within a run, and no two runs overlap.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import Generic, TypeVar, overload
 
@@ -153,12 +153,22 @@ class Returning(Generic[Q]):
     all that is in it: 40 ms.
     """
 
-    __slots__ = ("_held", "back")
+    __slots__ = ("_held", "_untried", "back")
 
-    def __init__(self, held: Unacked[Q]) -> None:
+    def __init__(self, held: Unacked[Q], untried: Callable[[bytes], bool] | None = None) -> None:
         self._held = held
+        self._untried = untried
         self.back = 0
 
     def __iter__(self) -> Iterator[Delivery[Q]]:
-        """The deliveries that have not returned now; others may return meanwhile."""
-        return self._held.deliveries(self.back)
+        """The deliveries that have not returned now; others may return meanwhile. The number of deliveries is
+        one less for those that are `untried`, by id.
+        """
+        deliveries, untried = self._held.deliveries(self.back), self._untried
+        if untried is None:
+            return deliveries
+        ids = islice(self._held, self.back, None)
+        return (
+            (queue, seq, body, count - untried(each))
+            for each, (queue, seq, body, count) in zip(ids, deliveries, strict=True)
+        )

@@ -51,10 +51,11 @@ class Consumer:
     `subscriptions`, `subscriptions_bytes`: their number, and the memory charged for them.
     """
 
-    __slots__ = ("connection", "dropped", "messages", "subscriptions", "subscriptions_bytes", "write")
+    __slots__ = ("connection", "dropped", "messages", "subscriptions", "subscriptions_bytes", "user", "write")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, user: str = "") -> None:
         self.connection = connection
+        self.user = user
         self.write = connection.write
         self.messages = self.dropped = 0
         self.subscriptions = 0
@@ -74,6 +75,7 @@ class Queues:
     ) -> None:
         budget = budget or unbounded()
         self._memory = budget.account("subscriptions")
+        self._of_users, self._bytes_of_users = budget.new_shares(), budget.new_shares()
         self.caches = Caches(budget.account("caches", budget.limit_bytes // 4))
         """The memory of what producers remember about their messages, and of counts of dropped writes."""
         self.settings = settings
@@ -100,8 +102,8 @@ class Queues:
 
     # Subscriptions.
 
-    def join(self, connection: Connection) -> Consumer:
-        consumer = Consumer(connection)
+    def join(self, connection: Connection, user: str = "") -> Consumer:
+        consumer = Consumer(connection, user)
         settings = self.settings
         limit_slow_receiver(
             connection,
@@ -134,7 +136,7 @@ class Queues:
             self._charge(consumer, 1, name)
             settings = self.settings
             try:
-                self._memory.check(0)
+                self._memory.check(0, consumer.user)
             except OverBudget as error:
                 raise RemoteProtocolError(str(error), fault=Fault.SUBSCRIPTIONS) from None
             for limit, got in (
@@ -146,6 +148,14 @@ class Queues:
                 if got > getattr(settings, limit):
                     raise RemoteProtocolError(
                         f"above {limit} = {getattr(settings, limit)}", fault=Fault.SUBSCRIPTIONS
+                    )
+            for limit, shares in (
+                ("subscriptions_total_max", self._of_users),
+                ("subscriptions_bytes_total_max", self._bytes_of_users),
+            ):
+                if not shares.fits(consumer.user, getattr(settings, limit), 0):
+                    raise RemoteProtocolError(
+                        f"above {consumer.user}'s share of {limit}", fault=Fault.SUBSCRIPTIONS
                     )
 
     def unsubscribe(self, consumer: Consumer, name: bytes) -> None:
@@ -169,7 +179,9 @@ class Queues:
         if self._index.drop(consumer):
             self.routes.forget()
         self.subscriptions_bytes -= consumer.subscriptions_bytes
-        self._memory.give(consumer.subscriptions_bytes)
+        self._memory.give(consumer.subscriptions_bytes, consumer.user)
+        self._of_users.add(consumer.user, -consumer.subscriptions)
+        self._bytes_of_users.add(consumer.user, -consumer.subscriptions_bytes)
         consumer.subscriptions = consumer.subscriptions_bytes = 0
 
     def statistics(self) -> tuple[int, int]:
@@ -183,7 +195,9 @@ class Queues:
         consumer.subscriptions += count
         consumer.subscriptions_bytes += size
         self.subscriptions_bytes += size
-        self._memory.charge(size)
+        self._memory.charge(size, consumer.user)
+        self._of_users.add(consumer.user, count)
+        self._bytes_of_users.add(consumer.user, size)
 
     def observe(self, observer: Connection, name: bytes) -> Callable[[], None]:
         """Write the queue's messages to `observer`, too; without a name, those of all queues.

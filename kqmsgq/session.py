@@ -97,7 +97,7 @@ class Session(SessionBase):
             self._producer.restrict(self.user, self.guard, self.connection.peer)
         else:
             self.state = TRANSITIONS[self.state][Event.CONSUME]
-            self._consumer = queues.join(self.connection)
+            self._consumer = queues.join(self.connection, self.user)
         return at + ROLE_BYTES
 
     def _take_account(self, data: bytes, at: int) -> int:

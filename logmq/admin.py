@@ -27,7 +27,8 @@ from shared.objects import (
     time_text,
 )
 from shared.storage.format import LENGTH_BYTES, length_at
-from shared.storage.log import RecordTimes, read_records
+from shared.storage.log import RecordTimes, read_records, require_record_start
+from shared.storage.settings import Retention
 from shared.storage.store import Log
 
 RECORDS_MAX = 1000
@@ -42,6 +43,10 @@ class Admin:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._counts = RecordCounts(broker.topics)
+        self._topic_values = _TOPIC_VALUES | {
+            "retention_bytes": lambda log: self._retention(log).bytes_kept,
+            "retention_seconds": lambda log: (ms := self._retention(log).ms_kept) and ms / 1000,
+        }
         self.objects: Sequence[Objects] = (
             Objects(
                 TOPICS,
@@ -53,7 +58,7 @@ class Admin:
                 begin="brokers logmq produce orders hello",
                 totals=lambda log: (log.end, log.first, None),
                 look=self._look_at_topic,
-                values=_TOPIC_VALUES,
+                values=self._topic_values,
             ),
             Objects(
                 GROUPS,
@@ -77,7 +82,10 @@ class Admin:
     def _topic(self, log: Log) -> dict[str, Any] | None:
         if log.deleted:
             return None
-        return {name: read(log) for name, read in _TOPIC_VALUES.items()}
+        return {name: read(log) for name, read in self._topic_values.items()}
+
+    def _retention(self, log: Log) -> Retention:
+        return log.retention or self._broker.settings.retention_usual
 
     async def _look_at_topic(self, log: Log, seconds: float) -> dict[str, Any]:
         first, last = log.first, log.visible
@@ -222,20 +230,16 @@ class Admin:
         if "offset" not in arguments:
             raise BadArgument("offset is missing")
         offset = a_count(arguments, "offset", 0, log.first, log.visible)
-        await read_records(log, offset, 1)  # it reports an offset inside a record
+        await require_record_start(log, offset)
         return offset
 
 
-_TOPIC_VALUES: Mapping[str, Callable[[Log], Any]] = {
+_TOPIC_VALUES: dict[str, Callable[[Log], Any]] = {
     "name": attrgetter("name"),
     "first": attrgetter("first"),
     "end": attrgetter("visible"),
     "bytes": lambda log: log.visible - log.first,
     "durability": lambda log: str(log.mode),
-    "retention_bytes": lambda log: log.retention and log.retention.bytes_kept,
-    "retention_seconds": lambda log: (
-        log.retention.ms_kept / 1000 if log.retention and log.retention.ms_kept else None
-    ),
     "created": lambda log: time_text(log.created_ms),
 }
 

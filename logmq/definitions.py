@@ -17,7 +17,7 @@ from shared.definitions import (
 )
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
-from shared.storage.log import read_records
+from shared.storage.log import require_record_start
 from shared.storage.settings import Durability
 
 
@@ -57,15 +57,16 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             return Made(new=True)
         if log is None or (offset and not log.visible):
             raise LeftOut("its topic has no records here, so it begins where it is told to")
-        found = broker.groups.committed(group, log)
+        key = broker.groups.find(group, log)
+        found = None if key is None else broker.groups.read(log, key)
         if found is not None:
-            if found[0] != offset:
-                raise LeftOut(f"it has committed {found[0]} here, and goes on there")
+            if found.offset != offset:
+                raise LeftOut(f"it has committed {found.offset} here, and goes on there")
             return Made(new=False)
         try:
             if not log.first <= offset <= log.visible:
                 raise BadArgument("")
-            await read_records(log, offset, 1)
+            await require_record_start(log, offset)
         except (BadArgument, StoreError):
             raise LeftOut(f"{offset} is no record of its topic here") from None
         return Made(new=True, ticket=None if dry_run else broker.groups.commit(group, log, offset))

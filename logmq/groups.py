@@ -14,6 +14,7 @@ import attrs
 
 from logmq.wire import Code, Refusal, check_memory
 from shared.budget import Account, unbounded
+from shared.errors import StoreError
 from shared.storage.store import Log, Ticket
 from shared.storage.table import Table
 
@@ -44,6 +45,7 @@ class Groups:
         """`memory`: the account that commits are charged to."""
         self._table = table
         self._memory = memory or unbounded()
+        self._of_users = self._memory.new_shares()
         self.commits_max = commits_max
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
@@ -60,18 +62,29 @@ class Groups:
         return self._count
 
     def committed(self, group: str, log: Log) -> tuple[int, Ticket | None] | None:
-        """The offset, and the ticket that the answer waits for; None in its place: it is durable."""
+        """The offset, and the ticket that the answer waits for; None in its place: it is durable. Raises
+        StoreError where damage may have taken it."""
         key = _key(group, log)
         value = self._table.get(key)
-        return None if value is None else (int.from_bytes(value, "big"), self._unsynced.get(key))
+        if value is not None:
+            return int.from_bytes(value, "big"), self._unsynced.get(key)
+        if self._table.hides_keys:
+            raise StoreError(
+                f"the commits are damaged: whether group {group} has committed anything of {log.name} is not "
+                "known; COMMIT where it goes on"
+            )
+        return None
 
-    def commit(self, group: str, log: Log, offset: int) -> Ticket:
-        """Commit. Raises Refusal (LIMIT) and StoreError."""
+    def commit(self, group: str, log: Log, offset: int, user: str = "") -> Ticket:
+        """Commit for a user. Raises Refusal (LIMIT) and StoreError."""
         key = _key(group, log)
         if self._table.get(key) is None:
             if self._count >= self.commits_max:
                 raise Refusal(Code.LIMIT, f"there are commits_max = {self.commits_max} commits already")
+            if not self._of_users.fits(user, self.commits_max):
+                raise Refusal(Code.LIMIT, f"{user} has his share of commits_max")
             check_memory(self._memory, COMMIT_BYTES)
+            self._of_users.take(key, user)
         ticket = self._table.put(key, offset.to_bytes(_OFFSET_BYTES, "big"))
         self._remember(key)
         self._unsynced[key] = ticket
@@ -88,6 +101,7 @@ class Groups:
         if not keys:
             del self._by_log[log.id]
         self._count -= 1
+        self._of_users.drop(key)
         self._memory.give(COMMIT_BYTES)
         return ticket
 
@@ -100,6 +114,8 @@ class Groups:
         keys = self._by_log.pop(log_id, set())
         self._count -= len(keys)
         self._memory.give(COMMIT_BYTES * len(keys))
+        for key in keys:
+            self._of_users.drop(key)
         self._table.discard([*keys], done)
 
     def close_grave(self, log_id: int) -> None:
@@ -143,6 +159,33 @@ class Groups:
                 if len(part) >= PART:
                     yield part
                     part = []
+        yield part
+
+    def idle_in_parts(
+        self, logs: Callable[[int], Log | None], since_ms: int
+    ) -> Iterator[list[tuple[str, Log]]]:
+        """Groups that have committed nothing in a topic since `since_ms`, though all that time they had
+        records to read; in parts as of `in_parts`.
+
+        Times are those of the logs' indexes, so a group is found late rather than early. Raises StoreError.
+        """
+        committed_since = self._table.log.seek(since_ms)
+        part: list[tuple[str, Log]] = []
+        looked = 0
+        for log_id in list(self._by_log):
+            log, keys = logs(log_id), self._by_log.get(log_id, ())
+            old = [key for key in keys if key in self._table and self._table.offset(key) < committed_since]
+            if log is not None and old:
+                came_since = log.seek(since_ms)
+                part += [
+                    (group_of(key), log)
+                    for key in old
+                    if int.from_bytes(self._table[key], "big") < came_since
+                ]
+            looked += 1 + len(keys)
+            if looked >= PART:
+                yield part
+                part, looked = [], 0
         yield part
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:

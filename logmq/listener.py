@@ -30,6 +30,8 @@ from shared.tracing import Tap
 
 LAGS_SECONDS = 15.0
 """How often groups are checked; 50,000 commits take 50 ms, in slices."""
+EXPIRY_SECONDS = 3600.0
+"""How often idle groups are looked for, at least; so long a group may take to come back after a start."""
 TRACE_SECONDS = 0.25
 TRACE_BYTES = 64 * 1024
 """Records shown per topic and look; more that arrived since the last look are left out."""
@@ -110,6 +112,7 @@ class LogmqService:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._serve_readers)
             nursery.start_soon(self._check_groups)
+            nursery.start_soon(self._expire_groups)
 
     async def _serve_readers(self) -> None:
         broker, feeds = self.broker, self.broker.topics.feeds
@@ -132,6 +135,33 @@ class LogmqService:
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             self._worst = worst
             await trio.sleep(LAGS_SECONDS)
+
+    async def _expire_groups(self) -> None:
+        broker = self.broker
+        while True:
+            seconds = broker.settings.group_seconds
+            await trio.sleep(min(max(seconds / 10, 1), EXPIRY_SECONDS))
+            now_ms = broker.store.trusted_wall_ms()
+            if not seconds or now_ms is None or broker.store.read_only is not None:
+                continue
+            with contextlib.suppress(StoreError):  # it is tried again
+                await self._expire(now_ms - round(seconds * 1000))
+
+    async def _expire(self, since_ms: int) -> None:
+        """Delete the commits of groups that are idle since then. Raises StoreError."""
+        broker = self.broker
+        for part in broker.groups.idle_in_parts(broker.topics.by_id().get, since_ms):
+            for group, log in part:
+                broker.groups.delete(group, log)
+                broker.counts.commits_expired += 1
+                broker.log.info(
+                    "a group's commit expired: it had records to read and committed nothing for "
+                    "logmq.group_seconds; when it comes back it begins where it is told to",
+                    group=group,
+                    topic=log.name,
+                )
+            broker.store.commit_pending()
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
 
     def drain(self) -> None:
         self.broker.draining = True

@@ -18,6 +18,7 @@ class Counts:
     batches_repeated: int = counter(
         "batches_repeated_total", "BATCH requests answered, but not written again."
     )
+    commits_expired: int = counter("commits_expired_total", "Commits of groups idle for group_seconds.")
     tails_fallen_behind: int = counter("tails_fallen_behind_total", "TAIL readers that left the shared feed.")
     too_late: int = counter("requests_too_late_total", "Lines and bodies that did not come in time.")
     http: int = counter("http_closed_total", "Connections closed because they brought HTTP.")

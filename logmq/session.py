@@ -557,7 +557,7 @@ class Session(SessionBase):
         """The log of a topic, created if missing, which counts as a read. Raises Refusal."""
         self._require(WRITE, topic)
         before = len(self.topics)
-        log = self.topics.writable_untrusted(topic)
+        log = self.topics.writable_untrusted(topic, self.user)
         if len(self.topics) > before:
             self._has_read()
         return log
@@ -898,7 +898,7 @@ class Session(SessionBase):
 
         def finish(_: bool) -> None:
             try:
-                ticket = self.broker.groups.commit(group, log, offset)
+                ticket = self.broker.groups.commit(group, log, offset, self.user)
             except (StoreError, Refusal) as error:
                 self._refuse(error)
             else:

@@ -52,6 +52,9 @@ class LogmqSettings:
     """The most topics; a write to one more is refused."""
     commits_max: int = limit(100_000, 1, 10_000_000)
     """The most committed offsets, one for each group and topic."""
+    group_seconds: float = attrs.field(default=0.0, validator=validators.ge(0))
+    """Commits expire of a group that for so long has committed nothing in a topic, though there was something
+    to read. 0: never."""
     writers_max: int = limit(1024, 1, 100_000)
     """BATCH writers of a user that are remembered; a new one replaces that user's longest silent one."""
     fetch_bytes_max: int = limit(64 * MIB, 1, 64 * MIB)

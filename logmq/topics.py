@@ -25,6 +25,7 @@ class Topics:
     def __init__(self, namespace: Namespace, settings: LogmqSettings, budget: Account | None = None) -> None:
         budget = budget or unbounded()
         self._memory = budget.account("topics")
+        self._of_users = budget.new_shares()
         self._namespace = namespace
         self._settings = settings
         self.known: dict[bytes, Log] = {}
@@ -83,14 +84,14 @@ class Topics:
             raise no_topic(topic.decode())
         return log
 
-    def writable_untrusted(self, topic: bytes) -> Log:
-        """The topic that a request writes to, created if missing. Raises Refusal."""
+    def writable_untrusted(self, topic: bytes, user: str = "") -> Log:
+        """The topic that a request of a user writes to, created if missing. Raises Refusal."""
         log = self.known.get(topic)
         if log is not None and not log.deleted:
             return log
         log = self.find_untrusted(topic)
         if log is None:
-            log, _ = self.create(topic.decode())
+            log, _ = self.create(topic.decode(), user=user)
             self.known[topic] = log
         return log
 
@@ -102,6 +103,7 @@ class Topics:
         """Delete a topic: readers get NO_TOPIC, the name is free. `grave`: of `Groups`. Raises StoreError."""
         self.known.pop(log.name.encode(), None)
         ticket = self._namespace.delete(log.name, [grave])
+        self._of_users.drop(log.id)
         place = bisect_left(self._names, log.name)
         if self._names[place : place + 1] == [log.name]:
             del self._names[place]
@@ -112,11 +114,15 @@ class Topics:
         """Charge the budget for topics."""
         self._memory.charge(TOPIC_BYTES * len(self) - self._memory.used_bytes)
 
-    def create(self, name: str, durability: Durability | None = None) -> tuple[Log, Ticket]:
+    def create(
+        self, name: str, durability: Durability | None = None, *, user: str = ""
+    ) -> tuple[Log, Ticket]:
         """Create a topic; the settings decide what is not given. The ticket is done when it is durable.
         Raises Refusal."""
         if len(self) >= self._settings.topics_max:
             raise Refusal(Code.LIMIT, f"there are topics_max = {self._settings.topics_max} topics already")
+        if not self._of_users.fits(user, self._settings.topics_max):
+            raise Refusal(Code.LIMIT, f"{user} has his share of topics_max")
         check_memory(self._memory, TOPIC_BYTES)
         try:
             log, ticket = self._namespace.create(
@@ -124,6 +130,7 @@ class Topics:
             )
         except StoreError as error:
             raise refusal_for(error) from None
+        self._of_users.take(log.id, user)
         log.retention = self._settings.retention(name)
         place = bisect_left(self._names, name)
         if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed

@@ -182,7 +182,7 @@ def refusal_for(error: StoreError | Refusal) -> Refusal:
         case LogDeleted():
             return Refusal(Code.NO_TOPIC, "the topic was deleted")
         case CorruptRecord(offset=offset):
-            return Refusal(Code.STORAGE, f"damaged bytes at offset {offset}; see brokers fsck")
+            return Refusal(Code.STORAGE, f"damaged bytes at offset {offset}{error.goes_on}; see brokers fsck")
         case _:
             return Refusal(Code.STORAGE, " ".join(str(error).split()) or type(error).__name__)
 

@@ -100,6 +100,9 @@ class Sessions:
     ) -> None:
         budget = budget or unbounded()
         self._memory = budget.account("sessions")
+        self._of_users, self._subscriptions_of_users, self._wild_of_users = (
+            budget.new_shares() for _ in range(3)
+        )
         self.settings = settings
         self.counts = counts
         self.kept = Kept(settings, counts, budget.account("kept"))
@@ -124,8 +127,7 @@ class Sessions:
 
     def restore(self, client_id: bytes, topic: bytes, keeps: bool, owner: str = ANONYMOUS) -> None:
         """Restore a saved subscription. Only before clients connect."""
-        client = self.clients.get(client_id) or self.adopt(client_id)
-        client.owner = owner
+        client = self.clients.get(client_id) or self.adopt(client_id, owner)
         client.topics[topic] = keeps
         self._count(client, topic, 1)
         if keeps:
@@ -147,10 +149,12 @@ class Sessions:
         self.counts.sessions_expired += ended
         return ended
 
-    def adopt(self, client_id: bytes) -> ClientSession:
+    def adopt(self, client_id: bytes, owner: str = ANONYMOUS) -> ClientSession:
         """Make a session for a new client, or for an absent one with kept messages."""
-        self._memory.charge(SESSION_BYTES)
+        self._memory.charge(SESSION_BYTES, owner)
+        self._of_users.add(owner)
         client = self.clients[client_id] = ClientSession(client_id)
+        client.owner = owner
         return client
 
     @property
@@ -171,9 +175,10 @@ class Sessions:
                 raise RemoteProtocolError(
                     f"sessions_max = {self.settings.sessions_max} are there", fault=Fault.SESSIONS
                 )
-            self._check_memory(SESSION_BYTES, Fault.SESSIONS)
-            client = self.adopt(client_id)
-            client.owner = user
+            if not self._of_users.fits(user, self.settings.sessions_max):
+                raise RemoteProtocolError(f"{user} has his share of sessions_max", fault=Fault.SESSIONS)
+            self._check_memory(SESSION_BYTES, Fault.SESSIONS, user)
+            client = self.adopt(client_id, user)
         elif client.connection is not None:
             self._say(f"Client {client.name} already connected.")
             raise RemoteProtocolError(f"client {client.name} is connected already", fault=Fault.CONNECTED)
@@ -297,7 +302,15 @@ class Sessions:
                     f"wild_subscriptions_total_max = {settings.wild_subscriptions_total_max} of all clients",
                     fault=Fault.SUBSCRIPTIONS,
                 )
-            self._check_memory(SUBSCRIPTION_BYTES, Fault.SUBSCRIPTIONS)
+            for shares, limit, more in (
+                (self._subscriptions_of_users, "subscriptions_total_max", 1),
+                (self._wild_of_users, "wild_subscriptions_total_max", WILDCARDS.wild_levels(topic) > 0),
+            ):
+                if more and not shares.fits(client.owner, getattr(settings, limit)):
+                    raise RemoteProtocolError(
+                        f"{client.owner} has his share of {limit}", fault=Fault.SUBSCRIPTIONS
+                    )
+            self._check_memory(SUBSCRIPTION_BYTES, Fault.SUBSCRIPTIONS, client.owner)
             self._count(client, topic, 1)
             self.live.subscribe(client, topic)
             self.on_change()
@@ -314,7 +327,9 @@ class Sessions:
 
     def own(self, client: ClientSession, user: str) -> None:
         """A connected client has logged in: the session now belongs to its user."""
+        self._count_for(client, -1)
         client.owner = user
+        self._count_for(client, 1)
         for topic, keeps in client.topics.items():
             self._save(Changed(client.id, topic, keeps, user))
 
@@ -364,19 +379,30 @@ class Sessions:
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
         self.absences.over(client.id)
-        self._memory.give(SESSION_BYTES)
+        self._memory.give(SESSION_BYTES, client.owner)
+        self._of_users.add(client.owner, -1)
 
-    def _check_memory(self, size: int, fault: Fault) -> None:
+    def _count_for(self, client: ClientSession, count: int) -> None:
+        """Count all that a session has for its owner; `count` of -1: no longer."""
+        size = SESSION_BYTES + len(client.topics) * SUBSCRIPTION_BYTES
+        self._memory.charge(count * size, client.owner)
+        self._of_users.add(client.owner, count)
+        self._subscriptions_of_users.add(client.owner, count * len(client.topics))
+        self._wild_of_users.add(client.owner, count * client.wild)
+
+    def _check_memory(self, size: int, fault: Fault, user: str) -> None:
         try:
-            self._memory.check(size)
+            self._memory.check(size, user)
         except OverBudget as error:
             raise RemoteProtocolError(str(error), fault=fault) from None
 
     def _count(self, client: ClientSession, topic: bytes, count: int) -> None:
         """Add `count` to the subscriptions of `client` by `topic`; negative: subtract."""
-        self._memory.charge(count * SUBSCRIPTION_BYTES)
+        self._memory.charge(count * SUBSCRIPTION_BYTES, client.owner)
         self.subscriptions += count
+        self._subscriptions_of_users.add(client.owner, count)
         if WILDCARDS.wild_levels(topic):
+            self._wild_of_users.add(client.owner, count)
             client.wild += count
             self.wild += count
 

@@ -12,6 +12,7 @@ This module has no I/O, clock or randomness: callers pass the time, random bytes
 
 import hashlib
 import hmac
+import math
 import re
 import tomllib
 from base64 import b64decode, b64encode
@@ -25,6 +26,7 @@ import attrs
 from shared.errors import BrokerError, printable
 from shared.globs import expression, matcher
 from shared.metrics import Sample
+from shared.shares import Shares
 
 READ, WRITE, MANAGE = "read", "write", "manage"
 ACTIONS = (READ, WRITE, MANAGE)
@@ -353,6 +355,9 @@ class Access:
         self.users = users
         self.guards: dict[str, Guard] = {}
         self.user_share = USER_SHARE
+        self.connections_max = math.inf
+        """Of all protocols together; a user has his share of it."""
+        self._connections = Shares(self.share_of)
         self.audit = audit
         self.denied = denied
         self.check_password: CheckPassword = lambda user, password, peer, done: done(False)
@@ -420,6 +425,15 @@ class Access:
         if found is None:  # a bridge is the server's own, and so is its owner
             return 100 if "/" in user or user.startswith("(") else self.user_share
         return found.user_share or self.user_share
+
+    def count_connection(self, user: str, before: str) -> bool:
+        """Count a connection for a user, and no longer for `before`; "": for nobody. Returns whether the user
+        has no more than his share."""
+        room = self._connections.fits(user, self.connections_max)
+        for name, count in ((before, -1), (user, 1)):
+            if name:
+                self._connections.add(name, count)
+        return room
 
     def refusal_of_gift(self, giver: str, given: User) -> str:
         """Why `giver` may not make this user; "" if he may: nobody gives what he has not."""

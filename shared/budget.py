@@ -4,6 +4,9 @@ The process has one `Account`. Each protocol opens accounts within it for its su
 bindings, unacknowledged deliveries and so on. An amount counts in its account and in all that contain it, and
 each of these may refuse it.
 
+A user has no more of an account than his share (`shared.shares`). What counts in numbers, not in bytes, asks
+`Account.new_shares` for the same.
+
 `take` is for requests that can be refused; the caller answers in its protocol's form. `charge` always fits.
 It is for durable data, which must fit at the next start, and for memory that frees itself, as outboxes do.
 Sizes are the callers' estimates, with the overhead of Python's objects.
@@ -21,6 +24,7 @@ import attrs
 
 from shared.errors import BrokerError
 from shared.metrics import Sample
+from shared.shares import PercentOf, Shares, everything
 
 CACHE_BYTES_MAX = 4 << 20
 """The bound of a connection's cache, every byte of which is charged: a thousand usual entries."""
@@ -44,10 +48,20 @@ class Account:
     """`used_bytes` of `limit_bytes`, which include those of the accounts within it.
 
     `refused`: how often this account itself had no room. `on_refused`: on the process's account; called with
-    the account that had no room.
+    the account that had no room. `percent_of`: on the process's account; the share of each user.
     """
 
-    __slots__ = ("_accounts", "_within", "limit_bytes", "name", "on_refused", "refused", "used_bytes")
+    __slots__ = (
+        "_accounts",
+        "_within",
+        "limit_bytes",
+        "name",
+        "on_refused",
+        "percent_of",
+        "refused",
+        "shares",
+        "used_bytes",
+    )
 
     def __init__(self, name: str, limit_bytes: int, within: "Account | None" = None) -> None:
         self.name = name
@@ -55,6 +69,8 @@ class Account:
         self.used_bytes = 0
         self.refused = 0
         self.on_refused: Callable[[Account], None] | None = None
+        self.percent_of: PercentOf = everything
+        self.shares = self.new_shares()
         self._within = within
         self._accounts: dict[str, Account] = {}
 
@@ -70,6 +86,10 @@ class Account:
             found = self._accounts[name] = Account(full_name, limit, self)
         return found
 
+    def new_shares(self) -> Shares:
+        """Shares of another bound, for the same users."""
+        return Shares(lambda user: self._process.percent_of(user))
+
     def fits(self, size: int) -> bool:
         """Whether `take` would succeed."""
         return self._full(size) is None
@@ -79,19 +99,23 @@ class Account:
         """Whether this account, or one that contains it, is above its limit."""
         return self._full(0) is not None
 
-    def check(self, size: int) -> None:
-        """Raise OverBudget if this account, or one that contains it, has no room."""
+    def check(self, size: int, user: str = "") -> None:
+        """Raise OverBudget if this account, or one that contains it, has no room, or the user's share."""
         full = self._full(size)
         if full is not None:
             raise full._refusal(size)
+        if not self.shares.fits(user, self.limit_bytes, size):
+            raise OverBudget(f"{user}'s share of {self.name}", size, self.shares.of(user))
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, user: str = "") -> None:
         """Take bytes. Raises OverBudget as `check` does; nothing is taken then."""
-        self.check(size)
-        self.charge(size)
+        self.check(size, user)
+        self.charge(size, user)
 
-    def charge(self, size: int) -> bool:
+    def charge(self, size: int, user: str = "") -> bool:
         """Take bytes regardless of limits. Returns whether an account is `over` its limit now."""
+        if user:
+            self.shares.add(user, size)
         account: Account | None = self
         over = False
         while account is not None:
@@ -101,9 +125,9 @@ class Account:
             account = account._within
         return over
 
-    def give(self, size: int) -> None:
+    def give(self, size: int, user: str = "") -> None:
         """Give bytes back."""
-        self.charge(-size)
+        self.charge(-size, user)
 
     def close(self) -> None:
         """Give back all that is left. Later changes of this account no longer count in others."""
@@ -129,12 +153,17 @@ class Account:
 
     def _refusal(self, size: int) -> OverBudget:
         self.refused += 1
-        process = self
-        while process._within is not None:
-            process = process._within
+        process = self._process
         if process.on_refused is not None:
             process.on_refused(self)
         return OverBudget(self.name, size, self.limit_bytes)
+
+    @property
+    def _process(self) -> "Account":
+        account = self
+        while account._within is not None:
+            account = account._within
+        return account
 
     def _full(self, size: int) -> "Account | None":
         account: Account | None = self

@@ -124,13 +124,20 @@ class NotARecord(StoreError):
 
 @attrs.define(eq=False)
 class CorruptRecord(StoreError):
-    """The bytes at `offset` of `path` are not those that were written (their CRC differs)."""
+    """The bytes at `offset` of `path` are not those that were written (their CRC differs). `end`: where
+    records can be read again, or the visible end; None: unknown."""
 
     path: str
     offset: int
+    end: int | None = None
 
     def __str__(self) -> str:
-        return f"damaged bytes in {self.path} at offset {self.offset}"
+        return f"damaged bytes in {self.path} at offset {self.offset}{self.goes_on}"
+
+    @property
+    def goes_on(self) -> str:
+        """For a text that names the damaged offset."""
+        return "" if self.end is None else f"; records go on at {self.end}"
 
 
 def printable(data: bytes | bytearray) -> str:

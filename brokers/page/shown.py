@@ -81,8 +81,10 @@ def number(value: float, name: str = "") -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
 
 
-def rate(value: float | None) -> str:
-    """A rate per second."""
+def rate(value: float | None) -> str | Markup:
+    """A rate per second; None: nobody counts it."""
+    if value is None:
+        return NOTHING
     if not value:
         return "0"
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"

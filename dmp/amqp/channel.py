@@ -450,7 +450,7 @@ class Mux:
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
-        broker.accounts.channels.give(len(channels) * CHANNEL_BYTES)
+        broker.accounts.channels.give(len(channels) * CHANNEL_BYTES, self.session.user)
         unacked: list[Iterator[Delivery]] = []
         consumers: dict[Queue, list[Consumer]] = {}
         queues: dict[Queue, None] = {}  # in order, as in `return_in_slices`
@@ -869,14 +869,14 @@ class Consumer:
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
-        broker.accounts.consumers.charge(consumer_bytes(self.tag))
+        broker.accounts.consumers.charge(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers += 1
         self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
         """The consumer ends, and gives back the memory that it was charged."""
         broker = self.channel.mux.broker
-        broker.accounts.consumers.give(consumer_bytes(self.tag))
+        broker.accounts.consumers.give(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers -= 1
         self._heads.forget()
 

@@ -165,7 +165,7 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
         )
         if kind.alternate is not None:
             channel.mux.require(WRITE, kind.alternate or DEFAULT_IN_RULES)
-        ticket = topology.declare_exchange(name, kind)
+        ticket = topology.declare_exchange(name, kind, channel.mux.session.user)
     _answer(channel, method, commands.Exchange.DeclareOk(), ticket)
 
 
@@ -194,7 +194,8 @@ def bind(channel: Channel, method: Any) -> None:
     else:
         destination, answer = topology.exchange(name), commands.Exchange.BindOk()
         check_not_default(name)
-    ticket = topology.bind(source, destination, key, _arguments(method).raw)
+    user = channel.mux.session.user
+    ticket = topology.bind(source, destination, key, _arguments(method).raw, user)
     _answer(channel, method, answer, ticket)
 
 
@@ -248,7 +249,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
         letters = kind.arguments.dead_letter_exchange
         if letters is not None:
             mux.require(WRITE, letters or DEFAULT_IN_RULES)
-        queue, ticket = topology.declare_queue(name, kind, mux.owner)
+        queue, ticket = topology.declare_queue(name, kind, mux.owner, mux.session.user)
     said = name, 0, 1
     if queue is not None:
         said = queue.name, queue.depth, len(queue.consumers) + (queue.feed is not None)
@@ -357,7 +358,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
-        check(mux.broker.accounts.consumers, consumer_bytes(tag))
+        check(mux.broker.accounts.consumers, consumer_bytes(tag), user=mux.session.user)
     name = _name_meant(channel, method.queue)
     mux.require(READ, name)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
@@ -386,7 +387,7 @@ def _reply_queue(channel: Channel, method: commands.Basic.Consume, name: bytes) 
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
     if channel.reply_consumer is not None:
         raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
-    return channel.mux.broker.topology.make_reply_queue()
+    return channel.mux.broker.topology.make_reply_queue(channel.mux.session.user)
 
 
 @handles(commands.Basic.Cancel)

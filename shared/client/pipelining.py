@@ -182,7 +182,7 @@ class Reconnecting(Generic[Link]):
     async def _dial(self) -> Link:
         if self.closed:
             raise trio.ClosedResourceError  # an error that a new attempt would not mend
-        link = await self._open_link()
+        link = self.link = await self._open_link()  # at once: `close` must find it, also after a cancellation
         self._nursery.start_soon(link.run)
         if self.closed:
             link.lose(Unreachable(_CLOSED))

@@ -80,6 +80,8 @@ class SessionBase:
 
     __slots__ = (
         "_at",
+        "_counted",
+        "_crowded",
         "_deadlines",
         "_delimiter",
         "_eof",
@@ -128,6 +130,8 @@ class SessionBase:
         self._deadlines: dict[int, float] | None = None  # made when first needed: most connections are idle
         self.user = ANONYMOUS
         self.guard: Guard | None = None
+        self._counted = ""  # the user whose connection this counts as,
+        self._crowded = False  # and who has more than his share of them
         self._gate: Guard | None = None  # the protocol's guard, also where everything is allowed
 
     # What a subclass supplies.
@@ -198,6 +202,9 @@ class SessionBase:
 
     def on_deadline(self, now: float) -> None:
         self._wake = math.inf
+        if self._crowded:
+            self.close_for(f"{self.user} has his share of net.connections_max")
+            return
         if self.stopped & Stop.OTHERS:
             self.go(Stop.OTHERS)
         if self._input_due <= now:
@@ -387,6 +394,11 @@ class SessionBase:
     def _set_guard(self, gate: Guard) -> None:
         if self.user in ("", ANONYMOUS):
             self.user = "" if gate.asks_login else ANONYMOUS
+        if self.user != self._counted:
+            self._crowded = not gate.access.count_connection(self.user, self._counted)
+            self._counted = self.user
+            if self._crowded:  # while it is opened the driver has no session yet that it could close
+                self.wake_by(self.connection.now)
         self.connection.set_stranger(not self.user)
         self.guard = None if self.user == ANONYMOUS and gate.opens else gate
 
@@ -434,6 +446,7 @@ class SessionBase:
             self._released = True
             if self._gate is not None:
                 self._gate.clients.discard(self)
+                self._gate.access.count_connection("", self._counted)
             self.release()
 
     def finish_when_answered(self) -> None:

@@ -64,12 +64,21 @@ class IndexTable:
         return number, entry
 
     def find_time(self, log: Log, unix_ms: int) -> IndexEntry | None:
-        """The first entry whose last record is of `unix_ms` or later. Raises as `find`."""
+        """The first entry that may have records of `unix_ms` or later. Raises as `find`.
+
+        Of an entry made anew it is known what its records are not older than. What they are not newer than,
+        the next entry tells.
+        """
         if log.first >= log.visible:
             return None
         first, _ = self.find(log, log.first)
-        number, _ = self._bisect(log, lambda entry: entry.last_ms < unix_ms)
-        return self.at(log, max(number + 1, first))
+        number, before = self._bisect(log, lambda entry: entry.last_ms < unix_ms)
+        found = self.at(log, max(number + 1, first))
+        if before is not None and before.unverified and (found is None or found.first_ms >= unix_ms):
+            known_ms = before.last_ms
+            number, _ = self._bisect(log, lambda entry: entry.last_ms < known_ms)
+            found = self.at(log, max(number + 1, first))
+        return found
 
     def at(self, log: Log, number: int) -> IndexEntry | None:
         """An entry by its number; None behind the newest. Raises as `find`."""

@@ -735,11 +735,11 @@ class Tails:
             log.visible = offset + size
             if now_ms > log.last_ms:
                 log.last_ms = now_ms
+            if now - log.open_since >= ENTRY_COVERS_SECONDS:
+                log.close_entry()
             log.not_indexed.append((log.last_ms, size, count))
             if log.open_since == math.inf:
                 log.open_since = now
-            elif now - log.open_since >= ENTRY_COVERS_SECONDS:
-                log.close_entry()
             elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
                 log.make_entries()
             self.bytes += size
@@ -824,14 +824,24 @@ class Tails:
 
 async def read_records(log: Log, offset: int, bytes_max: int) -> bytes:
     """`Log.read`, awaited: whole records from `offset` on. Raises StoreError."""
-    found: list[bytes | StoreError] = []
+    records: bytes = await _answer(partial(log.read, offset, bytes_max))
+    return records
+
+
+async def require_record_start(log: Log, offset: int) -> None:
+    """`Log.is_record_start`, awaited. Raises StoreError."""
+    await _answer(partial(log.is_record_start, offset))
+
+
+async def _answer(ask: Callable[[Callable[[Any], None]], None]) -> Any:
+    found: list[Any] = []
     ready = trio.Event()
 
-    def done(result: bytes | StoreError) -> None:
+    def done(result: Any) -> None:
         found.append(result)
         ready.set()
 
-    log.read(offset, bytes_max, done)
+    ask(done)
     await ready.wait()
     if isinstance(found[0], StoreError):
         raise found[0]

@@ -8,7 +8,7 @@ where an entry begins or an earlier answer ended; otherwise the records are walk
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -272,6 +272,8 @@ class Reader:
         if offset >= log.tail_start:
             return self._answer_memory(request, self._tail(request))
         number, entry = self._find(log, offset)
+        if request.want is Want.START and offset == entry.offset and self._begins_record(log, entry):
+            return True  # also before damage: who has read all up to there has a place to note
         if entry.damaged:
             raise self._corrupt(log, entry)
         if request.want is not Want.START and request.max_bytes >= ENTRY_COVERS_BYTES:
@@ -279,6 +281,12 @@ class Reader:
             if spans:
                 return self._serve_spans(request, spans)
         return self._serve_block(request, number, entry)
+
+    def _begins_record(self, log: Log, entry: IndexEntry) -> bool:
+        """Whether a record begins with the entry. Damage is in pieces, the first of which begins with one."""
+        if not entry.damaged or entry.offset <= log.first:
+            return True
+        return not self.table.find(log, entry.offset - 1)[1].damaged
 
     def _find(self, log: Log, offset: int) -> tuple[int, IndexEntry]:
         near = self._near.get(log)
@@ -551,7 +559,11 @@ class Reader:
 
     def _corrupt(self, log: Log, entry: IndexEntry) -> CorruptRecord:
         self.report(log, entry)
-        return CorruptRecord(log.file.path, entry.offset)
+        end = entry.end
+        with suppress(StoreError):
+            while end < log.visible and (following := self.index_entries(log, end, end + 1)[0]).damaged:
+                end = following.end
+        return CorruptRecord(log.file.path, entry.offset, min(end, log.visible))
 
     def _error_for(self, log: Log, offset: int, error: BaseException) -> StoreError:
         if isinstance(error, StoreError):

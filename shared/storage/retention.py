@@ -66,7 +66,7 @@ class RetentionKeeper:
 
     async def tick(self) -> None:
         """Check every log once."""
-        now_ms = self._watch_clock()
+        now_ms = self.watched_ms()
         for number, log in enumerate(self._inventory.all_logs()):
             if number % _TICKS_PER_YIELD == 0:
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
@@ -93,7 +93,8 @@ class RetentionKeeper:
         for gone in [log for log in self._due_ms if log.deleted]:
             del self._due_ms[gone]
 
-    def _watch_clock(self) -> int:
+    def watched_ms(self) -> int:
+        """The wall clock's Unix ms. Whatever goes by age waits while `paused`, which this may begin."""
         wall_ms, monotonic = self._clock.wall_ms(), self._clock.monotonic()
         step_ms = wall_ms - self._wall_ms - (monotonic - self._monotonic) * 1000
         self._wall_ms, self._monotonic = wall_ms, monotonic

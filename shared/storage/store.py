@@ -305,6 +305,11 @@ class Store:
         """
         return await self._in_thread(work, *arguments, abandon_on_cancel=True)
 
+    def trusted_wall_ms(self) -> int | None:
+        """The wall clock's Unix ms, for what goes by age; None: the clock was set, and nothing may go."""
+        wall_ms = self._retention.watched_ms()
+        return wall_ms if self._retention.paused is None else None
+
     async def retain(self) -> None:
         """Apply retention to every log now."""
         await self._retention.tick()

@@ -94,6 +94,11 @@ class Table:
         log.rolled_back = table._rolled_back
         return table
 
+    @property
+    def hides_keys(self) -> bool:
+        """Whether damage may have taken a missing key; until that range is dropped."""
+        return any(lost.end > self.log.first for lost in self.lost)
+
     def __len__(self) -> int:
         return len(self._live)
 
@@ -102,6 +107,10 @@ class Table:
 
     def __getitem__(self, key: bytes) -> bytes:
         return self._live[key][1]
+
+    def offset(self, key: bytes) -> int:
+        """Where the key's record is in the log. To keep the log short it may be appended anew at any time."""
+        return self._live[key][0]
 
     def get(self, key: bytes) -> bytes | None:
         found = self._live.get(key)

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -642,3 +642,56 @@ async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
             assert (await port.ask("/status", basic("ann"))).status == 200
         go.set()
     assert most == admin_gate.AT_ONCE
+
+
+@pytest.mark.parametrize(("secure", "name"), [(False, "brokers_5"), (True, "__Host-brokers_5")])
+async def test_a_sessions_cookie_opens_nothing_from_another_address(secure: bool, name: str) -> None:
+    """It goes to servers on other ports of this host's name, and their users may be others."""
+    access = Access({})
+    app = admin.application(Host())
+    gate = Gate(app, access, Logins(access), token=TOKEN, host="0.0.0.0", port=5, secure=secure)
+
+    async def ask(peer: str, path: str, **headers: str) -> tuple[int, dict[bytes, bytes]]:
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(key.encode(), value.encode()) for key, value in {"host": "b:5", **headers}.items()],
+            "server": ("b", 5),
+        }
+        await gate(scope, receive, send, admin_gate.Caller(peer))
+        return sent[0]["status"], dict(sent[0]["headers"])
+
+    _, said = await ask("10.0.0.1:1", f"/?token={TOKEN}")
+    cookie = said[b"set-cookie"].decode().partition(";")[0]
+    assert cookie.startswith(f"{name}=")
+    for peer, status in (("10.0.0.1:2", 200), ("10.0.0.2:1", 401), ("127.0.0.1:1", 401)):
+        assert (await ask(peer, "/status", cookie=cookie))[0] == status
+
+
+async def test_an_answer_that_is_not_read_keeps_no_other_request_of_its_user_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def much(_: Any) -> Any:
+        return "x" * (32 << 20)
+
+    async with admin_port_at() as port, AsyncExitStack() as streams:
+        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "much"): Verb("much", "Say much.", much)})
+        for _ in range(2 * admin_gate.AT_ONCE):
+            stream = await streams.enter_async_context(await port.connect())
+            await stream.send_all(port.head("POST /a/much", LOGIN, AS_JSON, "Content-Length: 2") + b"{}")
+            await stream.receive_some(1)
+        with trio.fail_after(5):
+            assert (await port.ask("/status", BEARER)).status == 200

@@ -1,12 +1,15 @@
 """What was done of late: rates of a minute, and the lines of the charts."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import trio
 import trio.testing
 
+from brokers.page import shown
 from brokers.rates import BEAT_SECONDS, HISTORY_BEATS, Rates
-from shared.metrics import Sample
+from logmq.metrics import GAUGES, Counts
+from shared.metrics import Sample, samples
 
 
 class Counting:
@@ -21,6 +24,14 @@ class Counting:
         yield Sample("net_bytes_in_total", 10 * self.count, "Bytes.", labels=(("protocol", "x"),))
         yield Sample("connections", self.open, "Open.", "gauge", (("protocol", "x"),))
         yield Sample("budget_bytes", 7, "Memory.", "gauge", (("account", "process"),))
+
+
+async def test_what_a_protocol_cannot_count_is_no_zero() -> None:
+    """LogMQ's readers are sent bytes of a log."""
+    broker = SimpleNamespace(topics=(), groups=(), writers=(), counts=Counts())
+    rates = Rates(lambda: samples("logmq", broker.counts, GAUGES, broker))
+    assert rates.overview()["flows"] == {"messages_in": {"logmq": 0}, "processor": {"": 0}}
+    assert shown.rate(None) == shown.NOTHING
 
 
 async def test_the_history_has_the_lines_of_a_quarter_of_an_hour_and_no_more(

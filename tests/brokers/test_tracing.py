@@ -105,7 +105,10 @@ def test_messages_of_every_protocol_are_traced_where_they_pass(shared_server: Se
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(name.encode().ljust(50, b"\0") + b"\x03of-pubsub", address("pubsub"))
         with pika.BlockingConnection(pika.ConnectionParameters(*address("dmp"))) as connection:
-            connection.channel().basic_publish("", name, b"of-amqp", pika.BasicProperties(app_id="me"))
+            channel = connection.channel()
+            channel.basic_publish("", name, b"of-amqp", pika.BasicProperties(app_id="me"))
+            channel.queue_declare("holds")  # `dmp put` fails where no queue takes what it puts
+            channel.queue_bind("holds", "amq.topic", name)
         command("dmp", "put", "amq.topic", "-k", name, "of-sink")
         found = {row["text"]: row for _, row in zip(range(6), rows, strict=False)}
     assert {text: row["protocol"] for text, row in found.items()} == {

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dmp import wide as wide_appends
-from dmp.amqp import publishing, transactions
+from dmp.amqp import publishing
 from shared.queues import sliced_work
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
@@ -39,11 +39,9 @@ def peer(world: World) -> Peer:
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to a thousand queues goes in slices: to 128 a step, and four steps a turn."""
-    for module in (wide_appends, transactions):
-        monkeypatch.setattr(module, "QUEUES_PER_STEP", 128)
+    monkeypatch.setattr(wide_appends, "QUEUES_PER_STEP", 128)
     monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
     monkeypatch.setattr(publishing, "QUEUES_AT_ONCE", 500)
-    monkeypatch.setattr(transactions, "PUTS_AT_ONCE", 500)
 
 
 @pytest.fixture(scope="module")

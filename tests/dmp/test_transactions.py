@@ -1,16 +1,13 @@
 """Transactions: what a channel publishes and settles is applied at once, or not at all."""
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 import pytest
 from pamqp import base, commands
 
 from dmp import queue_log
-from dmp.amqp import transactions
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
-from shared.queues import sliced_work
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish
 from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
 from tests.support.explore import sampled_states
@@ -252,12 +249,7 @@ async def test_a_commit_that_the_disk_does_not_take_changes_nothing_and_is_not_a
     assert held(await world.again()) == {"a": [b"1"], "b": []}
 
 
-@pytest.mark.parametrize("many", [False, True])
-async def test_what_a_commit_settles_that_the_disk_refuses_is_in_its_queue_again(
-    monkeypatch: pytest.MonkeyPatch, many: bool
-) -> None:
-    if many:
-        monkeypatch.setattr(transactions, "SETTLED_AT_ONCE", 1)
+async def test_what_a_commit_settles_that_the_disk_refuses_is_in_its_queue_again() -> None:
     world, peer = await in_transaction("a", "b")
     fill(world, "a", b"1", b"2", b"3")
     peer.say(C.Basic.Consume(0, "a"))
@@ -359,15 +351,6 @@ async def test_a_crash_leaves_all_of_a_transaction_or_nothing(size: int) -> None
     assert seen[len(machines) - 7 :] == [after] * 7, "what is answered is kept"
 
 
-@pytest.fixture
-def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than four deliveries are settled in slices of one, and logs are tidied all the time."""
-    monkeypatch.setattr(transactions, "SETTLED_AT_ONCE", 4)
-    monkeypatch.setattr(transactions, "RETURNED_AT_ONCE", 1)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
-    monkeypatch.setattr(queue_log, "SLACK_BYTES", 1)
-
-
 async def many_settled() -> tuple[World, Peer, dict[str, list[bytes]], dict[str, list[bytes]]]:
     """A transaction of many, before its commit; and what is held before and after that."""
     world, peer = await in_transaction("in", "out")
@@ -382,47 +365,37 @@ async def many_settled() -> tuple[World, Peer, dict[str, list[bytes]], dict[str,
     return world, peer, {"in": sent, "out": []}, {"in": [sent[0], *sent[25:30], *sent[31:]], "out": [b"new"]}
 
 
-@pytest.mark.usefixtures("few_are_many")
-async def test_a_commit_of_very_many_goes_in_slices_and_a_crash_leaves_all_of_it_or_nothing() -> None:
+async def test_a_crash_leaves_all_of_a_commit_of_many_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 1)  # logs are tidied all the time
     world, peer, before, after = await many_settled()
-    queue = world.broker.queues[b"in"]
     peer.method(C.Tx.Commit())
-    kills, unacked = [world.disk.kill()], [queue.unacked]
-    while world.broker.sliced_work.busy or not peer.connection.reading:
-        world.broker.timers.run_due()
-        peer.pump()
-        world.settle()
-        kills.append(world.disk.kill())
-        unacked.append(queue.unacked)
-    assert unacked == sorted(unacked, reverse=True)
-    assert len(set(unacked)) > 5, "what is settled is forgotten in slices"
+    kills = [world.disk.kill()]
+    world.settle()
+    kills.append(world.disk.kill())
     assert peer.names()[0] == "Tx.CommitOk"
     assert (world.broker.counts.acknowledged, world.broker.counts.requeued) == (24, 6)
     peer.lose()
     world.advance(0)
     assert held(world) == after
     world.store.abandon()
-    seen = await held_on(world, kills)
-    assert [state for state in seen if state not in (before, after)] == []
-    assert [state for state, following in pairwise(seen) if state != following] == [before]
+    assert await held_on(world, kills) == [before, after]
 
 
-@pytest.mark.usefixtures("few_are_many")
-async def test_a_connection_that_ends_before_its_commit_is_gone_through_has_committed_nothing() -> None:
-    world, peer, before, _ = await many_settled()
-    peer.method(C.Tx.Commit())
-    world.broker.timers.run_due()
+async def test_a_transaction_that_settles_too_many_is_refused_and_all_of_it_comes_back() -> None:
+    limits = DmpSettings(transaction_messages_max=10)
+    world, peer = await in_transaction("in", settings=limits)
+    sent = [b"%02d" % number for number in range(20)]
+    fill(world, "in", *sent)
+    peer.say(C.Basic.Consume(0, "in"))
+    peer.method(C.Basic.Ack(10, True))
+    assert peer.names() == []
+    peer.method(C.Basic.Ack(11))
+    assert closed(peer) == ("Channel.Close", 406)
     peer.lose()
     world.advance(0)
-    world.settle()
-    assert held(world) == before
-    assert world.broker.memory.held_bytes == sum(
-        message.head.cost_bytes for message in world.broker.queues[b"in"].ready
-    )
-    assert held(await world.again()) == before
+    assert held(world) == {"in": sent}
 
 
-@pytest.mark.usefixtures("few_are_many")
 async def test_very_many_that_are_rolled_back_can_be_settled_again_in_their_order() -> None:
     world, peer, _, _ = await many_settled()
     peer.method(C.Tx.Rollback())

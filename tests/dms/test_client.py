@@ -275,11 +275,66 @@ async def test_a_consumer_goes_on_over_a_new_connection(
         peer.cut()
         await trio.testing.wait_all_tasks_blocked()
         peer.refusing = 3
-        with pytest.raises(Disconnected, match="delivered again"):
-            await held.ack()
+        assert not await held.ack()
+        assert not await messages.nack(held)
         again = [await anext(messages) for _ in range(3)]
         assert [message.body for message in again] == [b"one", b"two", b"three"]
-        await messages.ack(*again)
+        assert await messages.ack(*again)
+
+
+async def test_a_worker_as_it_is_documented_goes_on_where_an_ack_finds_its_connection_lost(
+    peer: Peer, client: Client, autojump_clock: trio.testing.MockClock
+) -> None:
+    await client.produce_many("jobs", [b"one", b"two", b"three"])
+    handled = []
+    async with client.consume("jobs", prefetch=2, at_most=5) as messages:
+        async for message in messages:
+            handled.append(message.body)
+            if len(handled) == 1:
+                peer.cut()
+            if not await message.ack():
+                assert len(handled) <= 2
+            if not peer.queues["jobs"] and handled[-1] == b"three":
+                break
+    assert handled[0] == b"one"
+    assert handled[-3:] == [b"one", b"two", b"three"]
+
+
+async def test_an_ack_of_a_closed_consumer_is_no_lost_connection(peer: Peer, client: Client) -> None:
+    await client.produce("jobs", b"one")
+    async with client.consume("jobs") as messages:
+        message = await anext(messages)
+    with pytest.raises(Unreachable, match="closed"):
+        await message.ack()
+
+
+@pytest.mark.parametrize("how", ["ends", "breaks", "is cancelled"])
+async def test_a_consumer_that_ends_says_so(peer: Peer, client: Client, how: str) -> None:
+    await client.produce_many("jobs", [b"one", b"two"])
+    try:
+        with trio.CancelScope() as scope:
+            async with client.consume("jobs", prefetch=4) as messages:
+                await anext(messages)
+                if how == "is cancelled":
+                    scope.cancel()
+                    await trio.sleep_forever()
+                if how == "breaks":
+                    raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert peer.requests[-1] == spec.DISCONNECT
+    await trio.testing.wait_all_tasks_blocked()  # the peer puts back what was held
+    assert [body for _, body in peer.queues["jobs"]] == [b"one", b"two"]
+
+
+async def test_a_client_that_is_cancelled_whole_says_goodbye_for_its_consumers_too(peer: Peer) -> None:
+    peer.queues["jobs"] = deque([(peer.new_id(), b"one")])
+    with trio.CancelScope() as scope:
+        async with connect() as client, client.consume("jobs", prefetch=4) as messages:
+            await anext(messages)
+            scope.cancel()
+            await trio.sleep_forever()
+    assert peer.requests.count(spec.DISCONNECT) == 2
 
 
 async def test_a_server_that_stays_away_is_unreachable_after_a_while(

@@ -5,7 +5,7 @@ import pytest
 from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
-from tests.dms.world import NAME, World, deliveries, statuses, with_queue
+from tests.dms.world import NAME, World, statuses, with_queue
 
 
 def test_disconnect_is_answered_and_closes(world: World) -> None:
@@ -19,24 +19,34 @@ def test_disconnect_is_answered_and_closes(world: World) -> None:
     assert peer.connection.finished
 
 
-def test_a_half_closed_client_gets_what_its_consume_waits_for(world: World) -> None:
+def test_the_consumes_of_a_half_closed_client_end_at_once_and_it_is_given_nothing(world: World) -> None:
     peer, other = with_queue(world), world.connect()
-    peer.consume("orders")
-    peer.close_input()
-    assert not peer.connection.finished
-    other.produce("orders", b"late")
-    assert [body for _, body in deliveries(peer.take())] == [b"late"]
-    assert peer.connection.finished
-
-
-def test_a_half_closed_client_is_told_when_nothing_comes(world: World) -> None:
-    peer = with_queue(world)
     peer.consume("orders", 2)
     peer.send(wire.pack(Type.LIST_QUEUES, 1)[:9])
     peer.close_input()
-    world.advance(31)
+    other.produce("orders", b"late")
     assert statuses(peer.take()) == [Status.TIMEOUT] * 2
     assert peer.connection.finished
+    assert [body for _, body in other.consume("orders")] == [b"late"]
+
+
+def test_a_half_closed_client_gives_back_what_it_holds_at_once(world: World) -> None:
+    peer, other = with_queue(world), world.connect()
+    peer.produce("orders", b"held")
+    assert peer.consume("orders")
+    peer.close_input()
+    assert [body for _, body in other.consume("orders")] == [b"held"]
+
+
+def test_a_half_closed_client_is_answered_what_waits_for_the_disk() -> None:
+    world = World(DmsSettings())
+    peer = with_queue(world)
+    peer.session.receive(wire.pack(Type.PRODUCE, 8, NAME + b"a message"))
+    peer.session.receive_eof()
+    world.settle()
+    assert [(frame[0], frame[3]) for frame in peer.take()] == [(Type.PRODUCE_OK, 8)]
+    assert peer.connection.finished
+    assert world.depths() == {"orders": 1}
 
 
 def test_in_a_drain_waits_end_and_a_goodbye_is_said(world: World) -> None:

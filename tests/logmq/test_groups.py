@@ -1,15 +1,24 @@
 """Committed offsets: kept apart by group and by a topic's life."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+import attrs
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from logmq.groups import Committed
-from logmq.listener import LogmqService
+from logmq.listener import LogmqService, open_broker
 from logmq.metrics import LAGS_SHOWN
-from shared.storage.store import Ticket
-from tests.logmq.world import Peer, World, record
-from tests.support.stores import ALWAYS
+from logmq.settings import LogmqSettings
+from shared.plugin import Context
+from shared.storage.store import Log, Ticket
+from tests.logmq.world import LOG, Peer, World, record
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import ALWAYS, HandClock, open_store, running
 
 
 @pytest.fixture
@@ -56,6 +65,79 @@ def test_the_groups_that_are_farthest_behind_are_metrics(world: World, peer: Pee
     assert len(lags) == LAGS_SHOWN
     assert {sample.value for sample in lags} == {7}
     assert all(dict(sample.labels).keys() == {"group", "topic"} for sample in lags)
+
+
+def test_a_commit_that_damage_may_have_taken_is_not_answered_as_none(world: World) -> None:
+    world.damage("groups", namespace="logmq-tables")
+    world.restart()
+    peer = world.connect()
+    refused = b"ERR STORAGE the commits are damaged: whether group g has committed anything of t is not known"
+    assert peer.ask(b"COMMITTED g t\n").startswith(refused)
+    assert peer.ask(b"COMMIT g t 7\nCOMMITTED g t\n") == b"OK 7\nOK 7\n"
+
+
+@attrs.define(eq=False)
+class Served:
+    """A broker that runs, with a topic of two records."""
+
+    service: LogmqService
+    clock: HandClock
+    log: Log
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls) -> AsyncIterator[Self]:
+        clock = HandClock()
+        store = await open_store(FakeDisk(), clock=clock)
+        broker = await open_broker(Context(store, LOG), LogmqSettings(group_seconds=100))
+        log, _ = broker.topics.create("t")
+        here = cls(LogmqService(broker), clock, log)
+        here.write()
+        here.write()
+        async with running(store), trio.open_nursery() as nursery:
+            nursery.start_soon(here.service.run)
+            yield here
+            nursery.cancel_scope.cancel()
+
+    def write(self) -> None:
+        self.log.append(record(b"one"), 1)
+        self.service.broker.store.commit_pending()
+
+    def commit(self, group: str, offset: int) -> None:
+        self.service.broker.groups.commit(group, self.log, offset)
+        self.service.broker.store.commit_pending()
+
+    async def later(self, seconds: float) -> list[str]:
+        """The groups that have a commit after so long."""
+        self.clock.wall += round(seconds * 1000)
+        await trio.sleep(seconds)
+        rows = self.service.broker.groups.all({self.log.id: self.log}.get)
+        return [row.group for row in rows]
+
+
+async def test_the_commit_of_a_group_expires_that_has_records_to_read_and_commits_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with Served.running() as here:
+        here.commit("behind", 7)
+        here.commit("finished", 14)
+        here.commit("slow", 0)
+        assert await here.later(60) == ["behind", "finished", "slow"]
+        here.commit("slow", 7)
+        assert await here.later(60) == ["finished", "slow"], (
+            "one has read everything, one has committed since"
+        )
+        here.write()
+        assert "finished" in await here.later(60), "it has something to read since 60 s only"
+        assert await here.later(300) == []
+        assert here.service.broker.counts.commits_expired == 3
+
+
+async def test_a_clock_that_was_set_expires_no_commit(autojump_clock: MockClock) -> None:
+    async with Served.running() as here:
+        here.commit("behind", 7)
+        here.clock.wall += 365 * 24 * 3_600_000
+        assert await here.later(1000) == ["behind"]
 
 
 def test_commits_are_there_after_a_restart(world: World) -> None:

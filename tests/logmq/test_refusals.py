@@ -176,7 +176,29 @@ def test_damage_is_told_as_such(world: World) -> None:
     world.damage("t")
     peer = world.connect()
     for request_ in (b"CONSUME t 0\n", b"FETCH t 0 9\n"):
-        assert peer.ask(request_) == b"ERR STORAGE damaged bytes at offset 0; see brokers fsck\n"
+        assert peer.ask(request_) == (
+            b"ERR STORAGE damaged bytes at offset 0; records go on at 7; see brokers fsck\n"
+        )
+
+
+def test_the_place_before_damage_and_the_one_behind_it_can_be_committed(world: World) -> None:
+    peer = world.connect()
+    for number in range(3):
+        peer.ask(record_line := b"PRODUCE t %b\n" % (b"%d" % number * 70_000))  # an index entry of its own
+    size = len(record_line) - len(b"PRODUCE t \n") + 4
+    world.damage("t", size + 1)
+    peer = world.connect()
+    refused = b"ERR STORAGE damaged bytes at offset %d; records go on at %d; see brokers fsck\n" % (
+        size,
+        2 * size,
+    )
+    assert peer.ask(b"CONSUME t %d\n" % size) == refused
+    assert peer.ask(b"COMMIT g t %d\nCOMMIT g t %d\n" % (size, 2 * size)) == b"OK %d\nOK %d\n" % (
+        size,
+        2 * size,
+    )
+    assert peer.ask(b"COMMIT g t %d\n" % (size + 5)) == refused
+    assert peer.ask(b"CONSUME t %d\n" % (2 * size)).startswith(b"MESSAGE %d 70000 222" % (2 * size))
 
 
 def test_a_store_that_is_full_still_serves_readers(world: World, peer: Peer) -> None:

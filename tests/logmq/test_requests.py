@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from logmq.listener import LogmqService
 from logmq.settings import LogmqSettings, TopicSettings
 from logmq.wire import HELP_LINE, REQUESTS
 from shared.storage.settings import Durability
@@ -124,12 +125,13 @@ BEGUN_MS = HandClock().wall_ms()
 
 
 def with_marks() -> Peer:
-    """A topic with three index entries of two records each, which were written a second apart."""
+    """A topic with three index entries of two records each, which were written two seconds apart."""
     world = World()
     peer = world.connect()
-    for _ in range(6):
-        peer.ask(b"PRODUCE t %b\n" % (b"m" * 30))
-        world.clock.advance(1)
+    for _ in range(3):
+        for _ in range(2):
+            peer.ask(b"PRODUCE t %b\n" % (b"m" * 30))
+        world.clock.advance(2)
     return peer
 
 
@@ -256,6 +258,16 @@ def test_topics_get_the_durability_of_the_first_pattern_that_matches() -> None:
     assert world.log("other").mode == always
     assert settings.for_topic("log.a") == TopicSettings(none, 10, 30)
     assert settings.for_topic("other") == TopicSettings(always, 20, 30)
+
+
+@pytest.mark.parametrize("topics", [{}, {"other": TopicSettings(retention_bytes=20)}])
+def test_a_topic_shows_the_retention_that_it_has(topics: dict[str, TopicSettings]) -> None:
+    world = World(LogmqSettings(topics=topics, retention_bytes=10, retention_ms=30))
+    world.connect().ask(b"PRODUCE t x\n")
+    listed, _ = LogmqService(world.broker).objects
+    row = listed.row(world.log("t"))
+    assert row is not None
+    assert (row["retention_bytes"], row["retention_seconds"]) == (10, 0.03)
 
 
 def test_writes_of_different_modes_are_answered_in_order_each_when_its_mode_allows() -> None:

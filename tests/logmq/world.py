@@ -112,11 +112,11 @@ class World:
         while not self.store.congested:
             ballast.append(record(bytes(1 << 20)), 1)
 
-    def damage(self, name: str) -> None:
-        """Have a bit of a topic's log flip, which stands in its own file by then."""
+    def damage(self, name: str, offset: int = 0, namespace: str = "logmq") -> None:
+        """Have a bit of a topic's log flip at `offset`, which stands in its own file by then."""
         trio.run(self.store.checkpoint)
         self.restart()
-        self.disk.flip(f"logmq/{name}.log", 1)
+        self.disk.flip(f"{namespace}/{name}.log", 8 * offset + 1)
 
     def restart(self) -> None:
         """The process dies and starts again: what was written is there, connections are gone."""

@@ -111,6 +111,9 @@ class Served(Origin):
         """Return the positions of these groups, by group and topic. The wire has no list of groups."""
         pairs = list(product(groups, topics))
         answers = self._link.ask_all([connector.committed(group, topic) for group, topic in pairs])
+        for answer in answers:
+            if isinstance(answer, LogmqError) and answer.code == _DAMAGE:
+                raise OSError(f"{self.source}: {answer}")
         return {
             pair: cast(tuple[int], answer)[0]
             for pair, answer in zip(pairs, answers, strict=True)
