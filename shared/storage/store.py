@@ -299,7 +299,7 @@ class Store:
     async def snapshot(self) -> list[LogSnapshot]:
         """Every log as of one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
-            await self._look_at_names()
+            await self.keep_names()
             await self.checkpoint()
         return await self._committer.between_commits(
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
@@ -337,7 +337,7 @@ class Store:
             committer.end_hold()
             committer.commit_pending()
             if committer.read_only is None:
-                await self._look_at_names()
+                await self.keep_names()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
@@ -354,7 +354,7 @@ class Store:
             committer.closed = True
             self.abandon()
 
-    async def _look_at_names(self) -> None:
+    async def keep_names(self) -> None:
         """Write the files anew that have lost their names, of all logs that are open."""
         logs = self._inventory.all_logs()
         await self._names.look([log for log in logs if log.file.fd >= 0 or log.index_file.fd >= 0])

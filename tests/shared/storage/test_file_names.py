@@ -71,7 +71,7 @@ async def test_a_file_that_lost_its_name_is_written_anew_before_it_is_trusted(
     how(path)
     await append(store, log, b"behind it")
     with capture_logs() as said:
-        await store._names.look()  # as once a second
+        await store.keep_names()
     assert [(line["path"], line["log_level"]) for line in said] == [(f"logmq/log{ending}", "error")]
     assert store.statistics().restored_files == 1
     await append(store, log, b"later")
@@ -127,7 +127,7 @@ async def test_while_a_file_cannot_be_written_anew_the_journal_keeps_what_comes(
     fail(disk, errno.ENOSPC, lambda operation: operation.path.endswith(".new"))
     with capture_logs() as said:
         for _ in range(3):
-            await store._names.look()
+            await store.keep_names()
     assert [line["event"].partition(":")[0][-12:] for line in said] == ["written anew"], "once"
     assert store.statistics().unapplied_logs == 2
     for log in logs:
@@ -140,7 +140,7 @@ async def test_while_a_file_cannot_be_written_anew_the_journal_keeps_what_comes(
         assert await ask(again.read, log.visible - 8, 100) == b"\0\0\0\x04last"
     killed.abandon()
     disk.before = None
-    await store._names.look()
+    await store.keep_names()
     assert await store.checkpoint()
     assert store.statistics().unapplied_logs == 0
     await store.close()
@@ -197,7 +197,7 @@ async def test_a_log_file_that_was_cut_is_reported() -> None:
     disk.truncate(disk.open("logmq/log.log"), 100)
     await append(store, log, b"later")
     with capture_logs() as said:
-        await store._names.look()
+        await store.keep_names()
     assert [(line["path"], line["offset"]) for line in said if line["log_level"] == "error"] == [
         ("logmq/log.log", 100)
     ]
@@ -209,11 +209,11 @@ async def test_a_log_that_is_deleted_while_its_file_has_no_name_leaves_its_succe
     disk.unlink("logmq/log.log")
     fail(disk, errno.ENOSPC, lambda operation: operation.path.endswith(".new"))
     await append(store, log, b"later")
-    await store._names.look()
+    await store.keep_names()
     store.namespace("logmq", ALWAYS).delete("log")
     log = await log_with(store, ALWAYS, b"another")
     disk.before = None
-    await store._names.look()
+    await store.keep_names()
     assert store.statistics().restored_files == 0
     await store.close()
     store = await open_store(disk, ROOMY)
@@ -236,7 +236,7 @@ async def test_what_retention_has_freed_is_not_written_anew() -> None:
             written.append(operation.length)
 
     disk.before = before
-    await store._names.look()
+    await store.keep_names()
     assert store.statistics().restored_files == 1
     assert sum(written) < 3 << 20
     assert await read_all(log) == [b"\3" * (1 << 20), b"later"]
