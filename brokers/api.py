@@ -226,7 +226,7 @@ async def _answer_one(
     if reads and not rest:
         row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
         if row is None:
-            raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
+            raise _missing(kind, name)
         return as_json(row)
     action = _action_of(request, {action.name: action for action in objects.actions}, rest)
     if reads:
@@ -257,6 +257,11 @@ def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Ac
     return action
 
 
+def _missing(kind: ObjectKind, name: Sequence[str]) -> ObjectMissing:
+    protocol, own = (f" in {name[0]}", name[1:]) if kind.by_protocol else ("", name)
+    return ObjectMissing(f"there is no {kind.name.removesuffix('s')} {'/'.join(own)}{protocol}")
+
+
 def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -> tuple[str, Objects, Any]:
     """The object that `name` names, as (protocol, its objects, the object).
 
@@ -269,7 +274,7 @@ def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -
     for protocol, each in those:
         if (not kind.by_protocol or protocol == name[0]) and (found := each.find(own)) is not None:
             return protocol, each, found
-    raise ObjectMissing(f"{kind.name}: there is no {'/'.join(name)}")
+    raise _missing(kind, name)
 
 
 async def _run_action(

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal, TextIO
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from brokers import plugins
-from brokers.commands import COMMANDS
+from brokers.commands import COMMANDS, REMOVED
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
 from brokers.flags import ServeCommand, host_command, listed
@@ -111,11 +111,24 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    for words in (1, 2):
+        name = " ".join(arguments[:words])
+        if name in REMOVED:
+            _complain(f"{name}: this command was removed; use {REMOVED[name]}")
+            return ExitCode.USAGE
     app = root(arguments)
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
     except UnusedCliTokensError as error:
         _complain(f"{' '.join(error.unused_tokens or ())}: nothing is expected there; --help says what is")
+        return ExitCode.USAGE
+    except MissingArgumentError as error:
+        name, chain = (
+            error.keyword or (error.argument.name if error.argument else ""),
+            error.command_chain or (),
+        )
+        missing = "needs a value" if error.keyword else "is missing"
+        _complain(f"{' '.join(chain)}: {name} {missing}; --help says what is expected")
         return ExitCode.USAGE
     except CycloptsError as error:
         _complain(" ".join(str(error).split()))

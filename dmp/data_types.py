@@ -6,11 +6,11 @@ is checked. Then it is decoded field by field, in place: pamqp gets single value
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
-from pamqp import decode
+from pamqp import decode, encode
 
 from dmp.refusals import Code, Refusal
 
@@ -94,13 +94,37 @@ def check_table(data: bytes, start: int, end: int, fields_max: int = FIELDS_MAX)
                 raise _malformed("a value reaches past its end")
 
 
+def field_table(fields: Mapping[str, Any]) -> bytes:
+    """A table in bytes. A number has one type, whatever its value: clients of typed languages go by that.
+
+    Raises TypeError, ValueError, struct.error for what the wire cannot have.
+    """
+    return _counted(b"".join(short(name.encode()) + _field(value) for name, value in fields.items()))
+
+
+def _field(value: Any) -> bytes:
+    """A value in bytes, its type first."""
+    if isinstance(value, Mapping):
+        return b"F" + field_table(value)
+    if isinstance(value, list):
+        return b"A" + _counted(b"".join(map(_field, value)))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return b"l" + value.to_bytes(8, "big", signed=True)
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    return encode.encode_table_value(value)
+
+
+def _counted(data: bytes) -> bytes:
+    return _U32.pack(len(data)) + data
+
+
 def without_field(data: bytes, name: bytes) -> bytes:
     """A table that has been checked, without the fields by that name; the others as they stand."""
     kept = [
         data[at:end] for at, value_at, end in _fields(data, 4, len(data)) if data[at + 1 : value_at] != name
     ]
-    fields = b"".join(kept)
-    return _U32.pack(len(fields)) + fields
+    return _counted(b"".join(kept))
 
 
 def sorted_table(data: bytes) -> bytes:
@@ -112,8 +136,7 @@ def sorted_table(data: bytes) -> bytes:
 
 def joined_tables(*tables: bytes) -> bytes:
     """One table with the fields of several that have been checked."""
-    fields = b"".join(table[4:] for table in tables)
-    return _U32.pack(len(fields)) + fields
+    return _counted(b"".join(table[4:] for table in tables))
 
 
 def read_table(data: bytes) -> dict[str, Any]:

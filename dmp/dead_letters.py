@@ -19,13 +19,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from pamqp import encode
 
-from dmp.data_types import EMPTY_TABLE, joined_tables, read_field, without_field
+from dmp.data_types import EMPTY_TABLE, field_table, joined_tables, read_field, without_field
 from dmp.exchanges import RouteSearch
 from dmp.message import Head, Message
 from dmp.pacing import QUEUES_AT_ONCE
-from dmp.properties import CC, KEYS_MAX, UNREADABLE, keys_in, replaced_headers, unpack
+from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
 from dmp.series import Leaving
@@ -298,48 +297,36 @@ def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -
     old = message.head
     exchange, key = queue.kind.arguments.dead_letter_exchange, queue.kind.arguments.dead_letter_key
     assert exchange is not None
+    table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]
+    copies: tuple[bytes, ...] = ()
+    with suppress(Refusal):  # a sink does not look at what stands there
+        copies = tuple(keys_in({CC: read_field(table, CC.encode()) or []}, CC))
     death = {
         "count": 1,
         "reason": reason,
         "queue": _text(queue.name),
         "time": datetime.datetime.fromtimestamp(int(broker.wall_seconds()), datetime.UTC),
         "exchange": _text(old.exchange),
-        "routing-keys": [_text(old.key)],
+        "routing-keys": [_text(each) for each in (old.key, *copies)],
     }
+    expiration = expiration_in(old.properties)
+    if expiration:
+        death["original-expiration"] = expiration
+    if key is not None:
+        table = without_field(table, CC.encode())
     try:
-        properties = unpack(old.properties)
-        headers: dict[str, Any] = dict(old.headers)
-        copies = tuple(keys_in(headers, CC))
-        death["routing-keys"] = [_text(each) for each in (old.key, *copies)]
-        if properties.expiration:
-            death["original-expiration"] = properties.expiration
-        headers["x-death"] = _with(_deaths_of(old), death)
-        for name in ("reason", "queue", "exchange"):
-            first = f"x-first-death-{name}"
-            headers[first] = headers.get(first, death[name]) if old.died else death[name]
-        properties.headers = headers
-        properties.expiration = None
-        if key is not None:
-            headers.pop(CC, None)
-        head = old.sent_to(exchange, key, properties.marshal())
-        if key is None:
-            head.more_keys = copies[:KEYS_MAX]
-    except UNREADABLE:  # or it cannot be written again as it was read
-        table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]
-        try:
-            head = old.sent_to(exchange, key, _properties_as_bytes(old, table, death))
-        except UNREADABLE:  # no field more fits the table: without x-death a circle has no end
-            head = old.sent_to(exchange, key, _properties_as_bytes(old, EMPTY_TABLE, death))
-        head.read_headers_leniently()  # a headers exchange goes by those that can be read
+        head = old.sent_to(exchange, key, _with_death(old, table, death))
+    except Refusal:  # no field more fits the table: without x-death a circle has no end
+        head = old.sent_to(exchange, key, _with_death(old, EMPTY_TABLE, death))
+    if key is None:
+        head.more_keys = copies[:KEYS_MAX]
     head.died = True
     return head
 
 
-def _properties_as_bytes(old: Head, table: bytes, death: dict[str, Any]) -> bytes:
-    """The properties of a dead letter where its headers cannot be written again as they were read.
-
-    What is not the broker's stays as bytes.
-    """
+def _with_death(old: Head, table: bytes, death: dict[str, Any]) -> bytes:
+    """The properties of a dead letter with these headers. What is not the broker's stays as its publisher
+    wrote it, byte for byte."""
     added: dict[str, Any] = {"x-death": _with(_deaths_of(old), death)}
     for name in ("reason", "queue", "exchange"):
         first = f"x-first-death-{name}"
@@ -347,8 +334,8 @@ def _properties_as_bytes(old: Head, table: bytes, death: dict[str, Any]) -> byte
             table = without_field(table, first.encode())
         if without_field(table, first.encode()) == table:
             added[first] = death[name]
-    headers = joined_tables(without_field(table, b"x-death"), encode.field_table(added))
-    return replaced_headers(old.properties, headers)
+    table = joined_tables(without_field(table, b"x-death"), field_table(added))
+    return with_headers(old.properties, table, without="expiration")
 
 
 def without_circles(head: Head, queues: Sequence[Queue]) -> list[Queue]:

@@ -8,10 +8,8 @@ person writes it, a table is made of it.
 import base64
 from collections.abc import Iterator, Sequence
 
-from pamqp import encode
-
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, read_table
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, field_table, read_table
 from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueKind
 from dmp.exchanges import DEFAULT, PREDECLARED, RESERVED, HeaderMatch
 from dmp.refusals import shown
@@ -222,7 +220,7 @@ def table_in(row: Row) -> bytes:
         if "table" in row:
             table = base64.b64decode(a_text(row, "table"), validate=True)
         else:
-            table = encode.field_table(arguments)
+            table = field_table(arguments)
         check_table(table, 0, len(table))
     except UNPACKABLE as error:
         raise BadArgument(f"{what}: {error}") from None

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 
-from dmp.data_types import read_leniently
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
 
 MESSAGE_BYTES = 200
@@ -73,15 +72,11 @@ class Head:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The headers table, decoded once."""
+        """The headers table, decoded once. Raises Refusal where Python has no value for one, but not of what
+        has died: there it is `NO_VALUE`."""
         if self._headers is None:
-            self._headers = headers_of(self.properties, self.noted)
+            self._headers = headers_of(self.properties, self.noted, leniently=self.died)
         return self._headers
-
-    def read_headers_leniently(self) -> None:
-        """`headers` raises nothing from now on: what Python has no value for is there as `NO_VALUE`."""
-        if self.noted.headers is not None:
-            self._headers = read_leniently(self.properties[slice(*self.noted.headers)])
 
 
 class Message:

@@ -145,20 +145,24 @@ def _fields_of(flags: int) -> Sequence[tuple[str, int]]:
     return [(name, kind) for bit, kind, name in FIELDS if flags & bit]
 
 
-def replaced_headers(properties: bytes, table: bytes) -> bytes:
-    """Well-formed properties with `table` for headers and without `expiration`; the others as they stand."""
-    there = {name: data for name, _, data in _each(properties) if name != "expiration"}
+def with_headers(properties: bytes, table: bytes, *, without: str = "") -> bytes:
+    """Well-formed properties with `table` for headers, without one of them; the others as they stand."""
+    there = {name: data for name, _, data in _each(properties) if name != without}
     there["headers"] = table
     kept = [(bit, there[name]) for bit, _, name in FIELDS if name in there]
     return _U16.pack(sum(bit for bit, _ in kept)) + b"".join(data for _, data in kept)
 
 
-def headers_of(properties: bytes, noted: Noted) -> dict[str, Any]:
-    """The headers table, decoded; empty where there is none. Raises Refusal."""
+def expiration_in(properties: bytes) -> str:
+    """The text of well-formed properties' expiration; empty without one."""
+    return next((data[1:].decode() for name, _, data in _each(properties) if name == "expiration"), "")
+
+
+def headers_of(properties: bytes, noted: Noted, *, leniently: bool) -> dict[str, Any]:
+    """The headers table, decoded; empty where there is none. Raises Refusal, but not `leniently`."""
     if noted.headers is None:
         return {}
-    start, end = noted.headers
-    return read_table(properties[start:end])
+    return (read_leniently if leniently else read_table)(properties[slice(*noted.headers)])
 
 
 def unpack(properties: bytes) -> commands.Basic.Properties:

@@ -8,8 +8,8 @@ from typing import Any
 
 from pamqp import commands
 
-from dmp.data_types import check_table
-from dmp.properties import FIELDS, UNREADABLE, note_untrusted, unpack
+from dmp.data_types import check_table, field_table
+from dmp.properties import FIELDS, UNREADABLE, note_untrusted, unpack, with_headers
 from shared.objects import BadArgument, time_text
 
 _NAMES: Mapping[str, str] = {
@@ -67,7 +67,12 @@ def read(arguments: Mapping[str, Any], *, persistent: bool) -> bytes:
     try:
         if "timestamp" in values:
             values["timestamp"] = _moment(values["timestamp"])
+        headers = values.pop("headers", None)
+        if not isinstance(headers, dict | None):
+            raise BadArgument("properties: headers are an object")
         packed = commands.Basic.Properties(**values).marshal()
+        if headers is not None:
+            packed = with_headers(packed, field_table(headers))
         noted = note_untrusted(packed)
         if noted.headers is not None:
             check_table(packed, *noted.headers)

@@ -54,6 +54,7 @@ class DmsSource:
         self._closed = self._failed = False
         if not engine.admit(self._consumer):
             raise BridgeRefusal("full", f"there are clients_max = {engine.settings.clients_max} already")
+        self._consumer.consume(queue)
         self.refill()
 
     @property

@@ -305,6 +305,10 @@ async def create(
             if not exist_ok:
                 raise
             return {"queue": queue, "created": False}
+        if dead_letter and dead_letter not in {each.name for each in await client.queues()}:
+            warn(
+                f"no queue {dead_letter} is listed: {queue} holds its dead messages back until you create it"
+            )
     return {"queue": queue, "created": True}
 
 

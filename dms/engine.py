@@ -98,6 +98,8 @@ FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
 KEPT_AT_ONCE = 200
 """Messages copied per slice for a snapshot: half a millisecond."""
+HELD_BACK_TOLD_MS = 60_000
+"""The least time between two log lines about dead messages that are held back."""
 _IDS_END = 1 << 32
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
@@ -155,6 +157,7 @@ class Consumer:
         "gone",
         "held_bytes",
         "number",
+        "queue",
         "receiver",
         "stocks",
         "unacked",
@@ -168,6 +171,8 @@ class Consumer:
         self.engine = engine
         self.number = number
         self.receiver = receiver
+        self.queue: Queue | None = None
+        """The queue that it consumes."""
         self.credits: deque[Credit] = deque()
         self.waiting = 0
         """CONSUMEs that wait in `credits`."""
@@ -181,6 +186,14 @@ class Consumer:
         self.delivered = 0
         self.gone = False
         self.stocks = stocks
+
+    def consume(self, queue: Queue | None) -> None:
+        """From now on it consumes this queue, and no other."""
+        if self.queue is not None:
+            self.queue.consumers -= 1
+        self.queue = queue
+        if queue is not None:
+            queue.consumers += 1
 
     def may_wait(self, count: int) -> bool:
         """Whether the budget has room for `count` more waiting CONSUMEs."""
@@ -270,6 +283,7 @@ class Queue(QueueBase):
         "back_bytes",
         "bodies",
         "cold",
+        "consumers",
         "crowded",
         "depth",
         "end",
@@ -312,6 +326,8 @@ class Queue(QueueBase):
         self.held = 0
         """Unacknowledged deliveries; those of a deleted queue until their consumer has released them."""
         self.held_bytes = 0
+        self.consumers = 0
+        """Connections and bridges that consume it."""
         self.head = self.end = self.tail = 1
         self.recovered = 1
         """Messages below this sequence came before the process was started."""
@@ -962,6 +978,9 @@ class Engine:
         """Bytes of unacknowledged deliveries, of all queues."""
         self.best_effort = settings.disk_failed == "best-effort"
         self._told_of_disk = False
+        self._told_held_back_ms = -HELD_BACK_TOLD_MS
+        self._sources: Counter[str] = Counter()
+        """How many queues have a queue of this name as their dead-letter queue."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
         self.next_id = DELIVERY_ID_BIT
@@ -1028,6 +1047,13 @@ class Engine:
         """Make a queue for a user. Raises Refusal."""
         self.check_new(name, asked, user)
         queue = self.adopt(name, asked)
+        target = queue.options.dead_letter
+        if target and self.find(target) is None:
+            self.log.warning(
+                "a new queue has no dead-letter queue: its dead messages are held back until that is made",
+                queue=name,
+                dead_letter=target,
+            )
         self._queues_of_users.take(queue, user)
         queue.owner = self.messages.shares.bounded(user)
         self.tell_budget()  # where it is full now, dead letters that come go to the disk
@@ -1063,6 +1089,8 @@ class Engine:
         if asked.get("depth", 0) > settings.depth_max:
             text = f"option depth is at most depth_max = {settings.depth_max}"
             raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
+        if wrong := Options.of(asked, settings.for_queue(name), name).contradiction:
+            raise malformed(f"options: {wrong}")
         if not self.queue_memory.fits(QUEUE_BYTES) and not self._makes_room(name.encode()):
             try:
                 self.queue_memory.check(QUEUE_BYTES)
@@ -1091,6 +1119,7 @@ class Engine:
             queue.expiry = Expiry(queue)
         self.queues[queue.name] = queue
         self._asked[queue] = asked
+        self._sources[options.dead_letter] += 1
         self._name_added(queue.name)
         self.has_room(queue)
         return queue
@@ -1100,10 +1129,19 @@ class Engine:
         options = Options.of(self._asked[queue], self.settings.for_queue(queue.text), queue.text)
         if options == queue.options:
             return
+        if options.contradiction:
+            self.log.warning(
+                "a queue keeps its options: with the new settings they contradict; mend [dms.queues]",
+                queue=queue.text,
+                reason=options.contradiction,
+            )
+            return
         if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
             queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
+        self._sources[queue.options.dead_letter] -= 1
+        self._sources[options.dead_letter] += 1
         queue.options = options
         if queue.expiry is not None:
             queue.expiry.options_changed()
@@ -1117,6 +1155,10 @@ class Engine:
             self.queue_memory.give(QUEUE_BYTES)
             self._queues_of_users.drop(queue)
         self._asked.pop(queue, None)
+        name = queue.options.dead_letter
+        self._sources[name] -= 1
+        if not self._sources[name]:
+            del self._sources[name]
         if self._names is not None and queue.name not in self.queues:
             place = bisect_left(self._names, queue.name)
             if self._names[place : place + 1] == [queue.name]:
@@ -1142,12 +1184,19 @@ class Engine:
         asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
         self.discard(queue)
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+        if sources := self._sources[queue.text]:
+            self.log.warning(
+                "a dead-letter queue was deleted: dead messages are held back until it is made again",
+                dead_letter=queue.text,
+                queues=sources,
+            )
 
         def decided(ticket: Ticket) -> None:
             if ticket.error is None:
                 self.free(queue.bodies, queue.back)
             elif queue.name not in self.queues:  # revive it
                 self.queues[queue.name], self._asked[queue] = queue, asked
+                self._sources[queue.options.dead_letter] += 1
                 self._name_added(queue.name)
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
@@ -1212,6 +1261,22 @@ class Engine:
         return ticket
 
     # -- dead letters
+
+    def tell_held_back(self, queue: Queue) -> None:
+        """Log that a queue's dead messages have no place, once a minute for all queues."""
+        now, name = self.times.now_ms(), queue.options.dead_letter
+        if not name or now < self._told_held_back_ms + HELD_BACK_TOLD_MS or queue.expiry is None:
+            return
+        self._told_held_back_ms = now
+        target = self.find(name)
+        self.log.warning(
+            "dead messages are held back: create their dead-letter queue, or make room in it",
+            queue=queue.text,
+            dead_letter=name,
+            why="missing" if target is None else "full" if target.room < 1 else "the disk refuses",
+            dead=queue.expiry.dead,
+            queues=sum(map(len, self.parked.values())),
+        )
 
     def park(self, queue: Queue) -> None:
         """The dead-letter queue of `queue` has no room: have `Expiry.on_room` called when it has."""
@@ -1329,6 +1394,7 @@ class Engine:
         self.consumers.pop(consumer.number, None)
         self._clients_of_users.drop(consumer.number)
         consumer.gone = True
+        consumer.consume(None)
         consumer.forget_credits()
         self.give_back(consumer, untried)
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from dms.records import DeadLetter, Reason, to_runs
+from dms.records import TTL, DeadLetter, Reason, to_runs
 from dms.wire import Refusal
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EXPIRED_AT_ONCE = 1000
 DROPPED_AT_ONCE = 10_000
 """Messages of the row dropped per slice: one record, however many."""
 
-REASON_TEXTS = {Reason.TTL: "ttl", Reason.MAX_DELIVERIES: "max_deliveries"}
+REASON_TEXTS = {Reason.TTL: TTL, Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
 DueBefore = tuple[int, int]
@@ -287,40 +287,54 @@ class Expiry:
         for reason, dead in self._dead.items():
             if dead:
                 seqs = sorted([dead.popleft() for _ in range(min(most, len(dead)))])
-                gone = self._bury(seqs, reason)
-                dead.extendleft(reversed(seqs[gone:]))
-                if gone < len(seqs):
+                left = self._bury(seqs, reason)
+                dead.extendleft(reversed(left))
+                if left:
                     self._park()
                 elif any(self._dead.values()):
                     self._soon()
                 return
 
-    def _bury(self, seqs: list[int], reason: Reason) -> int:
-        """Move as many as there is room for, the oldest first. Returns how many."""
+    def _bury(self, seqs: list[int], reason: Reason) -> list[int]:
+        """Move as many as there is room for, the oldest first. Returns those that stay.
+
+        A message that time alone has brought through a circle of queues does not go round again: it is
+        dropped.
+        """
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
-        gone = seqs if not name else seqs[: max(target.room, 0)] if target is not None else []
-        if not gone:
-            return 0
+        dropped, moving, letters = seqs, list[int](), list[DeadLetter]()
+        if name:
+            dropped = []
+            room = max(target.room, 0) if target is not None else 0
+            for seq in seqs:
+                body, deliveries = queue.back[seq]
+                letter = DeadLetter.of(body, queue.text, REASON_TEXTS[reason], deliveries)
+                if name in letter.passed:
+                    dropped.append(seq)
+                elif len(moving) < room:
+                    moving.append(seq)
+                    letters.append(letter)
+        gone: list[int] = []
         try:
-            if target is not None:
-                text = REASON_TEXTS[reason]
-                those = [queue.back[seq] for seq in gone]
-                letters = [DeadLetter.of(body, queue.text, text, deliveries) for body, deliveries in those]
-                engine.move(queue, target, gone, letters, reason)
-                engine.counts.dead_lettered += len(gone)
-            else:
-                queue.log_gone(to_runs(gone), reason)
-                engine.counts.dropped += len(gone)
+            if dropped:
+                queue.log_gone(to_runs(dropped), reason)
+                engine.counts.dropped += len(dropped)
+                gone += dropped
+            if target is not None and moving:
+                engine.move(queue, target, moving, letters, reason)
+                engine.counts.dead_lettered += len(moving)
+                gone += moving
         except Refusal:
-            return 0
+            pass  # those stay
         for seq in gone:
             queue.take_out(seq)
         queue.on_left(len(gone))
-        if target is not None:
+        if target is not None and gone:
             engine.has_room(target)  # dead letters of another queue may wait for it too
-        return len(gone)
+        left = set(gone)
+        return [seq for seq in seqs if seq not in left]
 
     # -- parking
 
@@ -330,6 +344,7 @@ class Expiry:
         self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
         self.queue.wake_by(self._parked_until)
         engine.park(self.queue)
+        engine.tell_held_back(self.queue)
 
     def unpark(self) -> None:
         self._parked_until = 0

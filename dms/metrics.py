@@ -54,6 +54,16 @@ GAUGES = (
         lambda engine: sum(queue.depth - queue.held for queue in engine.queues.values()),
     ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
+    Gauge(
+        "messages_held_back",
+        "Dead messages whose dead-letter queue is missing or full.",
+        lambda engine: sum(queue.expiry.dead for queues in engine.parked.values() for queue in queues),
+    ),
+    Gauge(
+        "consumers",
+        "Connections and bridges that consume a queue.",
+        lambda engine: sum(consumer.queue is not None for consumer in engine.consumers.values()),
+    ),
     Gauge("consumes_waiting", "CONSUMEs that wait.", summed("waiting", of="consumers")),
     Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.hot_bytes),
 )

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import attrs
 
-from dms.settings import QueueSettings
+from dms.settings import QueueSettings, contradiction
 from dms.wire import Refusal, malformed, name_untrusted
 
 _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.name != "durability"}
@@ -36,6 +36,11 @@ class Options:
             for key in ("dead_letter", "ttl_ms", "max_deliveries"):
                 found.pop(key, None)
         return cls(**found)
+
+    @property
+    def contradiction(self) -> str:
+        """Why no queue can have these options; "": one can."""
+        return contradiction(self.ttl_ms, self.delay_ms, self.retry_ms, self.retry_max_ms)
 
     @property
     def timed(self) -> bool:

@@ -51,25 +51,39 @@ class Reason(IntEnum):
     REDRIVEN = 6
 
 
+TTL = "ttl"
+"""The reason of a dead letter that was too old."""
+
+
 class DeadLetter(bytes):
     """A body that was dead-lettered: bytes that also know where they come from.
 
-    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had.
+    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had. `before`: the queues that
+    it left before that one, since it was last delivered.
     """
 
     origin: str
     reason: str
     deliveries: int
+    before: tuple[str, ...]
 
     @classmethod
     def of(cls, body: bytes, origin: str, reason: str, deliveries: int) -> "DeadLetter":
         letter = cls(body)
         letter.origin, letter.reason, letter.deliveries = origin, reason, deliveries
+        by_time = reason == TTL and not deliveries
+        letter.before = body.passed if by_time and isinstance(body, DeadLetter) else ()
         return letter
 
     @property
+    def passed(self) -> tuple[str, ...]:
+        """The queues that it left, one behind the other, because of time alone."""
+        return (*self.before, self.origin) if self.reason == TTL and not self.deliveries else ()
+
+    @property
     def about(self) -> dict[str, Any]:
-        return {"origin": self.origin, "reason": self.reason, "deliveries": self.deliveries}
+        about = {"origin": self.origin, "reason": self.reason, "deliveries": self.deliveries}
+        return {**about, "before": list(self.before)} if self.before else about
 
 
 class Run(NamedTuple):
@@ -218,7 +232,9 @@ def messages_in(data: bytes, record: Record) -> list[bytes]:
 
 def letter_of(about: bytes, body: bytes) -> DeadLetter:
     known = json.loads(about)
-    return DeadLetter.of(body, known["origin"], known["reason"], known["deliveries"])
+    letter = DeadLetter.of(body, known["origin"], known["reason"], known["deliveries"])
+    letter.before = tuple(known.get("before", ()))
+    return letter
 
 
 def pack_runs(those: Iterable[Iterable[int]]) -> bytes:

@@ -848,6 +848,8 @@ class Session(SessionBase):
             text = f"credits_max = {limit} CONSUMEs wait on this connection already"
             raise Refusal(Status.INTERNAL, text, limit="credits_max")
         self.queue, self.queue_name = queue, payload
+        if consumer.queue is not queue:
+            consumer.consume(queue)
         self._consume((message_id.to_bytes(4),))
 
     def _ack(self, message_id: int, payload: bytes) -> None:
@@ -926,6 +928,7 @@ class Session(SessionBase):
             consumer.end_all(Refusal(Status.DENIED, "not allowed"))  # all are of one queue
         if self.queue is not None and not guard.may(self.user, READ, self.queue.name):
             self.queue, self.queue_name = None, _NOBODY
+            consumer.consume(None)
 
     def _check_named(self, message_id: int, payload: bytes) -> None:
         """An ACK or NACK may name the queue, which then must be the delivery's. Raises Refusal."""

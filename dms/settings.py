@@ -66,6 +66,24 @@ class QueueSettings:
     """The longest delay after a NACK; unset: the delay does not grow."""
 
 
+def contradiction(ttl_ms: int, delay_ms: int, retry_ms: int, retry_max_ms: int) -> str:
+    """Why these options cannot be those of one queue; "": they can. 0: the option is not set."""
+    if 0 < ttl_ms < delay_ms:
+        return f"ttl_ms ({ttl_ms}) is below delay_ms ({delay_ms}): each message would die undelivered"
+    if retry_max_ms and not retry_ms:
+        return f"retry_max_ms ({retry_max_ms}) needs retry_ms, the first delay after a NACK"
+    return ""
+
+
+def _without_contradictions(
+    _: object, attribute: "attrs.Attribute[Any]", queues: Mapping[str, QueueSettings]
+) -> None:
+    for pattern, own in queues.items():
+        times = (own.ttl_ms, own.delay_ms, own.retry_ms, own.retry_max_ms)
+        if wrong := contradiction(*(each or 0 for each in times)):
+            raise ValueError(f'{attribute.name}."{pattern}": {wrong}')
+
+
 @attrs.frozen
 class DmsSettings:
     """Section `[dms]`. A queue's durability is fixed when it is made."""
@@ -103,7 +121,7 @@ class DmsSettings:
     """Section `[dms.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
     """Section `[dms.access]`: which clients must log in."""
-    queues: Mapping[str, QueueSettings] = attrs.field(factory=dict)
+    queues: Mapping[str, QueueSettings] = attrs.field(factory=dict, validator=_without_contradictions)
     """Settings by a pattern of names (`*`, `?`, `[a-z]`); the first match in written order counts."""
 
     def for_queue(self, name: str) -> QueueSettings:

@@ -104,7 +104,7 @@ QUEUES = ObjectKind(
         KindColumn("held", "Messages delivered and not acknowledged."),
         KindColumn("delayed", "Messages that become ready later."),
         KindColumn("dead", "Messages that wait for room in their dead-letter queue."),
-        KindColumn("consumers", "Consumers, also those that wait."),
+        KindColumn("consumers", "Consumers: those that wait, and those that have enough to do."),
         KindColumn("paused", "Whether deliveries are stopped; publishing goes on.", "flag"),
         KindColumn("in_rate", "Messages that come in, over the last seconds.", "rate"),
         KindColumn("out_rate", "Messages that leave, over the last seconds.", "rate"),

@@ -311,8 +311,9 @@ class AmqpSession(SessionBase):
             raise refused_by_store(error) from error
 
     def _open_channel(self, number: int) -> None:
-        if number > self._channel_max:
-            raise Refusal(Code.NOT_ALLOWED, f"channel {number} is above channel_max {self._channel_max}")
+        if len(self.mux.by_number) >= self._channel_max:  # clients number them as they like, as with RabbitMQ
+            text = f"number of channels opened has reached the negotiated channel_max ({self._channel_max})"
+            raise Refusal(Code.NOT_ALLOWED, text)
         if self.mux.by_number:  # the first always fits, so that somebody can take what fills memory
             check(self.broker.accounts.channels, CHANNEL_BYTES, Code.RESOURCE_ERROR, user=self.user)
         self.broker.accounts.channels.charge(CHANNEL_BYTES, self.user)
@@ -454,7 +455,7 @@ class AmqpSession(SessionBase):
 
     def _open(self, method: commands.Connection.Open) -> None:
         if method.virtual_host != VHOST:
-            raise Refusal(Code.INVALID_PATH, f"vhost {shown(method.virtual_host.encode())} not found")
+            raise Refusal(Code.NOT_ALLOWED, f"vhost {shown(method.virtual_host.encode())} not found")
         self.state = TRANSITIONS[self.state][Event.OPEN]
         self.deadline(LOGIN, math.inf)
         self.mux.open(self._name)

@@ -159,7 +159,6 @@ class LogCommit:
     kept: bool = True  # a descriptor opened here stays open for later commits
     before: bytearray = attrs.Factory(bytearray)  # the log's tail, written to the file first
     before_written: bool = False
-    refers: bool = False  # the journal may refer to bytes in the log's file
     named: bool = False  # the file's name is synced
     referred_offset: int = 0
     referred_bytes: int = 0  # from `referred_offset` on: bytes that the journal refers to
@@ -175,8 +174,10 @@ class LogCommit:
     tail: list[memoryview] = attrs.Factory(list)  # added to the log's tail
     failed: bool = False  # the log's file refused a write
     waiting_entries: Sequence[IndexEntry] = ()
-    direct_meant: bool = False  # some of it will go around the journal: the index is pinned too
-    direct: bool = False  # some of it has gone around the journal
+    direct_meant: bool = False  # it will go around the journal: the index is pinned too
+    direct: bool = False  # it has gone around the journal
+    sync_first: bool = False  # what went around the journal before must be synced before the journal goes on
+    synced_first: bool = False
 
     def __attrs_post_init__(self) -> None:
         log = self.log
@@ -204,6 +205,8 @@ class LogCommit:
         """Release the log. Files that the commit opened stay open, as far as there is room."""
         log = self.log
         log.busy = False
+        if self.synced_first:
+            log.direct_dirty = False
         if self.made:
             log.fresh = False
         if self.named:
@@ -263,8 +266,6 @@ class Commit:
     """From this many bytes on, a log's records may later go to its file alone; 0: never."""
     logs: dict[Log, LogCommit] = attrs.Factory(dict)
     """All logs but those with light appends."""
-    sync_direct_first: bool = False
-    """Some log has bytes around the journal that were never synced."""
     room: int = 0
     """Descriptors opened here that may stay open."""
     in_thread: bool = False
@@ -275,7 +276,6 @@ class Commit:
     direct_error: OSError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
-    direct_synced: set[Log] = attrs.Factory(set)
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
     """Logs whose files have unsynced bytes that the journal refers to."""
 
@@ -284,8 +284,7 @@ class Commit:
         to_sync = False
         try:
             try:
-                if self.sync_direct_first:
-                    self._sync_direct()
+                self._sync_direct()
                 for batch in self.batches:
                     self._write(batch)
                     self.good += 1
@@ -316,21 +315,17 @@ class Commit:
 
     def _sync_direct(self) -> None:
         """Sync what went around the journal before the journal mentions those logs."""
-        for batch in self.batches:
-            logs = {part.log for part in batch.appends.values() if part.journaled}
-            logs.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
-            for log in logs:
-                if log.direct_dirty and not log.file.gone and log not in self.direct_synced:
-                    target = self.logs[log]
-                    self._open(target)
-                    try:
-                        self._sync_by_name(target)
-                    except FileGone:
-                        continue
-                    except OSError as error:
-                        raise PoisonError(f"{log.file.path} could not be synced") from error
-                    self.direct_synced.add(log)
-                    target.close_entry()
+        for target in self.logs.values():
+            if target.sync_first and not target.log.file.gone:
+                self._open(target)
+                try:
+                    self._sync_by_name(target)
+                except FileGone:
+                    continue
+                except OSError as error:
+                    raise PoisonError(f"{target.log.file.path} could not be synced") from error
+                target.synced_first = True
+                target.close_entry()
 
     def _sync_by_name(self, target: LogCommit) -> None:
         """Recovery finds these bytes by the files' names, and trusts them by their index entries: sync all
@@ -1149,7 +1144,7 @@ class Committer:
 
     def _take(self, count: int | None = None) -> Commit:
         """Take the oldest batches, or all that are not held, as one commit, and say which way each append
-        goes. Small ones become rows of `light`; of the others see `_take_logs`.
+        goes. Small ones become rows of `light`; of the others see `_take_log`.
         """
         if count is None:
             count = len(self._batches) - self._batches[-1].held
@@ -1159,13 +1154,15 @@ class Committer:
         # Only in a batch alone: another may want more of the same log. A log costs a commit 1.3 us so, and
         # 7 us with a `LogCommit`.
         light_most = self._light_most if count == 1 else -1
-        touches_logs = False
+        heavy: dict[Log, list[LogAppend]] = {}
+        firsts: set[Log] = set()
         for batch in batches:
             batch.seal()
             if batch.singles:
                 batch.leave_large_singles(light_most)
             changed = {change.log for change in batch.changes} if batch.changes else ()
-            light, heavy, total = batch.light, {}, batch.records
+            firsts.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
+            light, kept, total = batch.light, {}, batch.records
             for log, part in batch.appends.items():
                 counts = part.counts
                 part.records = records = counts[0] if len(counts) == 1 else sum(counts)
@@ -1180,9 +1177,9 @@ class Committer:
                 ):
                     light.append((log, part.offset, b"".join(part.chunks), records))
                 else:
-                    heavy[log] = part
-            batch.appends = heavy
-            touches_logs = touches_logs or bool(heavy or changed)
+                    kept[log] = part
+                    heavy.setdefault(log, []).append(part)
+            batch.appends = kept
         commit = Commit(
             batches,
             self.journal,
@@ -1192,45 +1189,39 @@ class Committer:
             now_ms=self._clock.wall_ms(),
             reference_bytes=self._settings.reference_bytes,
         )
-        if touches_logs:
-            self._take_logs(commit)
+        for log in firsts:
+            if log.direct_dirty:
+                heavy.setdefault(log, [])
+        if heavy:
+            synced = any(Mode.SYNCED in batch.tickets for batch in batches)
+            for log, parts in heavy.items():
+                commit.logs[log] = self._take_log(log, parts, synced=synced, has_first=log in firsts)
+            commit.room = self._files.room
         return commit
 
-    def _take_logs(self, commit: Commit) -> None:
-        """Say which way each append goes that is not light. Its log is busy, and its files are pinned, until
-        `_finish`.
+    def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool, has_first: bool) -> LogCommit:
+        """Say which way a log's appends go: all of them that the commit has, in whatever batches, at once.
+
+        The log is busy, and its files are pinned, until `_finish`.
         """
-        logs = commit.logs
-        journaled: set[Log] = set()
-        synced = any(Mode.SYNCED in batch.tickets for batch in commit.batches)
-        for batch in commit.batches:
-            for log, part in batch.appends.items():
-                if log.tail_bytes or log in journaled:
-                    # Earlier bytes are in the journal and maybe not in the file: bytes around the journal
-                    # would leave a hole before them.
-                    part.journaled = True
-                size = part.end - part.offset
-                target = logs.get(log)
-                if target is None:
-                    late = part.journaled and self.tails.takes(log, size)
-                    fd = UNKNOWN if late else self._files.pin(log.file)
-                    target = logs[log] = LogCommit(log, fd, late)
-                    if not late:
-                        target.before = log.tail
-                        target.refers = synced and self._may_refer(log)
-                    commit.sync_direct_first |= log.direct_dirty
-                # What goes to the file without the journal must not leave a hole before it.
-                target.refers = target.refers and part.journaled and size >= commit.reference_bytes
-                part.by_reference = target.refers
-                if part.journaled:
-                    journaled.add(log)
-                elif not target.direct_meant:
-                    target.pin_for_direct(self._files.pin(log.index_file))
-            for change in batch.changes:
-                if change.kind is EntryKind.FIRST and change.log not in logs:
-                    logs[change.log] = LogCommit(change.log, self._files.pin(change.log.file))
-                    commit.sync_direct_first |= change.log.direct_dirty
-        commit.room = self._files.room
+        sizes = [part.end - part.offset for part in parts]
+        # Earlier bytes may be in the journal and not in the file: bytes around the journal would leave a hole
+        # before them.
+        journaled = log.tail_bytes > 0 or any(part.journaled for part in parts)
+        late = not parts or (journaled and self.tails.takes(log, sum(sizes)))
+        target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
+        target.sync_first = log.direct_dirty and (journaled or has_first)
+        if not late:
+            target.before = log.tail
+        refers = synced and journaled and not late and self._may_refer(log)
+        for part, size in zip(parts, sizes, strict=True):
+            part.journaled = journaled
+            # What goes to the file before the sync must not leave a hole before it.
+            refers = refers and size >= self._settings.reference_bytes
+            part.by_reference = refers
+        if not (journaled or late):
+            target.pin_for_direct(self._files.pin(log.index_file))
+        return target
 
     def _may_refer(self, log: Log) -> bool:
         """Whether a log's bytes may go to its file before the journal mentions them.
@@ -1336,8 +1327,6 @@ class Committer:
         moved: dict[Log, None] = {}
         for target in commit.logs.values():
             target.unpin(self._files)
-        for log in commit.direct_synced:
-            log.direct_dirty = False
         for batch in commit.batches[: commit.good]:
             for log, part in batch.appends.items():
                 size = part.end - part.offset

@@ -30,12 +30,16 @@ def extend(
     """Records were appended at `offset`: returns the entries that this closes, and the one left open.
 
     `chunks` and `counts`: as in a `LogAppend`. Entries end where chunks of whole records end, so nothing is
-    parsed unless a chunk is longer than an entry should be. `last_ms`: time of the newest earlier record;
-    times never go down.
+    parsed unless a chunk is longer than an entry should be. An entry of ENTRY_COVERS_SECONDS is closed, also
+    where it is made anew from the journal's times. `last_ms`: time of the newest earlier record; times never
+    go down.
     """
     now = max(now_ms, last_ms)
     closed: list[IndexEntry] = []
     entry = open_entry
+    if entry is not None and now - entry.first_ms > ENTRY_COVERS_SECONDS * 1000:
+        closed.append(entry)
+        entry = None
     for begun, chunk, count in _pieces(chunks, counts):
         size = len(begun) + len(chunk)
         if entry is not None and size > ENTRY_COVERS_BYTES:  # one long record: an entry of its own

@@ -735,11 +735,11 @@ class Tails:
             log.visible = offset + size
             if now_ms > log.last_ms:
                 log.last_ms = now_ms
+            if now - log.open_since >= ENTRY_COVERS_SECONDS:
+                log.close_entry()
             log.not_indexed.append((log.last_ms, size, count))
             if log.open_since == math.inf:
                 log.open_since = now
-            elif now - log.open_since >= ENTRY_COVERS_SECONDS:
-                log.close_entry()
             elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
                 log.make_entries()
             self.bytes += size

@@ -20,6 +20,7 @@ from trio.testing import MockClock
 
 from brokers.__main__ import buffer_standard_output
 from brokers.cli import finish, root, run, stream
+from brokers.commands import REMOVED
 from brokers.errors import ExitCode
 from brokers.render import Output
 from shared.cli.options import DataDir
@@ -164,10 +165,9 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["restore", ""], "a path is needed"),
         (["pipeline", "archive", "", "--path", "data"], "a path is needed"),
         (["pipeline", "archived", ""], "a path is needed"),
-        (["pipeline", "decode", "data", "lives", "--to", ""], "a path is needed"),
         (["pipeline", "report", "data", "--to", ""], "a path is needed"),
         (["thing", "ask", "--data-dir", ""], "a path is needed"),
-        (["log", "dump", "logmq"], "--name requires an argument"),
+        (["log", "dump", "logmq"], "log dump: --name is missing"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line_and_exit_2(capsys: Said, words: list[str], says: str) -> None:
@@ -457,3 +457,11 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
 def test_no_benchmark_takes_a_number_below_nothing(option: str) -> None:
     with pytest.raises(ValidationError, match=r"at least|above 0|a port is"):
         root(["bench"]).parse_args(["bench", "logmq", option, "-1"], print_error=False, exit_on_error=False)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_command_that_was_removed_says_what_to_use_instead(capsys: Said, name: str) -> None:
+    assert run([*name.split(), "--anything"]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.err == f"brokers: {name}: this command was removed; use {REMOVED[name]}\n"
+    assert said.out == ""

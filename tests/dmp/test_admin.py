@@ -117,6 +117,8 @@ async def test_of_a_large_body_the_beginning_is_shown() -> None:
         {"text": "a", "properties": {"content_type": 5}},
         {"text": "a", "properties": {"timestamp": "yesterday"}},
         {"text": "a", "properties": {"headers": {"a": 1 << 70}}},
+        {"text": "a", "properties": {"headers": ["a"]}},
+        {"text": "a", "properties": {"headers": {"a" * 256: 1}}},
     ],
 )
 async def test_a_message_that_cannot_be_is_refused_in_words(world: World, arguments: Any) -> None:

@@ -137,7 +137,7 @@ async def test_what_is_not_to_be_had_costs_the_channel_and_no_more(
         (505, PUBLISH + encode(C.Channel.Flow(True), 1)),
         (505, PUBLISH + b"\x03\0\x01\0\0\0\x01a\xce"),  # no header
         (505, PUBLISH + content_header(2) + b"\x03\0\x01\0\0\0\x03abc\xce"),
-        (530, encode(C.Channel.Open(), 2048)),
+        (530, b"".join(encode(C.Channel.Open(), number) for number in range(60000, 60000 + 2047))),
         (530, DECLARED + 2 * encode(C.Basic.Consume(0, "q", "same"), 1)),
         (540, encode(C.Tx.Select(), 1) + publish("", "q", b"x", immediate=True)),
         (540, encode(C.Basic.Qos(1, 0), 1)),  # prefetch-size
@@ -279,7 +279,7 @@ TUNED = [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 0, 0), 0)]
         (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(65535, 0, 0), 0)]),
         (530, [encode(start_ok(), 0), encode(C.Connection.TuneOk(0, 1 << 30, 0), 0)]),
         (503, [encode(start_ok(mechanism="CRAM"), 0)]),
-        (402, [*TUNED, encode(C.Connection.Open("no"), 0)]),
+        (530, [*TUNED, encode(C.Connection.Open("no"), 0)]),
         (503, [encode(C.Connection.Open("/"), 0)]),
         (503, [encode(C.Channel.Open(), 1)]),
         (403, [encode(start_ok({"authentication_failure_close": True}, "\0guest\0wrong"), 0)]),

@@ -10,12 +10,14 @@ import trio.testing
 from pamqp import commands, encode
 
 from dmp.amqp_client import open_amqp
-from dmp.data_types import read_field
+from dmp.data_types import field_table, read_field, read_table
+from dmp.definitions import table_in
 from dmp.listener import DmpService
 from dmp.message import Head
 from dmp.properties import unpack_readable
 from dmp.queues import Queue
 from dmp.refusals import Refusal
+from dmp.shown_properties import read
 from dmp.wire import Message
 from shared.tracing import Tap
 from tests.dmp.amqp_peer import Peer, publish
@@ -86,6 +88,28 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     newest = field(head, b"x-death")[0]
     assert (newest["queue"], newest["reason"]) == ("q", reason)
     assert field(head, b"x-first-death-queue") == "q"
+
+
+async def test_a_dead_letter_keeps_its_publishers_bytes_and_counts_in_one_type(world: World) -> None:
+    """Clients of typed languages stop at a number whose width follows its value."""
+    fields = b"\x01nI\0\0\0\x05\x01dd" + struct.pack(">d", 0.1) + b"\x01sU\0\x05"
+    queue = world.queue(dead_letter_exchange=b"", dead_letter_key=b"q")
+    world.publish(b"", b"q", b"x", properties=properties(fields))
+    for count in range(1, 201):
+        message = queue.get(False)
+        assert message is not None
+        queue.reject([message])
+        kept = queue.ready[0].head.properties
+        assert fields in kept
+        assert b"\x05countl" + struct.pack(">q", count) in kept
+
+
+def test_a_number_in_a_table_has_one_type() -> None:
+    for number in (0, 5, -200, 1 << 31, (1 << 63) - 1):
+        assert field_table({"n": number})[4:7] == b"\x01nl"
+        assert read_table(field_table({"n": [number, {"m": 0.1}]})) == {"n": [number, {"m": 0.1}]}
+    assert read(({"properties": {"headers": {"n": 5}}}), persistent=True)[6:9] == b"\x01nl"
+    assert table_in({"arguments": {"x-max-length": 5}})[-9:] == b"l" + (5).to_bytes(8, "big")
 
 
 @pytest.mark.parametrize(

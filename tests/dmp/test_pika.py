@@ -148,7 +148,7 @@ def test_a_wrong_password_is_refused(connect: Connect) -> None:
 
 
 def test_another_vhost_is_refused(connect: Connect) -> None:
-    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="402"):
+    with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
         connect(virtual_host="other")
 
 

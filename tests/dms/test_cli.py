@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +73,16 @@ def test_the_specs_own_client_commands(dms: Command) -> None:
         (("list", "--port", "1"), ExitCode.UNAVAILABLE, "no DMS server answers"),
         (("list", "--port", "65536"), ExitCode.USAGE, "a port is 1 to 65535"),
         (("peek", "-q", "x", "-D", "/nowhere"), ExitCode.UNAVAILABLE, "no server is running"),
-        (("create",), ExitCode.USAGE, ""),
+        (("create",), ExitCode.USAGE, "dms create: --queue is missing"),
+        (("consume",), ExitCode.USAGE, "dms consume: --queue is missing"),
+        (("consume", "-q"), ExitCode.USAGE, "dms consume: -q needs a value"),
+        (("pause", "nowhere"), ExitCode.MISSING, "there is no queue nowhere in dms"),
+        (
+            ("create", "x", "--ttl-ms", "1", "--delay-ms", "2"),
+            ExitCode.FAILED,
+            "ttl_ms (1) is below delay_ms",
+        ),
+        (("create", "x", "--retry-max-ms", "2"), ExitCode.FAILED, "needs retry_ms"),
     ],
 )
 def test_a_command_that_fails_says_why_in_one_line_and_how_in_its_exit_code(
@@ -333,3 +343,23 @@ def test_a_paused_queue_delivers_nothing_until_it_is_resumed(dms: Command, serve
     assert dms("resume", "held", *where)[1] == '{"queue": "held", "resumed": 1}\n'
     assert dms("consume", "held")[1] == "one\n"
     assert dms("pause", "nix", *where)[0] == ExitCode.MISSING
+
+
+def test_a_dead_letter_queue_that_is_not_there_is_told_when_it_is_named(dms: Command) -> None:
+    code, _, said = dms("create", "-q", "names-none", "--dead-letter", "typo")
+    assert (code, said.count("\n")) == (0, 1)
+    assert said.startswith("brokers: no queue typo is listed: names-none holds its dead messages back")
+    assert dms("create", "-q", "typo")[0] == 0
+    assert dms("create", "-q", "names-one", "--dead-letter", "typo")[2] == ""
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_on_a_terminal_a_consumer_of_an_empty_queue_says_that_it_waits(
+    dms: Command, monkeypatch: pytest.MonkeyPatch, on_terminal: bool
+) -> None:
+    dms("create", "-q", "silent", "--exist-ok")
+    monkeypatch.setattr("dms.cli.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
+    code, _, said = dms("consume", "-q", "silent")
+    assert code == ExitCode.TEMPORARY
+    assert ("silent has no message to give; waiting for one" in said) is on_terminal

@@ -125,12 +125,13 @@ BEGUN_MS = HandClock().wall_ms()
 
 
 def with_marks() -> Peer:
-    """A topic with three index entries of two records each, which were written a second apart."""
+    """A topic with three index entries of two records each, which were written two seconds apart."""
     world = World()
     peer = world.connect()
-    for _ in range(6):
-        peer.ask(b"PRODUCE t %b\n" % (b"m" * 30))
-        world.clock.advance(1)
+    for _ in range(3):
+        for _ in range(2):
+            peer.ask(b"PRODUCE t %b\n" % (b"m" * 30))
+        world.clock.advance(2)
     return peer
 
 

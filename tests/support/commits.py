@@ -1,17 +1,29 @@
 """Watching and failing a store's disk operations, and hearing how its commits came out."""
 
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import trio
 
 from shared.errors import StoreError
+from shared.storage import committer
 from shared.storage.committer import Commit
 from shared.storage.log import Log, Ticket
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import ALWAYS, records, running
+
+
+@contextmanager
+def batches_of(batch_bytes: int) -> Iterator[None]:
+    """Within it a batch is full with so many bytes, really with 8 MiB: a commit has several. 0: each append
+    and each change of the catalog is one.
+    """
+    with patch.object(committer, "BATCH_PAYLOAD_MAX", batch_bytes):
+        yield
 
 
 def watch(disk: FakeDisk, *kinds: str) -> list[list[str]]:

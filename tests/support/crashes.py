@@ -140,7 +140,19 @@ async def record(
     moment = witness.tick()
     history.cuts.append(Cut(disk.operations, moment, disk.power_cut()))
     history.kills.append((moment, disk.kill()))
+    await check_whole(witness)
     return history
+
+
+async def check_whole(witness: Witness) -> None:
+    """Without any crash: all that was acknowledged is served, now and after a clean stop."""
+    try:
+        await witness.check(witness.store, witness.tick(), power=False, tables=False)
+        if witness.store.read_only is None:
+            await witness.store.close()
+            await recover(witness, witness.disk, witness.tick(), power=False)
+    except Exception as error:
+        raise BrokenPromiseError(f"without a crash: {error!r}") from error
 
 
 async def check_cuts(cuts: Sequence[Cut], witness: Witness, runs_max: int, seed: int) -> Tally:

@@ -104,6 +104,11 @@ class Witness:
         life = self.lives[namespace.name, name][-1]
         life.deleted = self._promise(namespace.delete(name), life.mode)
 
+    def change_mode(self, namespace: Namespace, log: Log, mode: str) -> None:
+        """What is appended from here on is promised what this mode promises."""
+        namespace.change_mode(log.name, Durability.parse(mode))
+        self._life(log).mode = mode
+
     def append(self, log: Log, payloads: Sequence[bytes]) -> None:
         data = records(*payloads)
         offset, ticket = log.append(data, len(payloads))

@@ -1,7 +1,8 @@
 """Things to do to a store while it is being crashed: single operations, and sequences drawn by a seed."""
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import attrs
 import trio
@@ -11,6 +12,7 @@ from shared.storage.log import Log
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Namespace
 from shared.storage.table import Table
+from tests.support.commits import batches_of
 from tests.support.crashes import SETTINGS, Tally, Workload, check_cuts, check_kills, open_store, record
 from tests.support.promises import Witness
 from tests.support.stores import ALWAYS, INTERVAL, running
@@ -26,6 +28,7 @@ class Worker:
         self.size = size
         self.is_open = hasattr(witness, "store")
         self._table: Table | None = None
+        self._is_several = False
 
     @property
     def namespace(self) -> Namespace:
@@ -41,7 +44,23 @@ class Worker:
         return found or self.witness.create(self.namespace, name, MODES[name[0]])
 
     def settle(self) -> None:
-        self.witness.store.commit_pending()
+        if not self._is_several:
+            self.witness.store.commit_pending()
+
+    @contextmanager
+    def several(self) -> Iterator[None]:
+        """All that is done within it is one commit, and each append or change in a batch of its own."""
+        self._is_several = True
+        with batches_of(0):
+            yield
+        self._is_several = False
+        self.settle()
+
+    async def do(self, *names: str) -> None:
+        """Operations by name, in one commit of several batches."""
+        with self.several():
+            for name in names:
+                await OPERATIONS[name](self)
 
     async def append(self, name: str, *sizes: int) -> None:
         self.witness.append(self.log(name), [self.payload(size) for size in sizes] or [self.payload()])
@@ -82,6 +101,12 @@ class Worker:
             last = self.witness.last_offset(log)
             self.witness.drop_below(log, last)
             self.settle()
+
+    async def change_mode(self, name: str) -> None:
+        """Between its own mode and `none`."""
+        log, own = self.log(name), MODES[name[0]]
+        self.witness.change_mode(self.namespace, log, "none" if str(log.mode) == own else own)
+        self.settle()
 
     async def put(self, name: str, key: bytes) -> None:
         """Change a table, or take the key out of it."""
@@ -147,6 +172,7 @@ SMALL: dict[str, Operation] = {
     "change weak": lambda worker: worker.append_all("i", "n"),
     "change weakest": lambda worker: worker.append_all("n", "n2"),
     "drop": lambda worker: worker.drop("a"),
+    "drop, then append": lambda worker: worker.do("drop", "append"),
     "write tails": lambda worker: worker.write_tails(),
     "checkpoint": lambda worker: worker.checkpoint(),
     "checkpoint amid a deletion": lambda worker: worker.checkpoint_amid("a"),
@@ -160,9 +186,26 @@ LARGE: dict[str, Operation] = {
     "change large": lambda worker: worker.append_all("a", "i", size=1100),
 }
 
+SEVERAL: dict[str, Operation] = {
+    "append, make again, append": lambda worker: worker.do("append", "delete or make again", "append"),
+    "drop, change two, append large": lambda worker: worker.do("drop", "change two", "append large"),
+    "append, change mode, append, change mode, append": lambda worker: worker.do(
+        "append", "change mode", "append", "change mode", "append"
+    ),
+    "append none, change weak, append none": lambda worker: worker.do(
+        "append none", "change weak", "append none"
+    ),
+    "drop unjournaled, append, change": lambda worker: worker.do(
+        "drop unjournaled", "append unjournaled", "change unjournaled"
+    ),
+}
+"""One commit of several batches."""
+
 OPERATIONS: dict[str, Operation] = {
     **SMALL,
     **LARGE,
+    **SEVERAL,
+    "change mode": lambda worker: worker.change_mode("a"),
     "append unjournaled": lambda worker: worker.append("u"),
     "change unjournaled": lambda worker: worker.append_all("u", "a"),
     "delete unjournaled": lambda worker: worker.replace("u"),
@@ -217,8 +260,17 @@ def drawn(seed: int, operations: int) -> Workload:
 
 
 async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None:
+    if source.random() < 0.2:
+        with worker.several():
+            for _ in range(source.choice((2, 3, 5))):
+                await _draw_one(worker, source, names, 0.87 * source.random())
+    else:
+        await _draw_one(worker, source, names, source.random())
+
+
+async def _draw_one(worker: Worker, source: random.Random, names: list[str], roll: float) -> None:
+    """`roll`: which; below 0.87 it is one that can be part of a commit."""
     name = source.choice(names)
-    roll = source.random()
     if roll < 0.45:
         sizes = [source.choice((0, 10, 100, 400, 900)) for _ in range(source.choice((1, 1, 2, 5)))]
         await worker.append(name, *sizes)
@@ -230,8 +282,10 @@ async def _draw(worker: Worker, source: random.Random, names: list[str]) -> None
         await worker.delete(name)
     elif roll < 0.83:
         await worker.replace(name)
-    elif roll < 0.87:
+    elif roll < 0.86:
         await worker.drop(name)
+    elif roll < 0.87:
+        await worker.change_mode(name)
     elif roll < 0.92:
         await worker.put("t", source.choice((b"one", b"two")))
     elif roll < 0.94:

@@ -14,7 +14,6 @@ import itertools
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from brokers.bench.load import Measured
 from brokers.hasher import stand_aside
 from shared.process_limits import raise_file_limit
 from tests.bench.sweep import taken_in_turns
+from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio
 
@@ -127,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="without and with each attack")
     given = parser.parse_args(arguments)
     raise_file_limit()
-    with tempfile.TemporaryDirectory(prefix="trial-attacks-") as place:
-        found = trial(Path(place), given.seconds, given.rounds)
+    with outcomes.passing_place("attacks") as place:
+        found = trial(place, given.seconds, given.rounds)
     alone_us = [one.p99_us for one in found[""]]
     ratios = []
     for name, measured in found.items():

@@ -12,7 +12,6 @@ import resource
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -262,9 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise_file_limit()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     subscribers = max(min(options.subscribers, files - _FILES_KEPT_BACK), 1)
-    with tempfile.TemporaryDirectory(prefix="trial-flood-") as place:
+    with outcomes.passing_place("flood") as place:
         try:
-            outcome = trial(Path(place), subscribers, options.rate, options.seconds)
+            outcome = trial(place, subscribers, options.rate, options.seconds)
         except ServerEndedError as error:
             return outcomes.told([str(error)])
     print(*outcome.lines(), sep="\n")

@@ -16,6 +16,7 @@ import attrs
 
 from shared.storage.recovery import MISSING
 from tests.support.server import NotReadyError
+from tests.trials import outcomes
 from tests.trials.peers import PeersLoad
 from tests.trials.serving import TrialServer
 from tests.trials.tally import Tally, Verdict
@@ -230,6 +231,8 @@ class Folder:
         then()
         if code:
             raise BrokenPromiseError([f"SIGTERM: exit {code}", *self._said()])
+        if faults := outcomes.unread(self.server.data):
+            raise BrokenPromiseError(faults)
 
     def _loaded(self, *, intervals: bool = False) -> Load:
         """A load that has run for a while."""

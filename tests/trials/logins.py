@@ -14,7 +14,6 @@ import select
 import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.synchronize import Event
@@ -26,6 +25,7 @@ from brokers.bench.load import SAID_FIRST
 from brokers.hasher import stand_aside
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from tests.support.server import counter
+from tests.trials import outcomes
 from tests.trials.serving import TrialServer
 from tests.trials.strangers import Address, ask, beside, judged, median_ratio
 
@@ -143,8 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each half of a round")
     parser.add_argument("--rounds", type=int, default=7, help="without and with the flood")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="trial-logins-") as place:
-        outcome = trial(Path(place), options.rate, options.seconds, options.rounds)
+    with outcomes.passing_place("logins") as place:
+        outcome = trial(place, options.rate, options.seconds, options.rounds)
     print(*outcome.lines(), sep="\n")
     return judged(outcome.ratio, outcome.alone_us)
 

@@ -22,6 +22,9 @@ from tests.trials.tally import Verdict
 
 _FETCH_BYTES = 8 << 20
 _SECONDS = 30.0
+COPY = "copy-"
+"""How the topics begin that bridges write to."""
+COPY_BYTES = 20_000
 _REPEATED_MAX = 60
 """Batches sent again for each writer: fewer than the broker remembers."""
 
@@ -43,6 +46,11 @@ class LogmqAdapter(Adapter):
             lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{durability(mode)}"']
             lines += [f"retention_bytes = {RETENTION_BYTES}"]
             lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{durability(mode)}"']
+        # What a bridge writes shares commits with what goes around the journal, and drops its front.
+        lines += [f'[logmq.topics."{COPY}*"]', f"retention_bytes = {COPY_BYTES}"]
+        for mode in _carried(modes):
+            lines += ["[[bridge]]", f'name = "{mode}"', 'start = "first"']
+            lines += [f'from = "logmq:{_source_of(mode)}"', f'to = "logmq:{COPY}{mode}"']
         return lines
 
     def load(self) -> LogmqLoad:
@@ -69,6 +77,15 @@ class LogmqAdapter(Adapter):
             shorter = max(new.first - old.first, 0)  # retention goes on
             old = attrs.evolve(old, first=old.first + shorter, data=old.data[shorter:])
         return old == new
+
+
+def _carried(modes: Sequence[str]) -> list[str]:
+    """Of a topic in mode `none` a power cut may take what a bridge has carried."""
+    return [mode for mode in modes if mode != "none"]
+
+
+def _source_of(mode: str) -> str:
+    return f"{mode}-shared-0"
 
 
 class OutOfRangeError(DialogError):
@@ -146,6 +163,22 @@ class Dialog:
             raise DialogError(f"FETCH {topic} {end}, its end: {line[:80]!r}")
         return b"".join(parts)
 
+    def whole(self, topic: str) -> tuple[int, bytes]:
+        """The first kept offset, and all records up to the end, while others write and retention drops."""
+        first = at = self.first(topic)
+        data = b""
+        while (line := self.ask(b"FETCH %s %d %d\n" % (topic.encode(), at, _FETCH_BYTES))) != b"EOF":
+            word, *fields = line.split(b" ")
+            if line.startswith(b"ERR OUT_OF_RANGE "):
+                first = at = self.first(topic)
+                data = b""
+                continue
+            if word != b"CHUNK":
+                raise DialogError(f"FETCH {topic} {at}: {line[:80]!r}")
+            data += self.exactly(int(fields[1]))
+            at = int(fields[2])
+        return first, data
+
     def committed(self, group: str, topic: str) -> int | None:
         line = self.ask(b"COMMITTED %s %s\n" % (group.encode(), topic.encode()))
         if line.startswith((b"ERR NO_COMMIT ", b"ERR NO_TOPIC ")):
@@ -186,7 +219,7 @@ def take(dialog: Dialog, book: Book, names: Sequence[str] | None = None) -> dict
     """Everything that the server shows, of all topics or of those named."""
     found = {}
     for name, (first, end) in dialog.topics().items():
-        if names is not None and name not in names:
+        if name.startswith(COPY) or (names is not None and name not in names):
             continue
         ledger = book.ledgers.get(name)
         groups = sorted(ledger.groups) if ledger is not None else []
@@ -232,6 +265,7 @@ def verify(
                 verdict.faults += _ask_in_other_words(dialog, name, found[name], samples)
         verdict.faults += [f"{name}: a topic that nobody made" for name in found if name not in book.ledgers]
         verdict.faults += _compare_files(dialog, folder, found)
+        verdict.faults += _compare_copies(dialog, found)
         result = Verification(verdict, verdicts, found)
         if not verdict.faults:
             _send_again(dialog, book, again, result)
@@ -273,7 +307,23 @@ def _compare_files(dialog: Dialog, folder: Path, found: Snapshot) -> list[str]:
                 f"{name}: {fault}" for fault in plain_reader.index_faults(entries, first, data, start=0)
             ]
     strays = plain_reader.topics_with_files(folder) - set(found)
-    return faults + [f"{name}: a log file, though there is no such topic" for name in sorted(strays)]
+    return faults + [
+        f"{name}: a log file, though there is no such topic"
+        for name in sorted(strays)
+        if not name.startswith(COPY)
+    ]
+
+
+def _compare_copies(dialog: Dialog, found: Snapshot) -> list[str]:
+    """What a bridge has carried is there once, in order, and so at the offsets that it had."""
+    faults = []
+    for name in dialog.topics():
+        if name.startswith(COPY):
+            first, data = dialog.whole(name)
+            source = found.get(_source_of(name.removeprefix(COPY)), Found())
+            if source.data[first - source.first :][: len(data)] != data:
+                faults.append(f"{name}: from {first} on it is not what its topic is, up to {source.end}")
+    return faults
 
 
 def _send_again(dialog: Dialog, book: Book, again: Mapping[str, list[Write]], result: Verification) -> None:

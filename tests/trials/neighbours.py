@@ -12,7 +12,6 @@ import contextlib
 import socket
 import statistics
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Event
@@ -134,8 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round")
     parser.add_argument("--rounds", type=int, default=3, help="with and without the bad ones, each")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="trial-neighbours-") as place:
-        quiet, disturbed, did = trial(Path(place), options.seconds, options.rounds)
+    with outcomes.passing_place("neighbours") as place:
+        quiet, disturbed, did = trial(place, options.seconds, options.rounds)
 
     def middle(found: Sequence[Measured], figure: Callable[[Measured], float]) -> float:
         return statistics.median(map(figure, found))

@@ -8,8 +8,12 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from shared.storage import catalog
+from shared.storage.tools.fsck import Severity, check
 
 NOTHING_BROKEN = "nothing promised was broken"
 
@@ -39,7 +43,7 @@ def judged(
     print(f"--seed {seed}, in {place}", flush=True)
     begun = time.monotonic()
     try:
-        faults = trial(place, seed)
+        faults = trial(place, seed) or unread(place)
     except KeyboardInterrupt:
         shutil.rmtree(place, ignore_errors=True)
         return 130
@@ -47,6 +51,24 @@ def judged(
         return told([*faults, f"kept: {place}"])
     shutil.rmtree(place)
     return told([], f"{kept}; {time.monotonic() - begun:.0f} s")
+
+
+def unread(place: Path) -> list[str]:
+    """What cannot be read of the data folders in a place, whose servers have ended."""
+    return [
+        f"{found.parent / finding.path}: {finding.text} (from {finding.offset}, {finding.length} bytes)"
+        for found in sorted(place.rglob(catalog.PATH))
+        for finding in check(found.parent).findings
+        if finding.severity is Severity.DAMAGE
+    ]
+
+
+@contextmanager
+def passing_place(name: str) -> Iterator[Path]:
+    """A temporary folder for a trial's data. In the end every byte of it is read."""
+    with tempfile.TemporaryDirectory(prefix=f"trial-{name}-") as folder:
+        yield Path(folder)
+        assert not (faults := unread(Path(folder))), faults
 
 
 def told(faults: Sequence[str], kept: str = NOTHING_BROKEN) -> int:

@@ -13,7 +13,7 @@ from functools import partial
 from tests.support.crashes import SETTINGS, Tally
 from tests.support.promises import BrokenPromiseError
 from tests.support.workers import worker_processes
-from tests.support.workloads import LARGE, REFERRING, SMALL, check_short
+from tests.support.workloads import LARGE, REFERRING, SEVERAL, SMALL, check_short
 from tests.trials import outcomes
 
 RUNS_MAX = 50_000
@@ -29,6 +29,12 @@ def main() -> int:
     workloads += [
         (("append large", *each), REFERRING)
         for each in itertools.product([*SMALL, *LARGE], repeat=arguments.operations - 1)
+    ]
+    workloads += [
+        ((*each, last), settings)
+        for each in itertools.product(SMALL, repeat=arguments.operations - 1)
+        for last in SEVERAL
+        for settings in (SETTINGS, REFERRING)
     ]
     begun = time.monotonic()
     total = Tally()

@@ -15,6 +15,7 @@ SEEDS = {
     "queues of mortals": 40,  # so many find every bug that is planted in lifetimes, tries and dead letters
     "bridges": 4,
     "bridges by AMQP": 4,
+    "bridges to logs that drop": 4,
     "limited files": 4,
 }
 """By profile."""
@@ -38,6 +39,7 @@ def test_a_seed_settles_everything() -> None:
         *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
         *("bridge-position-is-late", "bridge-does-not-ask-the-disk"),
         *("refused-tail-forgotten", "tail-cut-within-a-record"),
+        "tail-forgotten-where-the-front-is-dropped",
     ],
 )
 def test_a_planted_bug_is_found(bug: str) -> None:

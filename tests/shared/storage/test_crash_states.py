@@ -8,14 +8,15 @@ comparison never look are recovered once. Both numbers are printed: `pytest -s`.
 import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import pytest
 import trio
 
-from tests.support.crashes import Tally, check_cuts, check_kills, check_recovery, record, varied
+from tests.support.crashes import SETTINGS, Tally, check_cuts, check_kills, check_recovery, record, varied
 from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
-from tests.support.workloads import SMALL, check_short, drawn, sequence, something
+from tests.support.workloads import REFERRING, SEVERAL, SMALL, check_short, drawn, sequence, something
 
 # Of these all triples are run, of all operations all pairs but _DEAREST: "change weak" makes states of those
 # kinds, a tenth as many. `make trial-states` runs all triples. Laps reuse segments of the journal.
@@ -76,6 +77,15 @@ def test_what_is_appended_together_is_there_as_a_whole_or_not_at_all(workers: Pr
     total = _tally(workers.map(check_short, workloads))
     assert total.sampled == 0, "all states of all cuts"
     assert total.runs > len(workloads)
+
+
+def test_a_commit_of_several_batches_keeps_its_promises_in_every_legal_state(
+    workers: ProcessPoolExecutor,
+) -> None:
+    for settings in (SETTINGS, REFERRING):
+        total = _tally(workers.map(partial(check_short, settings=settings), [(last,) for last in SEVERAL]))
+        assert total.sampled == 0, "all states of all cuts"
+        assert total.runs > len(SEVERAL)
 
 
 def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:

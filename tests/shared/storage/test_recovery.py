@@ -488,6 +488,28 @@ async def test_a_log_that_only_the_journal_has_gets_the_files_that_a_look_at_old
     assert [len(kept) for kept in found[0][0].values()] == [18, 18, 0]
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_times_that_only_the_journal_has_are_as_fine_after_a_crash_as_before(
+    checkpointed: bool,
+) -> None:
+    clock = HandClock()
+    disk, store = await fresh_store(ROOMY, clock)
+    log, ticket = store.namespace("logmq", ALWAYS).create("orders")
+    written: list[tuple[int, int]] = []
+    for number in range(12):
+        if number == 4 and checkpointed:
+            assert await store.checkpoint()
+        offset, ticket = log.append(records(b"%d" % number), 1)
+        store.commit_pending()
+        written.append((clock.wall_ms(), offset))
+        clock.advance(0.3)
+    await store.wait(ticket)
+    store.abandon()
+    store = await open_store(disk.kill(), ROOMY)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
+    assert [log.seek(at_ms) for at_ms, _ in written] == [offset for _, offset in written]
+
+
 async def test_starting_twice_is_starting_once() -> None:
     disk, store = await fresh_store(ROOMY)
     for name in ("a", "b"):

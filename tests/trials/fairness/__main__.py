@@ -11,11 +11,11 @@ ready, and returns when it is over.
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from shared.process_limits import raise_file_limit
+from tests.trials import outcomes
 from tests.trials.fairness import amqp, api, dms, kqmsgq, logmq, pubsub
 from tests.trials.fairness.served import Served, serve
 
@@ -41,7 +41,7 @@ def main() -> int:
     failed = 0
     for name, operation in OPERATIONS.items():
         if given.only in name:
-            with tempfile.TemporaryDirectory(prefix="fairness-") as folder, Served(Path(folder)) as served:
+            with outcomes.passing_place("fairness") as folder, Served(folder) as served:
                 operation(served)
                 seconds, task = served.longest()
             failed += seconds > SECONDS_MAX

@@ -288,6 +288,23 @@ def recovery_not_synced() -> list[Change]:
     return [(recovery, "_sync", lambda *arguments: None)]
 
 
+# -- commits of several batches
+
+
+@bug("bridges to logs that drop")
+def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
+    """Records go straight to a log's file where another batch of the commit moves its first offset."""
+    take_log = Committer._take_log
+
+    def straight_to_the_file(self: Committer, log: Log, parts: Any, *, synced: bool, has_first: bool) -> Any:
+        target = take_log(self, log, parts, synced=synced, has_first=has_first)
+        if has_first and parts and target.late and all(c.log is not log for c in parts[0].batch.changes):
+            target.fd, target.late = self._files.pin(log.file), False
+        return target
+
+    return [(Committer, "_take_log", straight_to_the_file)]
+
+
 # -- checkpoints
 
 
@@ -589,7 +606,7 @@ def bridge_confirms_apart() -> list[Change]:
     ]
 
 
-@bug("bridges")
+@bug("bridges", seeds_max=300)
 def bridge_does_not_ask_the_disk() -> list[Change]:
     """An entry that the disk refused counts as carried."""
     return [(Bridge, "_written", lambda self, ticket, entry: self._carried(entry))]

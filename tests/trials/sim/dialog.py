@@ -133,10 +133,10 @@ class Dialog(Talk):
             raise BrokenPromiseError(f"{self._who} expected MESSAGE: {bytes(self._buffer[:80])!r}")
         return end
 
-    async def whole(self, topic: str) -> list[Record]:
-        """All records, by FETCH, after a start. Raises BrokenPromiseError where they cannot be read."""
+    async def whole(self, topic: str, offset: int = 0) -> list[Record]:
+        """All records from `offset` on, by FETCH, after a start. Raises BrokenPromiseError where they cannot
+        be read."""
         records: list[Record] = []
-        offset = 0
         while True:
             await self.send(b"FETCH %s %d 65536\n" % (topic.encode(), offset))
             answer = await self.chunk()

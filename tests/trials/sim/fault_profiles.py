@@ -5,6 +5,7 @@ another. A run that does a bit of everything finds less than runs that each do m
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
@@ -44,6 +45,8 @@ class FaultProfile:
     snapshot_bytes: tuple[int, ...] = (20_000, 1 << 20)
     clients: tuple[int, ...] = (2, 3, 4)
     lives: tuple[int, ...] = (1, 2, 3)
+    life_seconds: float = 0.2
+    """Virtual, at most; a life of a hundred requests."""
     endings: tuple[int, int, int] = (6, 2, 1)
     ends: tuple[str, ...] = ("time", "operation", "kind", "answer", "sight")
     end_kinds: tuple[str, ...] = (
@@ -65,10 +68,15 @@ class FaultProfile:
     segment_bytes: tuple[int, ...] = (4096, 16384, 65536)
     step_bytes: tuple[int, ...] = (300, 4 << 20)
     """Of a log's tail that are written to its file at once."""
-    storage: Mapping[str, int] = MappingProxyType({})
+    storage: Mapping[str, Any] = MappingProxyType({})
     """More settings of the store."""
+    batch_bytes: tuple[int | None, ...] = (None, None, 0, 300)
+    """Commits are of several batches, each full with so many bytes. None: they are of one, and the journal is
+    often full."""
     bridged: bool = False
-    """Each topic is carried by bridges; see bridged.py."""
+    """Each topic of mode `always` is carried by bridges; see bridged.py."""
+    copy_retention_bytes: int = 0
+    """Of the logs that they write to; 0: all."""
 
 
 def _only(**weights: int) -> Mapping[str, int]:
@@ -238,6 +246,28 @@ FAULT_PROFILES = MappingProxyType(
             sync_seconds=(0.0, 0.0002, 0.002),
             episodes=_only(produce=8, batches=3, fetch=1),
             bridged=True,
+        ),
+        # A bridge writes to a log that drops its front, beside others that go around the journal.
+        "bridges to logs that drop": FaultProfile(
+            protocols=("logmq dms",),
+            topics=("an", "abn"),
+            queues=("q",),
+            clients=(4,),
+            lives=(2, 3),
+            life_seconds=1.5,
+            ends=("time",),
+            faults=("", "", "", "full"),
+            stall_seconds=(0.01, 0.03),
+            journal_stalls=0.7,
+            inline_sync_seconds=(0.0,),
+            interleaved=(1.0,),
+            segment_bytes=(65536,),
+            batch_bytes=(0, 300),
+            storage=MappingProxyType({"retention_seconds": 0.003}),
+            episodes=_only(produce=8, batches=2),
+            dms_episodes=MappingProxyType({"produce": 1, "consume": 1, "delete": 0, "inquire": 0}),
+            bridged=True,
+            copy_retention_bytes=300,
         ),
         "queues": FaultProfile(protocols=("dms",)),
         "queues that answer": FaultProfile(

@@ -11,8 +11,6 @@ from tests.trials.sim.fault_profiles import FaultProfile
 
 Ending = Literal["power", "kill", "stop"]
 
-LIFE_SECONDS = 0.2
-"""Virtual; a life of a hundred requests."""
 OPERATIONS = 150
 """About as many operations of the disk as a life has."""
 ANSWERS = 40
@@ -48,10 +46,13 @@ def lives(chance: random.Random, profile: FaultProfile) -> list[Life]:
     ]
 
 
-def storage_settings(chance: random.Random, profile: FaultProfile) -> StorageSettings:
-    """Small, so that segments roll, checkpoints happen, files close and the journal is full in many runs."""
+def storage_settings(chance: random.Random, profile: FaultProfile, *, several: bool) -> StorageSettings:
+    """Small, so that segments roll, checkpoints happen, files close and the journal is full in many runs.
+
+    `several`: the journal has room for many batches at once, without which a commit is one.
+    """
     return StorageSettings(
-        journal_fraction=2**-26,
+        journal_fraction=2**-18 if several else 2**-26,
         segment_bytes=chance.choice(profile.segment_bytes),
         zero_fill=chance.random() < 0.5,
         inline_sync_seconds=chance.choice(profile.inline_sync_seconds),
@@ -71,7 +72,7 @@ def _life(chance: random.Random, profile: FaultProfile, timing: FaultPlan) -> Li
     kinds: tuple[Ending, ...] = ("power", "kill", "stop")
     (ending,) = chance.choices(kinds, profile.endings)
     faults = _faults(chance, profile, timing)
-    seconds = LIFE_SECONDS * chance.random()
+    seconds = profile.life_seconds * chance.random()
     jump = chance.choice((0, 0, 0, 5_000, -5_000, 7_200_000, -7_200_000))
     answers = sights = None
     match chance.choice(profile.ends) if ending != "stop" else "time":

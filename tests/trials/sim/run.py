@@ -9,6 +9,8 @@ from functools import partial
 import attrs
 import trio
 
+from shared.storage.format import BATCH_PAYLOAD_MAX
+from tests.support.commits import batches_of
 from tests.support.dms_model import DmsModel
 from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
@@ -54,7 +56,8 @@ class Simulation:
         self._topics = list(chance.choice(chosen.topics))
         self._clients = chance.choice(chosen.clients)
         self._lives = lives(chance, chosen)
-        settings = storage_settings(chance, chosen)
+        self._batch_bytes = world.source("batches").choice(chosen.batch_bytes)
+        settings = storage_settings(chance, chosen, several=self._batch_bytes is not None)
         self._threads = Threads(world, chance.choice(chosen.interleaved))
         self._network = Network(world)
         self._model = Model(world, INTERVAL.seconds)
@@ -65,7 +68,7 @@ class Simulation:
         self._step_bytes = chance.choice(chosen.step_bytes)
         services = served(chance, chosen, self._protocols)
         self._dms_model = DmsModel(world, self._queues)
-        carried = self._topics if chosen.bridged else ()
+        carried = [topic for topic in self._topics if topic[0] not in "in"] if chosen.bridged else []
         self._machine = Machine(world, self._network, self._threads, settings, services, carried)
         self._bridge_verifier = BridgeVerifier(
             world, self._network, carried, "dms" if "dms" in self._protocols else "dmp"
@@ -82,7 +85,11 @@ class Simulation:
         collecting = gc.isenabled()
         gc.disable()  # it would run finalizers at times that no seed settles
         try:
-            with small_queues(self._snapshot_bytes), small_steps(self._step_bytes):
+            with (
+                small_queues(self._snapshot_bytes),
+                small_steps(self._step_bytes),
+                batches_of(BATCH_PAYLOAD_MAX if self._batch_bytes is None else self._batch_bytes),
+            ):
                 self.world.run(self._main)
         except BaseException as error:
             broken = _in_words(error)

@@ -23,19 +23,22 @@ from tests.support.dms_model import SET
 from tests.trials.sim.fault_profiles import FaultProfile
 
 INTERVAL = Durability.parse("interval:50ms")
-LOGMQ = LogmqSettings(
-    topics={
-        "i*": TopicSettings(durability=INTERVAL),
-        "n*": TopicSettings(durability=Durability.parse("none")),
-    }
-)
+TOPICS = {
+    "i*": TopicSettings(durability=INTERVAL),
+    "n*": TopicSettings(durability=Durability.parse("none")),
+}
 
 Served = Sequence[tuple[Plugin, Any]]
 
 
 def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str]) -> Served:
     every: dict[str, tuple[Plugin, Any]] = {
-        "logmq": (logmq_plugin, LOGMQ),
+        "logmq": (
+            logmq_plugin,
+            LogmqSettings(
+                topics={**TOPICS, "copy-*": TopicSettings(retention_bytes=profile.copy_retention_bytes)}
+            ),
+        ),
         "dms": (
             dms_plugin,
             DmsSettings(

@@ -221,7 +221,7 @@ class TurnLock:
 
 # -- the product's locks, exchanged for ones that hand on the turn
 
-LOCKS = ((Journal, "_ready"), (OpenFiles, "_names"))
+LOCKS = ((Journal, "_ready"), (OpenFiles, "_names"), (OpenFiles, "repairs"))
 """Every lock that the store's threads share. One that is missing here shows as a run that hangs."""
 
 
