@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from brokers import plugins
-from brokers.commands import COMMANDS
+from brokers.commands import COMMANDS, REMOVED
 from brokers.errors import ExitCode, exit_code
 from brokers.escape import NAME_MAX, escape
 from brokers.flags import ServeCommand, host_command, listed
@@ -111,6 +111,11 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> str:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    for words in (1, 2):
+        name = " ".join(arguments[:words])
+        if name in REMOVED:
+            _complain(f"{name}: this command was removed; use {REMOVED[name]}")
+            return ExitCode.USAGE
     app = root(arguments)
     try:
         command, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)

@@ -40,8 +40,33 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
     "pipeline": (
         "pipeline.cli:app",
-        "Logs as data: Spark jobs over what passed through (needs the extra spark).",
+        "Logs as data: Spark over what passed through (needs the extra spark).",
     ),
     "completion": ("cli:completion", "Print a completion script for a shell."),
 }
 """By name: the module below this package and the attribute that a call imports, and what it does."""
+
+_SQL = "brokers pipeline sql DATA"
+_SPARKS = "Spark's own, from its package: spark-class org.apache.spark.deploy"
+_BENCH = "brokers bench PROTOCOL"
+_SWEEP = "python -m tests.bench.sweep, in the source tree"
+REMOVED: Mapping[str, str] = {
+    "top": "brokers queues --watch",
+    "bench net": _BENCH,
+    "bench floor": _SWEEP,
+    "bench recording": _BENCH,
+    "bench bridge": _BENCH,
+    "bench routing": _BENCH,
+    "bench pipeline": _BENCH,
+    "bench all": _SWEEP,
+    "bench compare": "python -m tests.bench.compare, in the source tree",
+    "pipeline throughput": f"{_SQL} throughput",
+    "pipeline latency": f"{_SQL} latency",
+    "pipeline lag": f"{_SQL} lag (of a running server: brokers groups)",
+    "pipeline anomaly": f"{_SQL}, with a query of your own",
+    "pipeline decode": f"{_SQL} 'SELECT * FROM dms.lives'",
+    "pipeline replay": "brokers replay",
+    "pipeline master": f"{_SPARKS}.master.Master",
+    "pipeline worker": f"{_SPARKS}.worker.Worker",
+}
+"""Commands of the release before, and what to use instead. They are named for one release."""

@@ -1,22 +1,18 @@
 """Exchanges as the target of a replay, by `basic.publish` with confirms, and what a recording holds."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from pamqp import commands
 
-from dmp.amqp_client import Client, Unroutable, open_amqp
+from dmp.amqp_client import Unroutable, open_amqp
 from dmp.data_types import SHORT_BYTES_MAX
-from dmp.principal import PORT
 from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, take_messages
-from shared.addresses import MessageOrigin, NameTemplate, exchange_and_key
-from shared.client.dial import How
+from shared.addresses import exchange_and_key
 from shared.errors import NotThere, RemoteProtocolError
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Place, Replays
-
-_PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 
 class Published(NamedTuple):
@@ -26,60 +22,42 @@ class Published(NamedTuple):
     properties: bytes
 
 
-class QueuePlace(NamedTuple):
-    """A queue that the user has named. It must be there: what goes to a missing one is lost."""
-
-    exchange: bytes
-    key: bytes
-
-
-class ExchangeReplay:
-    """An AMQP server. A place is an exchange and a routing key."""
-
-    once_each = False
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def refuses(self, place: tuple[bytes, bytes], message: PastMessage) -> str | None:
-        long = max(map(len, place)) > SHORT_BYTES_MAX
-        return f"a name or key is above {SHORT_BYTES_MAX} bytes" if long else None
-
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        """Raises NotThere for a queue that the user has named, and as `Client.publish_many` does."""
-        messages = (
-            Message(exchange, key, message.payload, getattr(message.own, "properties", _PERSISTENT))
-            for (exchange, key), message in batch
-        )
-        named = isinstance(batch[0][0], QueuePlace)  # all places of a replay are of one kind
-        try:
-            await self._client.publish_many(messages, mandatory=named)
-        except Unroutable as error:
-            raise NotThere(f"{error}: make the queue first") from None
+_OTHERS = Published(b"", commands.Basic.Properties(delivery_mode=2).marshal())
+"""A message of another protocol is persistent."""
 
 
 @asynccontextmanager
-async def target(host: str, port: int | None, how: How) -> AsyncIterator[ExchangeReplay]:
-    """Raises ConnectionRefusedError where nobody answers."""
-    async with open_amqp(host, PORT if port is None else port, **how) as client:
-        yield ExchangeReplay(client)
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
+    """An AMQP server; names are routing keys. Raises ConnectionRefusedError where nobody answers.
 
+    A queue that the user has named must be there: `send` raises NotThere, because its messages would be lost.
+    """
+    exchange: bytes | None = None
+    named = False
+    if address.place is not None:
+        parts = exchange_and_key(address.place)
+        named = parts is None
+        exchange = b"" if parts is None else parts[0]
 
-def place(address: str) -> Callable[[MessageOrigin], Place]:
-    """`<exchange>/<routing key>`, or a queue's name, to which the default exchange brings it."""
-    parts = exchange_and_key(address)
-    if parts is None:
-        queue = NameTemplate.parse(address)
-        return lambda origin: QueuePlace(b"", queue.name_for(origin))
-    exchange, rest = parts
-    if not rest:
-        return lambda origin: (exchange, b"")
-    key = NameTemplate.parse(rest)
-    return lambda origin: (exchange, key.name_for(origin))
+    def published(key: bytes, message: PastMessage) -> Message:
+        own = message.own if isinstance(message.own, Published) else _OTHERS
+        there = own.exchange if exchange is None else exchange
+        return Message(there, key, message.payload, own.properties)
 
+    def refuses(key: bytes, message: PastMessage) -> str | None:
+        long = max(len(key), len(published(key, message).exchange)) > SHORT_BYTES_MAX
+        return f"a name or key is above {SHORT_BYTES_MAX} bytes" if long else None
 
-def same(message: PastMessage, name: bytes) -> Place:
-    return (message.own.exchange if isinstance(message.own, Published) else b""), name
+    async with open_amqp(address.host, address.port, **address.how) as client:
+
+        async def send(batch: Batch, writer: str, seq: int) -> None:
+            messages = (published(key, message) for key, message in batch)
+            try:
+                await client.publish_many(messages, mandatory=named)
+            except Unroutable as error:
+                raise NotThere(f"{error}: make the queue first") from None
+
+        yield Target(refuses, send)
 
 
 def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
@@ -97,4 +75,4 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         raise ValueError("a message reaches past its end")
 
 
-REPLAYS = Replays(target, place, same, recorded)
+REPLAYS = Replays(target, recorded)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dms import events, records
-from dms.lifecycles import lifecycles, lifecycles_of
+from dms.lifecycles import LIFECYCLES
 from dms.settings import NAMESPACE
 from shared.tables.table import LIVES, PAYLOAD, LogTable
 from shared.tables.volumes import added_up, volumes_table
@@ -78,8 +78,7 @@ TABLES: Sequence[LogTable] = (
         logs=".*",
         schema=events.SCHEMA,
         decode=events.events,
-        gather=lifecycles,
-        fold=lifecycles_of,
+        gather=LIFECYCLES,
     ),
-    volumes_table("what was produced: messages and bytes by queue and minute", NAMESPACE, ".*", volumes),
+    volumes_table("what was produced: messages and bytes by queue and second", NAMESPACE, ".*", volumes),
 )

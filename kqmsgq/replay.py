@@ -1,42 +1,33 @@
 """KqueueMsgQ as the target of a replay, and the messages of its recordings. No message is acknowledged."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
-from kqmsgq.client import MESSAGE_BYTES_MAX, NAME_BYTES_MAX, PORT, Producer, open_producer
-from kqmsgq.wire import ALL, ALL_IS_NO_TARGET, RECORDED_MESSAGES, take_messages
-from shared.addresses import MessageOrigin
-from shared.client.dial import How
+from kqmsgq.client import MESSAGE_BYTES_MAX, NAME_BYTES_MAX, open_producer
+from kqmsgq.wire import RECORDED_MESSAGES, take_messages
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Place, Replays, one_name
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 _ANY = (1 << 32) - 1  # the limits at the time of recording are not known
 
 
-class FanoutReplay:
-    """A KqueueMsgQ server."""
-
-    once_each = False
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-
-    def refuses(self, queue: bytes, message: PastMessage) -> str | None:
-        if not 1 <= len(queue) <= NAME_BYTES_MAX:
-            return f"the name is not 1 to {NAME_BYTES_MAX} bytes"
-        if len(message.payload) > MESSAGE_BYTES_MAX:
-            return f"it is above {MESSAGE_BYTES_MAX} bytes"
-        return None
-
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        await self._producer.send_many((queue, message.payload) for queue, message in batch)
-
-
 @asynccontextmanager
-async def target(host: str, port: int | None, how: How) -> AsyncIterator[FanoutReplay]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """Connect. When the block ends the server has read everything. Raises ConnectionRefusedError."""
-    async with open_producer(host, PORT if port is None else port, **how) as producer:
-        yield FanoutReplay(producer)
+    async with open_producer(address.host, address.port, **address.how) as producer:
+
+        async def send(batch: Batch, writer: str, seq: int) -> None:
+            await producer.send_many((queue, message.payload) for queue, message in batch)
+
+        yield Target(_refuses, send)
+
+
+def _refuses(queue: bytes, message: PastMessage) -> str | None:
+    if not 1 <= len(queue) <= NAME_BYTES_MAX:
+        return f"the name is not 1 to {NAME_BYTES_MAX} bytes"
+    if len(message.payload) > MESSAGE_BYTES_MAX:
+        return f"it is above {MESSAGE_BYTES_MAX} bytes"
+    return None
 
 
 def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
@@ -50,11 +41,4 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         raise ValueError("a message reaches past its end")
 
 
-def place(address: str) -> Callable[[MessageOrigin], Place]:
-    """One queue. Raises ValueError."""
-    if address == ALL:
-        raise ValueError(ALL_IS_NO_TARGET)
-    return one_name(address)
-
-
-REPLAYS = Replays(target, place, recorded=recorded)
+REPLAYS = Replays(target, recorded)

@@ -4,39 +4,31 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from logmq import wire
-from logmq.client import PORT, Client, connect
-from shared.client.dial import How
-from shared.replaying import Batch, PastMessage, Replays, by_place
-
-
-class TopicReplay:
-    """A LogMQ server."""
-
-    once_each = True
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def refuses(self, topic: bytes, message: PastMessage) -> str | None:
-        try:
-            wire.topic_untrusted(topic)
-        except wire.Refusal:
-            return "the name is no topic's"
-        return None
-
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        for topic, messages in by_place(batch).items():
-            await self._client.batch(topic.decode(), writer, seq, messages)
+from logmq.client import connect
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress, by_name
 
 
 @asynccontextmanager
-async def target(host: str, port: int | None, how: How) -> AsyncIterator[TopicReplay]:
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """Raises ConnectionRefusedError where nobody answers."""
-    async with connect(host, PORT if port is None else port, **how) as client:
-        # Spark may sort for minutes before the first record comes, and keeps this loop busy meanwhile. The
-        # server closes connections without a request in their first 30 s, and would refuse the first batch.
+    async with connect(address.host, address.port, **address.how) as client:
+        # The first chosen record may come after minutes of reading, which keep this loop busy. The server
+        # closes connections without a request in their first 30 s, and would refuse the first batch.
         await client.ping()
-        yield TopicReplay(client)
+
+        async def send(batch: Batch, writer: str, seq: int) -> None:
+            for topic, messages in by_name(batch).items():
+                await client.batch(topic.decode(), writer, seq, messages)
+
+        yield Target(_refuses, send)
+
+
+def _refuses(topic: bytes, message: PastMessage) -> str | None:
+    try:
+        wire.topic_untrusted(topic)
+    except wire.Refusal:
+        return "the name is no topic's"
+    return None
 
 
 REPLAYS = Replays(target)

@@ -124,7 +124,7 @@ TABLES: Sequence[LogTable] = (
         decode=records,
     ),
     volumes_table(
-        *("what was produced: records and bytes by topic and minute", NAMESPACE, ".*"), volumes, measured
+        *("what was produced: records and bytes by topic and second", NAMESPACE, ".*"), volumes, measured
     ),
     LogTable(
         PLACES,

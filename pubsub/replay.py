@@ -6,12 +6,11 @@ Datagrams may be lost without an error: at full speed a busy server loses some.
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 
 import trio
 
 from pubsub import wire
-from pubsub.client import PORT, open_datagrams
+from pubsub.client import open_datagrams
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -20,72 +19,58 @@ from pubsub.wire import (
     TYPE_AT,
     Kind,
 )
-from shared.client.dial import How
 from shared.recording.blocks import Block
-from shared.replaying import Batch, PastMessage, Replays
+from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
 SENDERS_MAX = 256
 """Open sockets, one for each sender; above this the oldest is closed."""
 
 
-class DatagramReplay:
-    """A pub/sub server's UDP port. `at_sender`: datagrams leave from the recorded senders' addresses."""
+@asynccontextmanager
+async def target(address: TargetAddress) -> AsyncIterator[Target]:
+    """A pub/sub server's UDP port. Datagrams have no login. Raises OSError for an unknown host."""
+    sockets: dict[bytes, trio.socket.SocketType] = {}
 
-    once_each = False
+    async def socket_of(sender: bytes) -> trio.socket.SocketType:
+        if sender not in sockets:
+            if len(sockets) >= SENDERS_MAX:
+                sockets.pop(next(iter(sockets))).close()
+            sockets[sender] = await _open(address, sender)
+        return sockets[sender]
 
-    def __init__(self, host: str, port: int, *, at_sender: bool) -> None:
-        self.address = host, port
-        self._at_sender = at_sender
-        self._sockets: dict[bytes, trio.socket.SocketType] = {}
+    async def send(batch: Batch, writer: str, seq: int) -> None:
+        for topic, message in batch:
+            sock = await socket_of(message.sender if address.at_sender else b"")
+            await sock.send(_datagram(topic, message))
 
-    def close(self) -> None:
-        for sock in self._sockets.values():
+    try:
+        await socket_of(b"")
+        yield Target(_refuses, send)
+    finally:
+        for sock in sockets.values():
             sock.close()
 
-    def refuses(self, topic: bytes, message: PastMessage) -> str | None:
-        try:
-            wire.datagram(topic, _kind(message), message.payload)
-        except ValueError as error:
-            return str(error)
-        return None
 
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        for topic, message in batch:
-            sock = await self._socket(message.sender if self._at_sender else b"")
-            await sock.send(wire.datagram(topic, _kind(message), message.payload))
-
-    async def _socket(self, sender: bytes) -> trio.socket.SocketType:
-        sock = self._sockets.get(sender)
-        if sock is None:
-            if len(self._sockets) >= SENDERS_MAX:
-                self._sockets.pop(next(iter(self._sockets))).close()
-            sock = self._sockets[sender] = await self._open(sender)
-        return sock
-
-    async def _open(self, sender: bytes) -> trio.socket.SocketType:
-        """Open a socket, bound to the sender's address if that is this machine's and free."""
-        if sender:
-            host, _, port = sender.decode("ascii", "replace").rpartition(":")
-            with suppress(OSError, ValueError, OverflowError):
-                return await open_datagrams(*self.address, (host.strip("[]"), int(port)))
-        return await open_datagrams(*self.address)
+async def _open(address: TargetAddress, sender: bytes) -> trio.socket.SocketType:
+    """Open a socket, bound to the sender's address if that is this machine's and free."""
+    if sender:
+        host, _, port = sender.decode("ascii", "replace").rpartition(":")
+        with suppress(OSError, ValueError, OverflowError):
+            return await open_datagrams(address.host, address.port, (host.strip("[]"), int(port)))
+    return await open_datagrams(address.host, address.port)
 
 
-def _kind(message: PastMessage) -> Kind:
-    return message.own if isinstance(message.own, Kind) else Kind.STRING
-
-
-@asynccontextmanager
-async def target(
-    host: str, port: int | None, how: How, *, at_sender: bool = False
-) -> AsyncIterator[DatagramReplay]:
-    """Open the target. Datagrams have no login: `how` is not used. Raises OSError for an unknown host."""
-    found = DatagramReplay(host, PORT if port is None else port, at_sender=at_sender)
+def _refuses(topic: bytes, message: PastMessage) -> str | None:
     try:
-        (await open_datagrams(*found.address)).close()
-        yield found
-    finally:
-        found.close()
+        _datagram(topic, message)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _datagram(topic: bytes, message: PastMessage) -> bytes:
+    kind = message.own if isinstance(message.own, Kind) else Kind.STRING
+    return wire.datagram(topic, kind, message.payload)
 
 
 def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
@@ -107,4 +92,4 @@ def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
         at = end
 
 
-REPLAYS = Replays(target, recorded=recorded, open_at_sender=partial(target, at_sender=True))
+REPLAYS = Replays(target, recorded)

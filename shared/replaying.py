@@ -1,25 +1,19 @@
 """The contract between a protocol and a replay: how past messages are sent to a server again.
 
 A `Plugin` names its `Replays` lazily (`replays="logmq.replay:REPLAYS"`), so the replay finds it by the
-protocol's name and imports no protocol.
+protocol's name and imports no protocol. What an address means the protocol's bridge ends say.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from shared.addresses import MessageOrigin, NameTemplate
 from shared.client.dial import How
 
 if TYPE_CHECKING:
-    from shared.plugin import Plugin
     from shared.recording.blocks import Block
-
-Place = Hashable
-"""A message's place at a target: the bytes of a name, or another value of the target's protocol."""
 
 
 class PastMessage(NamedTuple):
@@ -35,65 +29,51 @@ class PastMessage(NamedTuple):
     own: Any = None
 
 
-Batch = Sequence[tuple[Any, PastMessage]]
-"""Messages in order, each as (place, message)."""
+Batch = Sequence[tuple[bytes, PastMessage]]
+"""Messages in order, each with the name that it goes to."""
 
 
-def by_place(batch: Batch) -> dict[Any, list[bytes]]:
-    """The payloads of each place, in their order."""
-    found: dict[Any, list[bytes]] = {}
-    for place, message in batch:
-        found.setdefault(place, []).append(message.payload)
+def by_name(batch: Batch) -> dict[bytes, list[bytes]]:
+    """The payloads of each name, in their order."""
+    found: dict[bytes, list[bytes]] = {}
+    for name, message in batch:
+        found.setdefault(name, []).append(message.payload)
     return found
 
 
-class Target(Protocol):
-    """A connection to a server. `once_each`: the server recognizes a repeated batch, and stores it once."""
+@attrs.frozen
+class Target:
+    """A connection to a server.
 
-    once_each: bool
+    `refuses(name, message)`: why the protocol can never carry the message there; None if it can.
+    `send(batch, writer, seq)`: append messages in order; returns once they are as durable as the target makes
+    them. `writer` names the replay, `seq` counts its batches from 1. Raises BrokerError.
+    """
 
-    def refuses(self, place: Any, message: PastMessage) -> str | None:
-        """Why the protocol can never carry the message there; None if it can."""
-
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
-        """Append messages in order; returns once they are as durable as the target makes them.
-
-        `writer` names this replay, `seq` counts its batches from 1. Raises BrokerError.
-        """
+    refuses: Callable[[bytes, PastMessage], str | None]
+    send: Callable[[Batch, str, int], Awaitable[None]]
 
 
-Opener = Callable[[str, int | None, How], AbstractAsyncContextManager[Target]]
-"""Host, port (None: the protocol's own), login and TLS."""
+@attrs.frozen
+class TargetAddress:
+    """How a target is reached. `how`: login and TLS. `place`: the address behind the colon; None: messages go
+    where each was. `at_sender`: they leave from their original addresses, as far as the system allows.
+    """
 
-
-def one_name(address: str) -> Callable[[MessageOrigin], Place]:
-    """The usual place: the address after the protocol is one name. Raises ValueError."""
-    return NameTemplate.parse(address).name_for
-
-
-def same_name(message: PastMessage, name: bytes) -> Place:
-    """The place of a message under its (new) name."""
-    return name
+    host: str
+    port: int
+    how: How = attrs.field(factory=How)
+    place: str | None = None
+    at_sender: bool = False
 
 
 @attrs.frozen
 class Replays:
     """A protocol's functions for replays.
 
-    `place` parses an address, and returns a function from message to place. `same` returns a message's own
-    place under its new name. `recorded` parses the frames of a recorded block, and raises ValueError at
-    malformed bytes; None: the protocol is not recorded. `open_at_sender` is as `open`, but sends from the
-    messages' original addresses, as far as the system allows.
+    `recorded` parses the frames of a recorded block, and raises ValueError at malformed bytes; None: the
+    protocol is not recorded.
     """
 
-    open: Opener
-    place: Callable[[str], Callable[[MessageOrigin], Place]] = one_name
-    same: Callable[[PastMessage, bytes], Place] = same_name
+    open: Callable[[TargetAddress], AbstractAsyncContextManager[Target]]
     recorded: "Callable[[Block, bytes], Iterator[PastMessage]] | None" = None
-    open_at_sender: Opener | None = None
-
-
-def replays_of(plugin: "Plugin") -> Replays | None:
-    """The protocol's `Replays`, loaded; None if nothing can be replayed to its servers."""
-    found: Replays | None = None if plugin.replays is None else resolve_name(plugin.replays)
-    return found

@@ -9,6 +9,7 @@ Importing this costs next to nothing: Spark is imported when a session is asked 
 `spark` brings it.
 """
 
+from brokers.pipeline.catalog import views
 from brokers.pipeline.session import register, session
 
-__all__ = ["register", "session"]
+__all__ = ["register", "session", "views"]

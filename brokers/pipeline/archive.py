@@ -97,9 +97,13 @@ def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
+REMOVED = "removed"
+"""What is older than a log's first file. An archive has an age: its first days may be removed."""
+
+
 @attrs.frozen
 class ArchiveFault:
-    """A fault in a log's files: the records of `range` are missing or double."""
+    """What is not right with a log's files: the records of `range` are removed, missing or double."""
 
     topic: str
     what: str
@@ -120,10 +124,12 @@ def faults(files: Files) -> list[ArchiveFault]:
         at = log.start
         for piece in sorted(ranges[key]):
             if piece.start > at:
-                wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, piece.start)))
+                what = REMOVED if at == log.start else "missing"
+                wrong.append(ArchiveFault(log.topic, what, ByteRange(at, piece.start)))
             elif piece.start < at:
                 wrong.append(ArchiveFault(log.topic, "double", ByteRange(piece.start, min(at, piece.end))))
             at = max(at, piece.end)
         if at < log.end:
-            wrong.append(ArchiveFault(log.topic, "missing", ByteRange(at, log.end)))
+            what = REMOVED if at == log.start else "missing"
+            wrong.append(ArchiveFault(log.topic, what, ByteRange(at, log.end)))
     return wrong

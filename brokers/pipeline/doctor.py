@@ -42,6 +42,8 @@ PORTS = {
     8081: "a standalone worker's page",
 }
 _NOT_IN_EXTRA = ("crc32c", "attrs")
+_NICE = ("pandas",)
+"""Nothing of ours needs it, but toPandas() does."""
 _UNKNOWN = "of unknown version"
 
 
@@ -114,7 +116,8 @@ def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Fin
         found = version(name)
         if found is None:
             advice = f"{GET_EXTRA} brings it" if name not in _NOT_IN_EXTRA else f"pip install {name}"
-            yield Finding(name, Verdict.MISSING, "not installed", advice)
+            state = Verdict.WARNING if name in _NICE else Verdict.MISSING
+            yield Finding(name, state, "not installed", advice)
         elif wanted is not None and found != _UNKNOWN and not wanted.contains(found, prereleases=True):
             advice = f"this release needs another: pip install '{name}{wanted}'"
             yield Finding(name, Verdict.WARNING, found, advice)
@@ -283,8 +286,8 @@ def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
 
 def spark() -> Finding:
     """Start Spark, and let a worker of it import our source."""
-    from brokers.pipeline.jobs.job_input import ReadOptions
-    from brokers.pipeline.jobs.running import spark_for
+    from brokers.pipeline.reading import ReadOptions
+    from brokers.pipeline.running import spark_for
 
     begun = perf_counter()
     try:

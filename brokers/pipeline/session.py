@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,14 +59,13 @@ def session(
     """Return a session with the source `logmq` registered: the one that runs already, if there is one.
 
     `config`: Spark's own settings, over ours. A process's first session also takes the driver's
-    (`spark.driver.memory`). `spark.authenticate.secret.file` names the file of a cluster's secret. Without a
-    Java on the machine, the extra's is used. `sc://host:port` is a server of Spark Connect; of settings it
-    takes only `spark.sql...`. Raises NoSpark, NoJava and Failure.
+    (`spark.driver.memory`). Without a Java on the machine, the extra's is used. `sc://host:port` is a server
+    of Spark Connect; of settings it takes only `spark.sql...`. Raises NoSpark and NoJava.
     """
     require_spark()
     from pyspark.sql import SparkSession
 
-    from brokers.pipeline import java, secret
+    from brokers.pipeline import java
 
     running = SparkSession.getActiveSession()
     remote = master.startswith("sc://") if running is None else _is_remote(running)
@@ -84,11 +83,9 @@ def session(
             spark.conf.set(key, value)
     else:
         builder = SparkSession.builder.remote(master) if remote else SparkSession.builder.master(master)
-        # Kubernetes reads a secret's file itself.
-        with secret.lent(settings) if master.startswith("spark://") else nullcontext():
-            for key, value in settings.items():
-                builder = builder.config(key, value)
-            spark = builder.appName(name).getOrCreate()
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.appName(name).getOrCreate()
     register(spark)
     return spark
 
@@ -109,7 +106,7 @@ def register(spark: "SparkSession") -> None:
     context = spark.sparkContext
     if not is_local(str(context.master)) or not _is_installed():
         context.addPyFile(str(zip_of_ours()))
-    with _active(spark):
+    with active(spark):
         spark.dataSource.register(LogmqDataSource)
 
 
@@ -121,7 +118,7 @@ def require_spark(*more: str) -> None:
 
 
 @contextmanager
-def _active(spark: "SparkSession") -> Iterator[None]:
+def active(spark: "SparkSession") -> Iterator[None]:
     """Make a session the active one. Spark refuses a source whose name the active session knows."""
     sessions = spark._get_j_spark_session_class(spark._jvm)
     before = sessions.getActiveSession()

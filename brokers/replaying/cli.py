@@ -5,32 +5,30 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
 
+from brokers import plugins
+from brokers.bridges.settings import ends_of
 from brokers.errors import ExitCode, Failure
 from brokers.flags import host_command
 from brokers.render import CommandResult
 from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
 from brokers.server_address import ServerAddress, data_folder, require_folder
-from shared.addresses import MessageOrigin, split
-from shared.cli.options import Json, flag, login_of_flags
+from shared.addresses import MessageOrigin, NameTemplate, split
+from shared.cli.options import Json, Server, flag
 from shared.cli.progress import counting
-from shared.client.dial import How, tls_context
 from shared.errors import UsageError
-from shared.replaying import Place, Replays, Target
+from shared.replaying import TargetAddress
 from shared.units import moment_ms
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(x|/s)")
 _RESUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @host_command(
@@ -70,6 +68,8 @@ def replay(
     message goes once, elsewhere those of one batch may go twice. Times are as 2026-03-01T20:00Z or 2h (ago).
     Exit code 1: some messages could not be read, or not be carried there.
     """
+    import trio
+
     pace = _pace(rate)
     now = time.time_ns() // 1_000_000
 
@@ -88,21 +88,33 @@ def replay(
         require_folder(folder)
     if to is None and map is None and server.url is None and source.startswith(f"{sources.TOPICS}:"):
         raise UsageError("--to", "each topic would be appended to itself: give --to or --map")
-    protocol, placed, replays = _target(to, found.protocol, renamed)
-    opener = replays.open_at_sender if wire and replays.open_at_sender else replays.open
-    host, port, how = _reached(server, protocol)
+    protocol, place, name_of = _target(to, found.protocol, renamed)
+    replays = sources.replays_to(protocol)
+    reached = server.protocol(Server, plugins.load(protocol))
+    assert isinstance(reached, Server)
+    address = TargetAddress(reached.host, reached.port, reached.how(), place, at_sender=wire)
     of = {
         "from": source if source.startswith("archive:") else [source, str(folder.absolute())],
         "which": [name, since, until],
         "to": [to, map, protocol, server.url or str(folder.absolute())],
     }
-    noted = engine.Progress(None if resume is None else notes_file(resume), of, "--resume")
-    place = noted.load()
-    if place is None:
-        place = noted.begin(found.extents(), now)
-    elif place.began_ms is not None:
-        chosen = within(place.began_ms, chosen.names)
-    done, unread = _run(found, chosen, place, noted, pace, placed, lambda: opener(host, port, how))
+    noted = engine.Progress(None if resume is None else notes_file(resume), of)
+    position = noted.load()
+    if position is None:
+        position = noted.begin(sources.extents_of(found), now)
+    else:
+        chosen = within(position.began_ms, chosen.names)
+    unread: Counter[str] = Counter()
+
+    def records(ranges: engine.Ranges) -> Iterator[engine.SourcedRecord]:
+        return filter(chosen.takes, sources.records_of(found, ranges, lambda text: unread.update([text])))
+
+    async def run() -> engine.Replayed:
+        async with replays.open(address) as target:
+            with counting("messages") as told:
+                return await engine.replay(records, target, position, noted, pace, name_of=name_of, told=told)
+
+    done = trio.run(run)
     rows = {
         "messages": done.messages,
         "bytes": done.bytes,
@@ -113,74 +125,28 @@ def replay(
     return CommandResult(rows, ExitCode.FAILED if done.refused or unread else ExitCode.OK)
 
 
-def _run(
-    found: sources.Traffic,
-    chosen: Chosen,
-    place: engine.ReplayBatch,
-    noted: engine.Progress,
-    pace: engine.Pace,
-    placed: Callable[[engine.SourcedRecord], Place],
-    connected: Callable[[], AbstractAsyncContextManager[Target]],
-) -> tuple[engine.Replayed, Counter[str]]:
-    import trio
-
-    unread: Counter[str] = Counter()
-    left = place.ranges
-
-    def lost(text: str) -> None:
-        unread[text] += 1
-
-    async def run() -> engine.Replayed:
-        records = (record for record in found.records(left, lost) if chosen.takes(record))
-        async with connected() as target:
-            with counting("messages") as told:
-                return await engine.replay(records, target, place, noted, pace, placed=placed, told=told)
-
-    return trio.run(run), unread
-
-
 def _target(
     to: str | None, protocol: str, renamed: Callable[[bytes], bytes]
-) -> tuple[str, Callable[[engine.SourcedRecord], Place], Replays]:
-    """The target protocol, the function that places a record in it, and the protocol's `Replays`."""
+) -> tuple[str, str | None, Callable[[engine.SourcedRecord], bytes]]:
+    """The target's protocol, its part of the address, and the function that names a record there."""
+    if to is None:
+        return protocol, None, lambda record: renamed(record.message.name)
     came_by = protocol
-    address = None
-    if to is not None:
-        try:
-            protocol, address = split(to)
-        except ValueError as error:
-            raise UsageError("--to", str(error)) from None
-        sources.check_protocol("--to", protocol)
-    replays = sources.replays_to(protocol)
-    if address is None:
-        return protocol, lambda record: replays.same(record.message, renamed(record.message.name)), replays
     try:
-        place = replays.place(address)
+        protocol, place = split(to)
+        sources.check_protocol("--to", protocol)
+        ends = ends_of([plugins.load(protocol)])(protocol)
+        template = NameTemplate.parse(place) if ends is None else ends.target_name(place)
     except ValueError as error:
         raise UsageError("--to", str(error)) from None
 
-    def placed(record: engine.SourcedRecord) -> Place:
+    def name_of(record: engine.SourcedRecord) -> bytes:
         message = record.message
         named = renamed(message.name)
         key = named if message.key else b""
-        return place(MessageOrigin(came_by, named, key, message.sender, record.time))
+        return template.name_for(MessageOrigin(came_by, named, key, message.sender, record.time))
 
-    return protocol, placed, replays
-
-
-def _reached(server: ServerAddress, protocol: str) -> tuple[str, int, How]:
-    """The running server's address for the protocol, and the login. Raises Failure."""
-    told: Mapping[str, Any] = server.client().request("GET", "/status")
-    row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)
-    if row is None or not row["addresses"]:
-        raise Failure(f"the server does not serve {protocol}", ExitCode.UNAVAILABLE)
-    host, _, port = row["addresses"][0].rpartition(":")
-    host = host.strip("[]")
-    if host in _WILDCARDS:
-        host = (server.url and urlsplit(server.url).hostname) or _WILDCARDS[host]
-    login = login_of_flags(server.user, server.password_file, server.certificate)
-    context = tls_context(bool(row["tls"]), server.ca, server.certificate, server.key) if row["tls"] else None
-    return host, int(port), {"user": login.user, "password": login.password, "ssl_context": context}
+    return protocol, place, name_of
 
 
 def _pace(text: str) -> engine.Pace:

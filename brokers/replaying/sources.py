@@ -8,25 +8,28 @@ A running server is not disturbed: only files are read.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol, cast
 
 import attrs
 
 from brokers import plugins
 from brokers.errors import ExitCode, Failure
-from brokers.replaying.engine import Extents, SourcedRecord
+from brokers.replaying.engine import Ranges, SourcedRecord
 from shared.addresses import split
 from shared.errors import UsageError
 from shared.globs import matcher
 from shared.local_path import local_path
 from shared.recording import blocks
 from shared.recording.blocks import GAP, NAMESPACE, BadBlock, Block
-from shared.replaying import PastMessage, Replays, replays_of
+from shared.replaying import PastMessage, Replays
 from shared.storage.format import LENGTH_BYTES
-from shared.storage.tools.view import CheckedRange, FolderView, LogView, Trust, ranges, viewing
+from shared.storage.tools.view import CheckedRange, FolderView, LogView, Trust, viewing
+from shared.storage.tools.view import ranges as checked_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,21 +67,51 @@ class Chosen:
         return self.names is None or bool(self._matches(record.message.name.decode("latin-1")))
 
 
-class Traffic(Protocol):
-    """An opened source."""
+class Source(Protocol):
+    """The logs of one protocol: topics, or with `frames` its recordings."""
 
     @property
-    def protocol(self) -> str:
-        """The protocol of its messages."""
+    def protocol(self) -> str: ...
 
-    def extents(self) -> Extents:
+    @property
+    def frames(self) -> Frames | None: ...
+
+    def logs(self) -> Ranges:
         """Return the logs as they are now. Raises Failure where there is none."""
 
-    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        """Yield the records of these ranges by time, and in each log's own order."""
+    def rows(self, told: Told) -> AbstractContextManager["Callable[[str, int, int], Iterator[Row]]"]:
+        """Open the logs. The function yields a log's records that begin in [start, stop); raises KeyError."""
 
 
-def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Traffic, Chosen]:
+def extents_of(source: Source) -> Ranges:
+    """All that is in the source's logs now. Raises Failure where there is none."""
+    bits = _bits(source.frames)
+    return {label: (first << bits, end << bits) for label, (first, end) in source.logs().items()}
+
+
+def records_of(source: Source, wanted: Ranges, told: Told) -> Iterator[SourcedRecord]:
+    """Yield the messages of these ranges by time, and in each log's own order. Raises Failure."""
+    bits = _bits(source.frames)
+    with source.rows(told) as rows_of:
+        each = []
+        for label, (start, stop) in wanted.items():
+            try:
+                rows = rows_of(label, start >> bits, -(-stop >> bits))
+            except KeyError:
+                text = f"{label.rpartition(' ')[2]} was deleted since this replay began"
+                raise Failure(f"{text}; a new --resume begins anew") from None
+            each.append(_messages(label, rows, source.frames, told))
+        for record in in_time(each):
+            start, stop = wanted[record.log]
+            if start <= record.offset < stop:  # a range may begin or end within a block
+                yield record
+
+
+def _bits(frames: Frames | None) -> int:
+    return 0 if frames is None else INDEX_BITS
+
+
+def opened(source: str, folder: Path, chosen: Chosen) -> tuple[Source, Chosen]:
     """Return the source and the selection of its messages. Raises UsageError."""
     try:
         kind, rest = split(source)
@@ -107,18 +140,18 @@ def check_protocol(argument: str, protocol: str) -> None:
 
 def replays_to(protocol: str) -> Replays:
     """How messages are sent again to a server of a protocol. Raises Failure."""
-    found = replays_of(plugins.load(protocol))
-    if found is None:
+    where = plugins.load(protocol).replays
+    if where is None:
         raise Failure(f"nothing can be replayed to a server of {protocol}")
-    return found
+    return cast(Replays, resolve_name(where))
 
 
 def _frames_of(protocol: str) -> Frames:
     plugin = plugins.load(protocol)
-    found = replays_of(plugin)
-    if found is None or found.recorded is None:
+    frames = None if plugin.replays is None else replays_to(protocol).recorded
+    if frames is None:
         raise UsageError("FROM", f"{protocol} cannot be recorded: {plugin.unrecorded}")
-    return found.recorded
+    return frames
 
 
 def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord]:
@@ -135,15 +168,26 @@ def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord
     return heapq.merge(*each, key=rank)  # which asks for the rank of each record once, when it comes
 
 
-def _sourced(
-    label: str, rows: Iterator[Row], start: int, frames: Frames | None, told: Told
-) -> Iterator[SourcedRecord]:
-    """Yield the messages of a log's rows from the place `start` on: each row is one, or a recorded block."""
-    for offset, time, payload in rows:
+def _messages(label: str, rows: Iterator[Row], frames: Frames | None, told: Told) -> Iterator[SourcedRecord]:
+    """Yield the messages of a log's rows: each row is one, or a recorded block."""
+    for offset, row_time, payload in rows:
         if frames is None:
-            yield SourcedRecord.of_log(label, offset, time, payload)
-        else:
-            yield from _messages(label, offset, payload, start, frames, told)
+            yield SourcedRecord.of_log(label, offset, row_time, payload)
+            continue
+        here = offset << INDEX_BITS
+        after = (offset + LENGTH_BYTES + len(payload)) << INDEX_BITS
+        try:
+            block = blocks.unpack(payload)
+            if block.codec == GAP:
+                told(f"{block.messages} messages were not recorded then")
+                continue
+            time = block.time_us / 1e6
+            for number, message in enumerate(frames(block, payload[block.frames_at :])):
+                at = here | number
+                end = after if number == block.messages - 1 else at + 1
+                yield SourcedRecord(label, at, time, message, end)
+        except (BadBlock, ValueError) as error:
+            told(f"the block at offset {offset} cannot be read: {error}")
 
 
 # -- data folders
@@ -151,7 +195,7 @@ def _sourced(
 
 @attrs.frozen
 class FromFolder:
-    """Logs of a data folder whose names match a glob: topics, or with `frames` a protocol's recording."""
+    """Logs of a data folder whose names match a glob."""
 
     folder: Path
     namespace: str
@@ -159,10 +203,9 @@ class FromFolder:
     protocol: str
     frames: Frames | None = None
 
-    def extents(self) -> Extents:
-        bits = _bits(self.frames)
+    def logs(self) -> Ranges:
         with viewing(self.folder) as view:
-            found = {label: (log.first << bits, log.end << bits) for label, log in self._logs(view).items()}
+            found = {label: (log.first, log.end) for label, log in self._logs(view).items()}
         if not found:
             text = f"no topic in {self.folder} matches {self.glob}"
             if self.frames is not None:
@@ -170,18 +213,11 @@ class FromFolder:
             raise Failure(text, ExitCode.MISSING)
         return found
 
-    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        bits = _bits(self.frames)
+    @contextmanager
+    def rows(self, told: Told) -> Iterator[Callable[[str, int, int], Iterator[Row]]]:
         with viewing(self.folder) as view:
             logs = self._logs(view)
-            if missing := left.keys() - logs.keys():
-                name = min(missing).partition(" ")[2]
-                raise Failure(f"{name} was deleted since this replay began; a new --resume begins anew")
-            each = []
-            for label, (start, stop) in left.items():
-                rows = _payloads(view, logs[label], start >> bits, stop >> bits, told)
-                each.append(_sourced(label, rows, start, self.frames, told))
-            yield from in_time(each)
+            yield lambda label, start, stop: _payloads(view, logs[label], start, stop, told)
 
     def _logs(self, view: FolderView) -> dict[str, LogView]:
         """The logs by label. A label has the id: a log deleted and made again is another log."""
@@ -193,31 +229,6 @@ class FromFolder:
         }
 
 
-def _bits(frames: Frames | None) -> int:
-    return 0 if frames is None else INDEX_BITS
-
-
-def _messages(
-    label: str, offset: int, payload: bytes, start: int, frames: Frames, told: Told
-) -> Iterator[SourcedRecord]:
-    """The messages of a recorded block from the place `start` on."""
-    here = offset << INDEX_BITS
-    after = (offset + LENGTH_BYTES + len(payload)) << INDEX_BITS
-    try:
-        block = blocks.unpack(payload)
-        if block.codec == GAP:
-            told(f"{block.messages} messages were not recorded then")
-            return
-        time = block.time_us / 1e6
-        for number, message in enumerate(frames(block, payload[block.frames_at :])):
-            at = here | number
-            if at >= start:
-                last = number == block.messages - 1
-                yield SourcedRecord(label, at, time, message, after if last else at + 1)
-    except (BadBlock, ValueError) as error:
-        told(f"the block at offset {offset} cannot be read: {error}")
-
-
 def _payloads(view: FolderView, log: LogView, start: int, stop: int, told: Told) -> Iterator[Row]:
     """The records that begin in [start, stop).
 
@@ -225,8 +236,10 @@ def _payloads(view: FolderView, log: LogView, start: int, stop: int, told: Told)
     """
     before = log.created_ms
     low, high = max(start, log.first), min(stop, log.end)
+    if start < log.first:
+        told(f"{log.first - start} bytes of {log.name} were dropped by its retention since this replay began")
     with view.reader(log) as reader:
-        for part in ranges(view, log, reader, low, high):
+        for part in checked_ranges(view, log, reader, low, high):
             if part.state is Trust.DAMAGED:
                 told(f"{part.length} bytes of {log.name} at offset {part.offset} are damaged: {part.text}")
                 continue
@@ -258,7 +271,7 @@ class FromArchived:
         self._found = committed(LocalFiles(path))
         self._logs = {f"{log.key} {log.topic}": log for log in self._found.manifest.logs.values()}
         origin = self._found.manifest.origin
-        self._frames: Frames | None = None
+        self.frames: Frames | None = None
         self.protocol = TOPICS
         if origin == f"a data folder's {NAMESPACE}":
             names = {log.topic for log in self._logs.values()}
@@ -266,31 +279,23 @@ class FromArchived:
                 text = f"{path} is an archive of recordings of several protocols: {', '.join(sorted(names))}"
                 raise Failure(text)
             (self.protocol,) = names
-            self._frames = _frames_of(self.protocol)
+            self.frames = _frames_of(self.protocol)
         elif origin not in ("servers", f"a data folder's {TOPICS}"):
             raise Failure(f"{path} is an archive of {origin}: no messages to send again")
 
-    def extents(self) -> Extents:
+    def logs(self) -> Ranges:
         if not self._logs:
             raise Failure(f"nothing is in {self._path} yet", ExitCode.MISSING)
-        bits = _bits(self._frames)
-        return {label: (log.start << bits, log.end << bits) for label, log in self._logs.items()}
+        return {label: (log.start, log.end) for label, log in self._logs.items()}
 
-    def records(self, left: Mapping[str, tuple[int, int]], told: Told) -> Iterator[SourcedRecord]:
-        bits = _bits(self._frames)
-        each = []
-        for label, (start, stop) in left.items():
-            rows = self._rows(label, start >> bits, stop >> bits)
-            each.append(_sourced(label, rows, start, self._frames, told))
-        return in_time(each)
+    @contextmanager
+    def rows(self, told: Told) -> Iterator[Callable[[str, int, int], Iterator[Row]]]:
+        yield lambda label, start, stop: self._rows(self._logs[label].key, start, stop)
 
-    def _rows(self, label: str, start: int, stop: int) -> Iterator[Row]:
-        if label not in self._logs:
-            raise Failure(f"{label} is not in {self._path} any more")
+    def _rows(self, key: str, start: int, stop: int) -> Iterator[Row]:
         from pyarrow import parquet
 
-        log = self._logs[label]
-        mine = sorted((name.start, path) for name, path in self._found.named() if name.key == log.key)
+        mine = sorted((name.start, path) for name, path in self._found.named() if name.key == key)
         for _, path in mine:
             with parquet.ParquetFile(self._path / path) as file:
                 for batch in file.iter_batches(columns=["offset", "timestamp", "value"]):

@@ -50,7 +50,7 @@ class RecordedLog:
             ),
             self.table(MESSAGES, "the same with sizes instead of payloads", MESSAGES_SCHEMA),
             volumes_table(
-                "what passed through: messages and bytes by name, key and minute",
+                "what passed through: messages and bytes by name, key and second",
                 *(NAMESPACE, self.protocol),
                 decode=lambda batch: added_up(columns_of(self.rows(batch), volumes_schema())),
             ),

@@ -28,13 +28,11 @@ In names that are not UTF-8, the wrong bytes are shown as `\\xNN`.
 Every command loads this module, so `pyarrow` is imported only where it is used.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import attrs
-
-from shared.errors import BrokerError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 RECORDED = "recorded"
 """The table of every recorded log: its six fields, a row a message."""
 VOLUMES = "volumes"
-"""The table that every protocol should have: messages and bytes by name and minute."""
+"""The table that every protocol should have: messages and bytes by name and second."""
 LIVES = "lives"
 """The table of protocols that keep messages until acknowledged: a row a message, with its times."""
 PLACES = "places"
@@ -68,10 +66,8 @@ class LogTable:
     above. `measure`: the same from a batch of `entries_schema`, where the log's index suffices; the records
     are then not read.
 
-    `gather`: for tables in which several decoded rows make one, such as the events of a message's life. It
-    maps the Spark DataFrame of decoded rows (`schema`) to that of the table, whose columns it chooses.
-    `fold`: the same without Spark, from decoded batches in each log's order; it raises `TooMany` for more
-    than it can hold. A table has both or neither.
+    `gather`: for tables in which several decoded rows make one, such as the events of a message's life. It is
+    a query in Spark's SQL, in which `{decoded}` stands for the decoded rows (`schema`).
     """
 
     name: str
@@ -81,12 +77,7 @@ class LogTable:
     schema: "pa.Schema"
     decode: "Callable[[pa.RecordBatch], pa.RecordBatch]"
     measure: "Callable[[pa.RecordBatch], pa.RecordBatch] | None" = None
-    gather: Callable[[Any], Any] | None = None
-    fold: "Callable[[Iterable[pa.RecordBatch]], pa.Table] | None" = None
-
-
-class TooMany(BrokerError):
-    """The result has more rows than one process should hold; use Spark."""
+    gather: str | None = None
 
 
 def tables_of(plugin: "Plugin") -> Sequence[LogTable]:

@@ -1,19 +1,15 @@
-"""The table `volumes`, the same for every protocol: messages and bytes by name and minute.
+"""The table `volumes`, the same for every protocol: messages and bytes by name and second.
 
-Decoding sums one batch by the second, so a million messages reach Spark as a few rows. `per_minute` sums
-these with Spark, `by_minute` without it.
+Decoding sums one batch, so a million messages reach Spark as a few rows. Rows of the same name and second may
+repeat; a query adds them up.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shared.tables.table import VOLUMES, LogTable, volumes_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _BY = ("log", "time", "protocol", "name", "key", "fault")
 _SUMS = ("messages", "bytes")
@@ -27,11 +23,7 @@ def volumes_table(
 ) -> LogTable:
     """The table of one protocol. `decode` returns `added_up` of records, and `measure` that of index
     entries."""
-    return LogTable(
-        *(VOLUMES, summary, namespace, logs, volumes_schema(), decode, measure),
-        gather=per_minute,
-        fold=by_minute,
-    )
+    return LogTable(VOLUMES, summary, namespace, logs, volumes_schema(), decode, measure)
 
 
 def added_up(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -61,19 +53,3 @@ def _added(rows: pa.Table) -> pa.Table:
     renamed = {f"{name}_sum": name for name in _SUMS}
     added = added.rename_columns([renamed.get(name, name) for name in added.column_names])
     return added.select(volumes_schema().names).cast(volumes_schema())
-
-
-def per_minute(rows: "DataFrame") -> "DataFrame":
-    """Sum decoded rows to a row a minute and name, with Spark."""
-    from pyspark.sql import functions as fn
-
-    by = [fn.col(name) if name != "time" else fn.date_trunc("minute", "time").alias(name) for name in _BY]
-    added = rows.groupBy(*by).agg(*(fn.sum(name).alias(name) for name in _SUMS))
-    return added.select(*volumes_schema().names)
-
-
-def by_minute(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Sum decoded rows to a row a minute and name, without Spark."""
-    rows = pa.Table.from_batches(batches, schema=volumes_schema())
-    minutes = pc.floor_temporal(rows["time"], unit="minute")
-    return _added(rows.set_column(rows.schema.get_field_index("time"), "time", minutes))

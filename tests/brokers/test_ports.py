@@ -4,7 +4,6 @@ import pytest
 
 from brokers.cli import run
 from brokers.errors import ExitCode
-from brokers.pipeline import cluster
 
 ASKING = (
     "dms list --port",
@@ -16,15 +15,8 @@ ASKING = (
     "dmp put amq.topic -m a --port",
     "dmp get mine --port",
     "bench logmq --port",
-    "pipeline replay nowhere --port",
 )
 STARTING = ("dms serve --port", "logmq serve --port", "pubsub serve", "kqmsgq serve", "dmp serve")
-CLUSTER = (
-    "pipeline master --port",
-    "pipeline master --ui-port",
-    "pipeline worker spark://here:7077 --port",
-    "pipeline worker spark://here:7077 --ui-port",
-)
 VARIABLES = {
     "dms": "list",
     "logmq": "topics",
@@ -44,11 +36,10 @@ def test_a_port_that_nobody_can_be_asked_at_is_refused(
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "abc"])
-@pytest.mark.parametrize("command", STARTING + CLUSTER)
+@pytest.mark.parametrize("command", STARTING)
 def test_a_port_that_nobody_can_bind_is_refused(
-    command: str, port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cluster, "become", _started)  # else this process would be Spark's
     assert run([*command.split(), port]) == ExitCode.USAGE
     _is_one_line_about(port, capsys)
 
@@ -60,10 +51,6 @@ def test_in_the_environment_it_is_a_setting_that_cannot_be_used(
     monkeypatch.setenv(f"BROKERS_{protocol.upper()}_PORT", "70000")
     assert run([protocol, *VARIABLES[protocol].split()]) == ExitCode.CONFIGURATION
     assert f"BROKERS_{protocol.upper()}_PORT" in _is_one_line_about("70000", capsys)
-
-
-def _started(*_: object) -> None:
-    raise AssertionError("it was started")
 
 
 def _is_one_line_about(port: str, capsys: pytest.CaptureFixture[str]) -> str:

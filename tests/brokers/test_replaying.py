@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import trio
 from pamqp import commands
+from pyarrow import parquet
 
-from brokers import plugins
-from brokers.errors import ExitCode
+from brokers.errors import ExitCode, Failure
+from brokers.pipeline.archiving.folder import opened as archive_folder
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Part
+from brokers.pipeline.archiving.names import log_key
 from brokers.replaying import cli, engine, sources
 from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
@@ -21,22 +25,21 @@ from dmp.wire import Message as DmpMessage
 from kqmsgq import wire as kqmsgq_wire
 from pubsub.recording import FrameTrack
 from pubsub.wire import Kind, datagram, frame
-from shared.addresses import MessageOrigin
 from shared.errors import UsageError
 from shared.recording import blocks
-from shared.replaying import Batch, PastMessage, replays_of
-from tests.support.recorded import Tape, block
+from shared.replaying import Batch, PastMessage, Target
+from tests.support.folders import ALWAYS, fill, open_folder
+from tests.support.recorded import Tape, batch_of, block
 from tests.support.server import Server, run_here, speak, until
 
 AMQP = {"headers": {"n": 7}, "content_type": "text/plain"}
 
 
 def passed(protocol: str, payload: bytes) -> Sequence[PastMessage]:
-    found = replays_of(plugins.load(protocol))
+    found = sources.replays_to(protocol).recorded
     assert found is not None
-    assert found.recorded is not None
     head = blocks.unpack(payload)
-    return list(found.recorded(head, payload[head.frames_at :]))
+    return list(found(head, payload[head.frames_at :]))
 
 
 # -- what recordings hold
@@ -84,20 +87,6 @@ def test_a_recording_of_amqp_keeps_exchange_key_and_properties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("amq.topic/again.{key.2}", (b"amq.topic", b"again.new")),
-        ("a%2Fb/", (b"a/b", b"")),
-        ("jobs-{name.1}", (b"", b"jobs-orders")),
-    ],
-)
-def test_an_address_of_amqp_is_an_exchange_and_a_key_or_a_queue(address: str, place: object) -> None:
-    found = replays_of(plugins.load("dmp"))
-    assert found is not None
-    assert found.place(address)(MessageOrigin("dmp", b"orders.new", b"orders.new")) == place
-
-
-@pytest.mark.parametrize(
     ("text", "name", "renamed"),
     [
         ("s/^/again-/", b"jobs", b"again-jobs"),
@@ -120,16 +109,15 @@ def test_names_change_as_sed_changes_them(text: str, name: bytes, renamed: bytes
 class Sink:
     """A target that takes what it can carry, and notes when."""
 
-    once_each = False
-
     def __init__(self) -> None:
         self.times: list[float] = []
         self.payloads: list[bytes] = []
+        self.target = Target(self._refuses, self._send)
 
-    def refuses(self, place: Any, message: PastMessage) -> str | None:
+    def _refuses(self, name: bytes, message: PastMessage) -> str | None:
         return "too large" if len(message.payload) > 5 else None
 
-    async def send(self, batch: Batch, writer: str, seq: int) -> None:
+    async def _send(self, batch: Batch, writer: str, seq: int) -> None:
         self.times += [trio.current_time()] * len(batch)
         self.payloads += [message.payload for _, message in batch]
 
@@ -146,20 +134,21 @@ async def test_the_pace_is_within_one_in_a_hundred(
     pace: Pace, rate: float, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Of 20,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
-    target, notes = Sink(), Progress(None, {})
-    place = notes.begin({"here x": (0, 1 << 40)})
-    await engine.replay(steady(20_000, 0.001), target, place, notes, pace)
-    began = target.times[0]
-    for number, at in enumerate(target.times):
+    sink, notes = Sink(), Progress(None, {})
+    position = notes.begin({"here x": (0, 1 << 40)}, 0)
+    await engine.replay(lambda ranges: steady(20_000, 0.001), sink.target, position, notes, pace)
+    began = sink.times[0]
+    for number, at in enumerate(sink.times):
         assert abs((at - began) - number / rate) <= max(0.01 * number / rate, 0.06)
-    assert target.times[-1] - began == pytest.approx(19_999 / rate, rel=0.01)
+    assert sink.times[-1] - began == pytest.approx(19_999 / rate, rel=0.01)
 
 
 async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:
-    target, notes = Sink(), Progress(None, {})
+    sink, notes = Sink(), Progress(None, {})
     records = [SourcedRecord.of_log("here x", at, 0.0, bytes(size)) for at, size in ((0, 5), (9, 6), (19, 1))]
-    done = await engine.replay(records, target, notes.begin({"here x": (0, 99)}), notes)
-    assert (done.messages, done.refused, target.payloads) == (2, {"too large": 1}, [bytes(5), bytes(1)])
+    position = notes.begin({"here x": (0, 99)}, 0)
+    done = await engine.replay(lambda ranges: iter(records), sink.target, position, notes)
+    assert (done.messages, done.refused, sink.payloads) == (2, {"too large": 1}, [bytes(5), bytes(1)])
 
 
 def test_logs_are_merged_by_time_and_one_whose_clock_went_back_keeps_its_order() -> None:
@@ -169,6 +158,75 @@ def test_logs_are_merged_by_time_and_one_whose_clock_went_back_keeps_its_order()
     back, steady = log("x", 1.0, 5.0, 2.0, 6.0), log("y", 1.5, 3.0, 5.5)
     found = list(sources.in_time([iter(back), iter(steady)]))
     assert found == [back[0], steady[0], steady[1], back[1], back[2], steady[2], back[3]]
+
+
+# -- from a folder
+
+
+def test_what_retention_drops_from_a_log_while_a_replay_waits_is_told(tmp_path: Path) -> None:
+    """And a log that was deleted ends it, also where another was made by its name."""
+    fill(tmp_path, {("logmq", "jobs"): [b"1", b"22", b"333"]})
+    source, _ = sources.opened("logmq:jobs", tmp_path, sources.Chosen())
+    wanted = sources.extents_of(source)
+
+    async def change(act: Callable[[Any], object]) -> None:
+        store = await open_folder(tmp_path)
+        act(store.namespace("logmq", ALWAYS))
+        store.commit_pending()
+        await store.close()
+
+    trio.run(change, lambda topics: topics.logs["jobs"].drop_below(5))
+    told: list[str] = []
+    assert [each.message.payload for each in sources.records_of(source, wanted, told.append)] == [
+        b"22",
+        b"333",
+    ]
+    assert told == ["5 bytes of jobs were dropped by its retention since this replay began"]
+
+    trio.run(change, lambda topics: topics.delete("jobs"))
+    fill(tmp_path, {("logmq", "jobs"): [b"1"]})
+    with pytest.raises(Failure, match="jobs was deleted since this replay began; a new --resume"):
+        list(sources.records_of(source, wanted, told.append))
+
+
+# -- from an archive
+
+
+def archived(folder: Path, origin: str, log: str, payloads: Sequence[bytes]) -> None:
+    """An archive of one log, as `brokers pipeline archive` leaves it."""
+    batch = batch_of(payloads, log)
+    end = sum(4 + len(payload) for payload in payloads)
+    part = Part(log_key(log), log, "2030-01-01", 0, end, len(payloads), 1, "made")
+    with archive_folder(folder, origin) as archive:
+        path = folder / part.fresh_path
+        path.parent.mkdir(parents=True)
+        parquet.write_table(pa.Table.from_batches([batch]).drop_columns(["topic"]), path)
+        span = ArchivedSpan(log, log, log, "1", ByteRange(0, end), [part])
+        archive.commit(archive.manifest.advance([span], 0, 1 << 40))
+
+
+def test_an_archive_of_topics_or_of_a_recording_is_read_from_any_place(tmp_path: Path) -> None:
+    frames = b"".join(kqmsgq_wire.message(b"q", b"%d" % number) for number in range(3))
+    whole = block("kqmsgq", 3, frames, source=b"h:1")
+    for kind, log, payloads, values in (
+        ("logmq", "jobs", [b"a", b"", b"c"], [b"a", b"", b"c"]),
+        ("recorded", "kqmsgq", [whole, whole], [b"0", b"1", b"2"] * 2),
+    ):
+        archived(tmp_path / kind, f"a data folder's {kind}", log, payloads)
+        source, _ = sources.opened(f"archive:{tmp_path / kind}", tmp_path, sources.Chosen())
+        assert source.protocol == ("kqmsgq" if kind == "recorded" else kind)
+        ((label, (first, end)),) = sources.extents_of(source).items()
+        found = list(sources.records_of(source, {label: (first, end)}, pytest.fail))
+        assert [record.message.payload for record in found] == values
+        cut = found[0].end  # of a recording: within the first block
+        halves = [sources.records_of(source, {label: part}, pytest.fail) for part in ((0, cut), (cut, end))]
+        assert [list(half) for half in halves] == [found[:1], found[1:]]
+    with pytest.raises(Failure, match="was deleted since"):
+        list(sources.records_of(source, {"other log": (0, 1)}, pytest.fail))
+    with archive_folder(tmp_path / "lives", "a data folder's dms") as archive:
+        archive.commit(archive.manifest.advance((), 0, 0))
+    with pytest.raises(Failure, match="archive of a data folder's dms"):
+        sources.opened(f"archive:{tmp_path / 'lives'}", tmp_path, sources.Chosen())
 
 
 # -- with real servers
@@ -255,6 +313,11 @@ def test_what_passed_goes_again_by_each_protocol_and_across(
         assert replayed(server, "logmq:jobs", "--to", "dmp:orders.one", "--rate", "max")["messages"] == 2
         assert [body for body, *_ in trio.run(amqp, server, consume)] == [b"1", b"2"]
 
+        for address in ("amq.direct/x.{name.1}", "%61mq.direct/x.jobs"):
+            assert replayed(server, "logmq:jobs", "--to", f"dmp:{address}", "--rate", "max")["messages"] == 2
+        until(lambda: recorded(server, "dmp")[-1]["name"] == "amq.direct")
+        assert {row["key"] for row in recorded(server, "dmp")[-4:]} == {"x.jobs"}
+
         # A queue that is named must be there: what goes to it is lost else.
         done = run_here(
             "replay", "logmq:jobs", "--to", "dmp:nix", "--rate", "max", "--data-dir", str(server.data)
@@ -297,9 +360,9 @@ def test_a_mistake_is_told_in_one_line(arguments: Sequence[str], text: str, tmp_
 
 def test_another_replays_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    engine.Progress(cli.notes_file("mine"), {"from": "x"}).begin({})
+    engine.Progress(cli.notes_file("mine"), {"from": "x"}).begin({}, 0)
     with pytest.raises(UsageError, match=r"--resume: .*another replay"):
-        engine.Progress(cli.notes_file("mine"), {"from": "y"}, "--resume").load()
+        engine.Progress(cli.notes_file("mine"), {"from": "y"}).load()
     for wrong in ("", "../x", "a b"):
         with pytest.raises(UsageError, match="--resume"):
             cli.notes_file(wrong)

@@ -60,7 +60,7 @@ def readable(folder: Path) -> int:
 
 def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Server]) -> None:
     services = compose.services()
-    folder, secret = tmp_path / "archive", str(tmp_path / "secret")
+    folder = tmp_path / "archive"
     brokers, spark = services["brokers"], services["spark-master"]
     allowed = dict(each.split("=", 1) for each in brokers["environment"])
     words = reworded(brokers["command"], **{"0.0.0.0": "127.0.0.1"})
@@ -72,13 +72,19 @@ def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Se
         tmp_path / "cluster",
         workers=1,  # the archive takes no other
         memory="600m",
-        master=reworded(spark["command"], **{"spark-master": "127.0.0.1", "/cluster/secret": secret}),
+        secret=False,  # the master makes it
+        master=reworded(
+            [*spark["entrypoint"], *spark["command"]],
+            **{"spark-master": "127.0.0.1", "/cluster": str(tmp_path / "cluster" / "conf")},
+        ),
         worker=reworded(
-            services["spark-worker"]["command"],
-            **{"spark://spark-master:7077": "{url}", "/tmp/work": "{work}", "/cluster/secret": secret},
+            [*services["spark-worker"]["entrypoint"], *services["spark-worker"]["command"]],
+            **{"spark://spark-master:7077": "{url}", "/tmp/work": "{work}"},
         ),
     )
     with cluster:
+        made = tmp_path / "cluster" / "conf" / "spark-defaults.conf"
+        assert "spark.authenticate.secret" in made.read_text()
         host, port = cluster.url.removeprefix("spark://").split(":")
         check = reworded(spark["healthcheck"]["test"][2:], **{"spark-master": host, "7077": port})
         subprocess.run([sys.executable, *check], check=True, timeout=START_SECONDS)
@@ -86,7 +92,6 @@ def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Se
             services["archive"]["command"],
             **{
                 "/archive": str(folder),
-                "/cluster/secret": secret,
                 "brokers:8080": "{}:{}".format(*server.address("logmq")),
                 "spark://spark-master:7077": cluster.url,
             },

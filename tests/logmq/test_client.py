@@ -16,7 +16,7 @@ from logmq.client import Client, Disconnected, LogmqError, Topic, Unreachable, c
 from logmq.replay import target
 from logmq.wire import Refusal
 from shared.net.settings import NetSettings, TlsSettings
-from shared.replaying import PastMessage
+from shared.replaying import PastMessage, TargetAddress
 from tests.logmq.served import served
 
 
@@ -351,7 +351,7 @@ async def test_a_client_that_asks_nothing_for_long_after_it_connected_connects_a
 
 async def test_a_replay_stays_connected_however_late_its_first_records_come(tmp_path: Path) -> None:
     net = NetSettings(first_request_seconds=0.5)
-    async with served(tmp_path, net=net) as server, target("127.0.0.1", server.port, {}) as topics:
+    async with served(tmp_path, net=net) as server, target(TargetAddress("127.0.0.1", server.port)) as topics:
         await trio.sleep(0.7)
         assert server.group.counters.closed == {}
         await topics.send([(b"orders", PastMessage(b"orders", b"x"))], "replay", 1)

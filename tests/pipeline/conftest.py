@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pipeline.folders import ORDERS, RECORDS
+from tests.pipeline.passed import passed
 from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.process_group import QUICK_JVM
@@ -14,6 +15,8 @@ from tests.support.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["passed"]  # a fixture, found by its name here
 
 CONFIG = {
     "spark.driver.memory": "1g",

@@ -17,9 +17,8 @@ from brokers.pipeline.source.stretch import Stretch
 from shared.errors import ConfigError, StoreFormat
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES
-from shared.storage.settings import Retention
 from shared.storage.store import Store
-from shared.storage.tools.view import FolderView, look
+from shared.storage.tools.view import kept_first
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
@@ -55,13 +54,29 @@ def test_of_a_log_that_was_made_again_the_catalog_may_still_say_what_the_old_one
     assert whole(folder).stop == 10 * 7 < old.stop
 
 
-def test_the_journal_is_not_read_where_nothing_is_in_doubt(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks: list[object] = []
-    monkeypatch.setattr("brokers.pipeline.source.folder.look", lambda *asked, **_: looks.append(asked))
-    assert values(options(folder), whole(folder)) == RECORDS
-    assert looks == []
+def test_a_small_topic_begins_where_its_server_says_as_soon_as_retention_was_there(tmp_path: Path) -> None:
+    """It drops less than a block of the file, which stays as it is; only the journal knows of it."""
+    data = tmp_path / "data"
+
+    async def drop(store: Store) -> None:
+        add(store, *ORDERS, RECORDS[:10])
+        await store.flush()
+        planned = whole(data)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        log.drop_below(offset_of(7))
+        store.commit_pending()
+        await store.flush()
+        assert (whole(data).start, whole(data).stop) == (log.first, log.end)
+        assert values(options(data), whole(data)) == RECORDS[7:10]
+        assert values(options(data, failOnDataLoss="false"), planned) == RECORDS[7:10]
+        with pytest.raises(DataLoss, match=rf"offsets 0 to {log.first} are lost: retention dropped it"):
+            values(options(data), planned)
+        log.drop_below(log.end)
+        store.commit_pending()
+        await store.flush()
+        assert (whole(data).start, whole(data).stop) == (log.end, log.end)
+
+    in_store(data, drop)
 
 
 def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> None:
@@ -174,42 +189,19 @@ def test_a_topic_without_a_record_is_empty_wherever_reading_begins(tmp_path: Pat
     assert between(chosen, start, follow(chosen, start, stream.Limit(records=1))) == [b"a"]
 
 
-def test_the_journal_is_read_once_for_many_topics_that_retention_was_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_is_read_once_for_many_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, names = tmp_path / "data", [f"t{number}" for number in range(5)]
-    looks: list[FolderView] = []
+    fill(data, {("logmq", name): [b"a"] for name in names})
+    asked: list[Disk] = []
 
-    def counted(disk: Disk, *, live: bool) -> FolderView:
-        looks.append(look(disk, live=live))
-        return looks[-1]
+    def counted(disk: Disk) -> dict[int, int]:
+        asked.append(disk)
+        return kept_first(disk)
 
-    async def drop(store: Store) -> None:
-        for name in names:
-            for start in range(0, 3000, 100):
-                add(store, "logmq", name, RECORDS[start : start + 100])
-        await store.flush()
-        logs = store.namespace("logmq", ALWAYS).logs
-        indexes = {name: (data / "logmq" / f"{name}.idx").read_bytes() for name in names}
-        for name in names:
-            logs[name].retention = Retention(bytes_kept=200_000)
-        await store.retain()
-        await store.retain()
-        for name in names:  # as a reader sees it that comes before the index was trimmed
-            (data / "logmq" / f"{name}.idx").write_bytes(indexes[name])
-        monkeypatch.setattr("brokers.pipeline.source.folder.look", counted)
-        with closing(Folder(str(data), "logmq")) as place:
-            found = place.spots(TopicChoice(pattern="t.*"))
-        assert {name: spot.first for name, spot in found.items()} == {
-            name: logs[name].first for name in names
-        }
-        assert min(spot.first for spot in found.values()) > 0
-        assert len(looks) == 1
-
-    in_store(data, drop)
-
-
-# -- places
+    monkeypatch.setattr("brokers.pipeline.source.folder.kept_first", counted)
+    with closing(Folder(str(data), "logmq")) as opened:
+        assert sorted(opened.spots(TopicChoice(pattern=".*"))) == names
+    assert len(asked) == 1
 
 
 def place(folder: Path, side: str, **given: str) -> int:

@@ -61,8 +61,7 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
         found = opened(entries, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
         good = [entry for entry, state in zip(entries, states, strict=True) if state == GOOD]
         assert found.count == count
-        is_damaged = trimmed < count and states[trimmed] != GOOD
-        assert found.front() == (good[0] if good else None, is_damaged)
+        assert found.front() == (good[0] if good else None)
         assert found.last() == (good[-1] if good else None)
         for time in range(-1, 2 * count + 2):
             later = [entry for entry in good if entry.last_ms >= time]
@@ -78,6 +77,6 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
 
 def test_without_a_file_it_has_nothing() -> None:
     found = LogIndex(FakeDisk(), None, LOG_ID)
-    assert (found.count, found.front()) == (0, (None, False))
+    assert (found.count, found.front()) == (0, None)
     assert (found.last(), found.at_time(0), found.at_or_before(0)) == (None,) * 3
     assert list(found.entries(0, 100)) == []

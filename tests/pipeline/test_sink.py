@@ -59,6 +59,42 @@ def test_a_task_that_runs_again_writes_nothing_twice(
     assert messages(server, "retried") == [b"%02000d" % number for number in range(5000)]
 
 
+def test_rows_that_fail_end_no_piece(spark: "SparkSession", server: Server) -> None:
+    """Spark ends a task's rows as if they were whole. What is behind the last full piece is not written."""
+
+    def fails(numbers: Iterator[int]) -> Iterator[tuple[str]]:
+        for number in numbers:
+            if number == 1000:
+                raise RuntimeError("the rows fail here")
+            yield (f"{number}",)
+
+    rows = spark.sparkContext.parallelize(range(2000), 1).mapPartitions(fails)
+    with pytest.raises(Exception, match="the rows fail here"):
+        append(server, spark.createDataFrame(rows, "value string"), topic="cut")
+    assert speak(server.address("logmq"), b"OFFSETS cut\n").startswith(b"ERR NO_TOPIC")
+
+
+def test_a_stream_with_the_writer_of_another_writes_its_own_rows(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    for run in ("a", "b"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "x.txt").write_text(f"{run}1\n{run}2\n")
+        stream = spark.readStream.format("text").load(str(tmp_path / run)).writeStream.format("logmq")
+        stream = stream.option("servers", where(server)).option("topic", "both").option("writer", "w")
+        query = stream.option("checkpointLocation", str(tmp_path / f"{run}-checkpoint"))
+        query.trigger(availableNow=True).start().awaitTermination()
+    assert messages(server, "both") == [b"a1", b"a2", b"b1", b"b2"]
+
+
+def test_nothing_of_the_rows_passes_the_driver(spark: "SparkSession", server: Server) -> None:
+    rows = spark.range(0, 40, 1, 4)
+    frame = rows.selectExpr("repeat('x', 1000) AS value", "concat('many', id % 5) AS topic")
+    append(server, frame)
+    assert sum(len(messages(server, f"many{topic}")) for topic in range(5)) == 40
+    assert {field.name for field in attrs.fields(sink.Done)} == {"pieces", "records"}
+
+
 def test_an_epoch_that_is_run_again_writes_nothing_twice(
     spark: "SparkSession", server: Server, tmp_path: Path
 ) -> None:
@@ -103,17 +139,13 @@ def test_a_row_without_a_value_is_refused(spark: "SparkSession", server: Server)
 
 
 def test_more_writers_than_a_server_remembers_are_told(
-    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = parse_sink({"servers": where(server)}, streaming=False)
-    done = sink.Done("w", 0, {"many": 300}, 1, [PackedRecords("many-2", b"\0\0\0\1x", 1)])
     monkeypatch.setattr(sink, "WRITERS_MAX", 4)
-    sink.BatchWriter(options).commit([done, None])
-    assert capsys.readouterr().err == ""
-    assert messages(server, "many-2") == [b"x"]
-    monkeypatch.setattr(sink, "WRITERS_MAX", 3)
-    sink.BatchWriter(options).commit([sink.Done("w", 1, {"many": 385}, 1, [])])
-    assert "had 4 writers" in capsys.readouterr().err
+    for pieces, idempotent, told in ((512, "true", False), (513, "true", True), (513, "false", False)):
+        options = parse_sink({"servers": "here", "idempotent": idempotent}, streaming=False)
+        sink.BatchWriter(options).commit([sink.Done({"many": pieces}, 1), None])
+        assert ("had 5 writers" in capsys.readouterr().err) is told
 
 
 class Written:
@@ -121,7 +153,7 @@ class Written:
 
     pieces: ClassVar[list[tuple[int, str, int, PackedRecords]]] = []
 
-    def __init__(self, server: Address, reach: object, epoch: int) -> None:
+    def __init__(self, server: Address, reach: object, epoch: int, *, idempotent: bool) -> None:
         self.epoch = epoch
 
     def write(self, piece: PackedRecords, name: str, number: int) -> None:
@@ -134,9 +166,10 @@ class Written:
 def test_pieces_of_all_partitions_have_names_and_numbers_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Or a server would take one for the other, sent again; and the last are the driver's to send."""
+    """Or a server would take one for the other, sent again."""
     monkeypatch.setattr(sink, "Writer", Written)
     monkeypatch.setattr(Written, "pieces", [])
+    monkeypatch.setattr(sink, "require_whole_input", lambda: None)
     rows = [("ab"[number % 2], b"%02d" % number) for number in range(12)]
     batch = pa.RecordBatch.from_arrays(
         [pa.array([topic for topic, _ in rows]), pa.array([value for _, value in rows])], ["topic", "value"]
@@ -147,8 +180,7 @@ def test_pieces_of_all_partitions_have_names_and_numbers_of_their_own(
         task = Task(partition)
         monkeypatch.setattr(sink.TaskContext, "get", lambda task=task: task)
         done.append(writer.write(iter([batch])))
-    assert [(each.records, dict(each.pieces)) for each in done] == [(8, {"a": 2, "b": 2})] * 2
-    assert len(Written.pieces) == 8
+    assert [(each.records, dict(each.pieces)) for each in done] == [(12, {"a": 3, "b": 3})] * 2
     writer.commit([done[0], None, done[1]])
     expected = {
         (7, f"w-{partition}", number, topic): framed
@@ -178,8 +210,8 @@ def pairs(values: Iterable[bytes]) -> list[bytes]:
 
 
 def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    options = parse_sink({"servers": "here", "writer": "w"}, streaming=False)
-    sink.BatchWriter(options).abort([None, sink.Done("w", 0, {"t": 1}, 70, [])])
+    options = parse_sink({"servers": "here", "writer": "w", "epoch": "1"}, streaming=False)
+    sink.BatchWriter(options).abort([None, sink.Done({"t": 1}, 70)])
     said = capsys.readouterr().err
     assert "the write to here:8080 was given up. 70 records of the 1 tasks that had ended stay" in said
     assert "with the same writer and epoch, nothing of it is there twice" in said
@@ -201,8 +233,11 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
         ({"servers": "a", "path": "x"}, "path: only its broker writes a data folder"),
         ({"servers": "a", "topik": "x"}, "topik: the sink has no such option; did you mean topic"),
         ({"servers": "a", "topic": ".x"}, "topic: '.x': a name is"),
-        ({"servers": "a", "writer": "x" * 161}, "writer: longer than 160"),
+        ({"servers": "a", "writer": "x" * 121}, "writer: longer than 120"),
         ({"servers": "a", "epoch": "1"}, "epoch: needs the option writer"),
+        ({"servers": "a", "writer": "w"}, "writer: needs the option epoch"),
+        ({"servers": "a", "writer": "w", "epoch": "1", "idempotent": "false"}, "writer: is for writing once"),
+        ({"servers": "a", "subscribePattern": "["}, "subscribePattern: not a regular expression"),
         ({"servers": "a", "writer": "w", "epoch": "-1"}, "epoch: not a whole number"),
         ({"servers": "a", "batchBytes": "65m"}, "batchBytes: above 67108864"),
     ],

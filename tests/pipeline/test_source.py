@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.folders import placed
+from tests.pipeline.served import where
 from tests.support.folders import fill
+from tests.support.server import Server, speak
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -112,3 +114,26 @@ def test_sql_reads_through_a_temporary_view(spark: "SparkSession", folder: Path)
         spark.catalog.dropTempView("logs")
     with pytest.raises(Exception, match=r"CREATE TABLE: .* CREATE TEMPORARY VIEW"):
         spark.sql(f"CREATE TABLE {what}")
+
+
+def test_a_table_that_spark_has_no_options_for_says_what_to_do(spark: "SparkSession", server: Server) -> None:
+    frame = spark.range(1).selectExpr("'left' AS topic", "'x' AS value")
+    frame.write.format("logmq").option("servers", where(server)).saveAsTable("left_behind")
+    try:
+        for statement in ("SELECT * FROM left_behind", "INSERT INTO left_behind VALUES ('t', 'x')"):
+            with pytest.raises(Exception, match=r"saveAsTable or toTable cannot be used: drop it;"):
+                spark.sql(statement).collect()
+    finally:
+        spark.sql("DROP TABLE left_behind")
+
+
+def test_rows_can_be_added_to_a_view_of_a_topic(spark: "SparkSession", server: Server) -> None:
+    options = f"servers '{where(server)}', subscribe 'viewed', startingOffsets 'earliest'"
+    speak(server.address("logmq"), b"PRODUCE viewed a\n")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW viewed USING logmq OPTIONS ({options})")
+    spark.sql("INSERT INTO viewed (value) VALUES (cast('b' AS binary))")
+    spark.sql("INSERT INTO viewed VALUES ('viewed', 7, now(), cast('c' AS binary))")
+    rows = spark.sql("SELECT value FROM viewed ORDER BY `offset`").collect()
+    assert [bytes(row.value) for row in rows] == [b"a", b"b", b"c"]
+    with pytest.raises(Exception, match="a topic is only ever added to"):
+        spark.sql("INSERT OVERWRITE viewed (value) VALUES (cast('d' AS binary))")

@@ -86,3 +86,9 @@ def test_small_logs_share_a_task() -> None:
     small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
     assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
     assert spans.shares([], None, lambda span, offset: span.start) == []
+
+
+def test_small_logs_are_as_many_tasks_as_were_asked_for() -> None:
+    logs = [Span("here", str(number), 1, 0, 1000) for number in range(8)]
+    assert len(spans.shares(logs, 4, lambda span, offset: offset)) == 4
+    assert len(spans.shares(logs, None, lambda span, offset: offset)) == 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from brokers.pipeline import workers
-from brokers.pipeline.jobs.job_input import ReadOptions
+from brokers.pipeline.reading import ReadOptions
 from brokers.pipeline.session import LITTLE, LOGGING, STREAM, of_a_command, with_logging
 
 if TYPE_CHECKING:

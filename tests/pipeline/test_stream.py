@@ -7,7 +7,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from brokers.pipeline.source import data_source, stream
+from brokers.pipeline.source.options import parse
 from brokers.pipeline.source.origin import DataLoss
+from shared.errors import ConfigError
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
@@ -216,3 +218,24 @@ def test_what_is_not_asked_for_any_more_is_told(folder: Path) -> None:
         follow(options(folder, streaming=True, subscribe="orders,bills"), start)
     with pytest.raises(DataLoss, match=r"bills in .*, read up to 5, is not asked for any more \(subscribe\)"):
         follow(options(folder, other, streaming=True), start)
+
+
+def test_a_topic_that_is_not_there_yet_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    fill(data, {ORDERS: [b"a"]})
+    asked = parse({"path": str(data), "subscribe": "orders,later"}, streaming=True)
+    end = stream.planned(asked, stream.INITIAL, stream.Limit()).end
+    assert f"there is no later in {data} yet" in capsys.readouterr().err
+    stream.planned(asked, end, stream.Limit())
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place_of", [{"path": "/srv/data"}, {"servers": "127.0.0.1:1"}])
+def test_a_checkpoint_of_a_folder_does_not_go_on_with_servers(place_of: dict[str, str]) -> None:
+    asked = parse({**place_of, "subscribe": "orders"}, streaming=True)
+    other = "/srv/data" if asked.servers else "127.0.0.1:8080"
+    start = {"logs": {other: {"orders": [0, 1]}}}
+    with pytest.raises(ConfigError, match=r"cannot go on with (servers|a data folder): it takes a new"):
+        stream.planned(asked, start, stream.Limit())

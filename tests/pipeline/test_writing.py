@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 
 import pytest
 
@@ -24,8 +24,16 @@ def pieces(topic: str, count: int, what: str = "") -> list[PackedRecords]:
     ]
 
 
-def write(server: Server, pieces: Sequence[PackedRecords], epoch: int = 0, name: str = "w") -> None:
-    with closing(Writer(Address(*server.address("logmq")), Reach(retry_seconds=60), epoch)) as writer:
+def write(
+    server: Server,
+    pieces: Sequence[PackedRecords],
+    epoch: int = 0,
+    name: str = "w",
+    *,
+    idempotent: bool = True,
+) -> None:
+    address, reach = Address(*server.address("logmq")), Reach(retry_seconds=60)
+    with closing(Writer(address, reach, epoch, idempotent=idempotent)) as writer:
         numbers: Counter[str] = Counter()
         for piece in pieces:
             writer.write(piece, name, numbers[piece.topic])
@@ -72,16 +80,27 @@ def test_other_rows_than_the_first_time_are_an_error(server: Server) -> None:
     assert log(server, "other") == joined([*some, *pieces("other", 9, "z")])
 
 
-def test_what_cannot_be_read_back_is_the_same_only_where_retention_took_it(
+def test_what_cannot_be_read_back_is_no_proof_that_it_is_the_same(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = pieces("unread", 3)
     write(server, some)
-    for code in ("OUT_OF_RANGE", "STORAGE"):
+    for code, text in (("OUT_OF_RANGE", "retention has dropped these records"), ("STORAGE", "other records")):
         refused = LogmqError(code, "not now")
         monkeypatch.setattr(Link, "receive_chunk", lambda self, allocate, refused=refused: refused)
-        with pytest.raises(NotWritten) if code == "STORAGE" else nullcontext():
+        with pytest.raises(NotWritten, match=text):
             write(server, some)
+
+
+def test_what_is_written_at_least_once_is_remembered_by_nobody(server: Server) -> None:
+    some = pieces("plain", 3)
+    for _ in range(2):
+        write(server, some, idempotent=False)
+    assert log(server, "plain") == joined([*some, *some])
+    with pytest.raises(NotWritten, match="a row's topic is"):
+        write(server, [PackedRecords(".t", encode([b"x"])[0], 1)], idempotent=False)
+    with pytest.raises(NotWritten, match="TOO_LARGE"):
+        write(server, [PackedRecords("large", encode([bytes(1 << 21)])[0], 1)], idempotent=False)
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ _LAST_SECONDS = 20.0
 class ProcessGroup:
     """`brokers` with these words, at once."""
 
+    program: Sequence[str] = (sys.executable, "-m", "brokers")
+
     def __init__(self, words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "brokers", *words],
+            [*self.program, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

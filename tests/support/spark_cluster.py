@@ -1,11 +1,13 @@
-"""A standalone Spark cluster on loopback, from the pip package: a master and workers, each a JVM of its own.
+"""A standalone Spark cluster on loopback, by Spark's own scripts: a master and workers, each a JVM.
 
 Nothing of it listens beyond loopback, and all ports are picked by the system. `environ` is what a driver
 needs to use it.
 """
 
 import contextlib
+import os
 import re
+import secrets
 import signal
 import subprocess
 import time
@@ -13,19 +15,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+import pyspark
+
+from brokers.pipeline import java
 from tests.support.process_group import QUICK_JVM, ProcessGroup
 
 START_SECONDS = 300.0
 """More than a JVM takes to start on a busy machine."""
 
-WORKER = ("pipeline", "worker", "{url}", "--cores", "1", "--memory", "{memory}", "--work-dir", "{work}")
+DEPLOY = "org.apache.spark.deploy"
+MASTER = ("spark-class", f"{DEPLOY}.master.Master")
+WORKER = ("spark-class", f"{DEPLOY}.worker.Worker", "{url}", *("--cores", "1", "--memory", "{memory}"))
 
 
 class SparkCluster:
     """Started by `with`; ended by it too, with everything that it started.
 
     `memory`: of each worker, and of an executor. `master`, `worker`: the commands; `{url}` in them is the
-    master's, `{work}` a folder.
+    master's, `{work}` a folder. `secret`: make one, which all know.
     """
 
     def __init__(
@@ -34,15 +41,19 @@ class SparkCluster:
         *,
         workers: int = 2,
         memory: str = "512m",
-        master: Sequence[str] = ("pipeline", "master", "--host", "127.0.0.1"),
+        secret: bool = True,
+        master: Sequence[str] = MASTER,
         worker: Sequence[str] = WORKER,
     ) -> None:
         self.folder = folder
         self.url = ""
         self._workers = workers
         self._memory = memory
+        self._secret = secret
         self._master, self._worker = master, worker
         self._daemons: list[_Daemon] = []
+        scripts = Path(pyspark.__file__).parent / "bin"
+        self._java = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}"}
 
     @property
     def environ(self) -> dict[str, str]:
@@ -50,7 +61,6 @@ class SparkCluster:
         return {
             "SPARK_CONF_DIR": str(self.folder / "conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "JAVA_TOOL_OPTIONS": QUICK_JVM,
         }
@@ -69,8 +79,11 @@ class SparkCluster:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         }
+        if self._secret:
+            settings |= {"spark.authenticate": "true", "spark.authenticate.secret": secrets.token_hex(16)}
         lines = "".join(f"{key} {value}\n" for key, value in settings.items())
         (self.folder / "conf" / "spark-defaults.conf").write_text(lines)
+        java.use(self._java)
         try:
             self._start()
         except BaseException:
@@ -87,21 +100,24 @@ class SparkCluster:
         return self._daemons[1 + number].kill_below("CoarseGrainedExecutorBackend")
 
     def _start(self) -> None:
-        master = self._daemon(*self._master, "--port", "0", "--ui-port", "0")
+        own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = self._daemon(*self._master, *own)
         self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")
         for number in range(self._workers):
-            fields = {"url": self.url, "memory": self._memory, "work": self.folder / f"worker-{number}"}
-            self._daemon(*(word.format(**fields) for word in self._worker), "--host", "127.0.0.1")
+            fields = {"url": self.url, "memory": self._memory, "work": str(self.folder / f"worker-{number}")}
+            self._daemon(*(word.format(**fields) for word in self._worker), *own)
         for worker in self._daemons[1:]:
             worker.wait_for(r"(Successfully registered with master)")
 
     def _daemon(self, *words: str) -> "_Daemon":
-        self._daemons.append(_Daemon(words, self.environ))
+        self._daemons.append(_Daemon(words, self.environ | self._java))
         return self._daemons[-1]
 
 
 class _Daemon(ProcessGroup):
     """One JVM and what it starts."""
+
+    program = ()
 
     def wait_for(self, pattern: str) -> str:
         give_up = time.monotonic() + START_SECONDS

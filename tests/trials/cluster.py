@@ -1,8 +1,8 @@
 """`make trial-cluster`: a standalone Spark cluster on loopback gives what one process gives.
 
-A real broker is written to and stopped. Then a master and two workers, started from the pip package, archive
-its topics, while the executor of one of them is killed -9, and decode its queue. The results are compared
-with those of `--master local[2]`, and with what was acknowledged.
+A real broker is written to and stopped. Then a master and two workers, started by Spark's own scripts,
+archive its topics, while the executor of one of them is killed -9, and write its queue's lives. The results
+are compared with those of `--master local[2]`, and with what was acknowledged.
 """
 
 import json
@@ -57,10 +57,10 @@ class Trial:
         finally:
             server.stop()
         self._archive("local", "local[2]", {})
-        self._decode("local", "local[2]", {})
+        self._write_lives("local", "local[2]", {})
         with SparkCluster(self.place / "spark") as cluster:
             self._archive("cluster", cluster.url, cluster.environ, cluster)
-            self._decode("cluster", cluster.url, cluster.environ)
+            self._write_lives("cluster", cluster.url, cluster.environ)
         for name in ("local", "cluster"):
             found = rows(visible(self.place / name), self.faults)
             ours = {key: those for key, those in found.items() if key[0] != "large"}
@@ -81,13 +81,14 @@ class Trial:
                 delivery, _ = client.consume("work")
                 client.ack(delivery)
 
-    def _decode(self, name: str, master: str, environ: Mapping[str, str]) -> None:
+    def _write_lives(self, name: str, master: str, environ: Mapping[str, str]) -> None:
         """Every life of a message, which has an end where it was taken."""
         to = self.place / f"lives-{name}"
-        words = ["pipeline", "decode", str(self.data), "lives", "--protocol", "dms", "--to", str(to)]
+        query = f"INSERT OVERWRITE DIRECTORY '{to}' USING parquet SELECT * FROM dms.lives"
+        words = ["pipeline", "sql", str(self.data), query]
         decode = ProcessGroup([*words, "--master", master], environ)
         if code := decode.end(2 * START_SECONDS):
-            self.faults.append(f"decode, {name}: exit {code}\n{decode.said}")
+            self.faults.append(f"lives, {name}: exit {code}\n{decode.said}")
             return
         tables = [pq.ParquetFile(path).read().to_pylist() for path in sorted(to.glob("*.parquet"))]
         lives = sorted((row for table in tables for row in table), key=lambda row: int(row["seq"]))
@@ -96,7 +97,7 @@ class Trial:
         print(f"  {name}: {len(lives):,} lives, {ended:,} ended", flush=True)
         if (len(lives), ended) != (_MESSAGES, _MESSAGES // 2) or lives != self.lives[0]:
             self.faults.append(
-                f"decode, {name}: {len(lives)} lives, {ended} ended; not what local has, or wrong"
+                f"lives, {name}: {len(lives)} lives, {ended} ended; not what local has, or wrong"
             )
 
     def _archive(

@@ -4,7 +4,7 @@ The driver asks which logs there are and how far they go. Executors ask for thei
 travels between them: it has options, and nothing open.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -47,6 +47,12 @@ class ArchiveInput:
         from brokers.pipeline.source import rows
 
         return rows.read(self.options, [span])
+
+    def by_span(self, spans: Sequence[Span]) -> Iterator[tuple[Span, Iterator["pa.RecordBatch"]]]:
+        """Yield each span with its records, in an executor. A source is opened once. Raises DataLoss."""
+        from brokers.pipeline.source import rows
+
+        return rows.by_span(self.options, spans)
 
 
 @attrs.frozen

@@ -189,10 +189,12 @@ class ArchiveFolder:
                 for folder in _folders(part.path):
                     self._make(folder)
                 self.files.rename(part.fresh_path, part.path)
-            elif not exists(self.files, part.path):
+            elif not exists(self.files, part.path) and exists(self.files, _parent(part.path)):
+                # A day that is gone as a whole was removed: archives have an age.
                 raise ArchiveDamaged(f"{part.path} was committed, and is not there")
         for folder in {_parent(part.path) for part in self.manifest.moves}:
-            self.files.sync_folder(folder)
+            if exists(self.files, folder):
+                self.files.sync_folder(folder)
         # Sync where they left, too: after a power cut they might be in both places.
         for folder in {_parent(part.fresh_path) for part in self.manifest.moves}:
             self.files.sync_folder(folder)

@@ -160,9 +160,11 @@ class Archiver:
         feed, root, compression = self.feed, self.root, settings.compression
 
         def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
+            works = [work for _, work in share]
+            found = feed.by_span([span for span, _ in share])
             return [
-                (work.identity, parquet.write(root, _attempt(work), feed.batches(span), compression))
-                for span, work in share
+                (work.identity, parquet.write(root, _attempt(work), batches, compression))
+                for work, (_, batches) in zip(works, found, strict=True)
             ]
 
         return [written for each in self._each(write, shares) for written in each]

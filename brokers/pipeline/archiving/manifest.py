@@ -175,23 +175,25 @@ class Manifest:
 
     def settle(self, settlements: Iterable[Settlement], now_ms: int, kept_ms: int) -> "Manifest":
         """Return the next commit, with fresh files replaced by settled ones. Raises NotContinuous."""
-        logs, hot = dict(self.logs), list(self.hot)
+        logs = dict(self.logs)
+        hot: dict[str, list[Part]] = {}
+        for part in self.hot:
+            hot.setdefault(part.key, []).append(part)
         moves: list[Part] = []
         retired = [each for each in self.retired if each.until_ms > now_ms]
         for settlement in settlements:
             old, new = settlement.replaced, settlement.parts
             key = old[0].key
             log = logs[key]
-            is_prefix = list(old) == [part for part in hot if part.key == key][: len(old)]
+            is_prefix = list(old) == hot.get(key, [])[: len(old)]
             if not is_prefix or not _same_records(old, new, log.gaps):
                 raise NotContinuous(f"{log.topic}: what was settled at {new[0].start} is not what was fresh")
-            hot = [part for part in hot if part not in old]
+            left = hot[key] = hot[key][len(old) :]
             retired += [Retired(part.fresh_path, now_ms + kept_ms) for part in old]
             moves += new
-            logs[key] = attrs.evolve(
-                log, settled=next((part.start for part in hot if part.key == key), log.end)
-            )
-        return self._next(now_ms, logs=logs, hot=tuple(hot), retired=tuple(retired), moves=tuple(moves))
+            logs[key] = attrs.evolve(log, settled=left[0].start if left else log.end)
+        fresh = tuple(part for parts in hot.values() for part in parts)
+        return self._next(now_ms, logs=logs, hot=fresh, retired=tuple(retired), moves=tuple(moves))
 
     def without_retired(self, now_ms: int) -> "Manifest":
         """Return the next commit, without retired files whose time is over; itself if there are none."""

@@ -127,8 +127,11 @@ def shares(
 def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]]) -> list[ArchivedSpan]:
     """Put together what was written of each log. `written`: by identity, in any order."""
     found = []
+    by_identity: dict[str, list[Written]] = {}
+    for identity, each in written:
+        by_identity.setdefault(identity, []).append(each)
     for target in wanted:
-        mine = [each for identity, each in written if identity == target.identity]
+        mine = by_identity.get(target.identity, [])
         parts = sorted((part for each in mine for part in each.parts), key=attrgetter("start"))
         gaps = sorted(gap for each in mine for gap in each.gaps)
         whole = target.range

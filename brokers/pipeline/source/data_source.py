@@ -40,15 +40,22 @@ from brokers.pipeline.source.stretch import Stretch
 from shared.errors import BrokerError, ConfigError
 
 COLUMNS = from_arrow_schema(SCHEMA)
+_INSTEAD = (
+    "drop it; brokers.pipeline.views makes tables that can, and so does CREATE TEMPORARY VIEW ... USING "
+    "logmq OPTIONS (...)"
+)
 
 
 class LogmqDataSource(DataSource):
     """Logs as rows (topic, offset, timestamp, value)."""
 
+    fixed: Mapping[str, str] = {}
+    """The options of a format that is one table's own (`catalog.py`). Spark then has none to say."""
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        workers.prepare()
-        self._given = dict(options)
+        workers.prepare()  # a worker that raises for a mistake lives on
+        self._given = dict(self.fixed or options)
 
     @classmethod
     def name(cls) -> str:
@@ -62,19 +69,31 @@ class LogmqDataSource(DataSource):
         parse(self._given)  # reports a mistake where the user makes it, not in a task
         return COLUMNS
 
+    def _require_options(self) -> None:
+        """Refuse a table of Spark's catalog, which saveAsTable, toTable and CREATE TABLE leave."""
+        if not self._given:
+            text = (
+                "a source in Python is not told a table's options, so one made by CREATE TABLE, saveAsTable"
+            )
+            raise ConfigError("table", f"{text} or toTable cannot be used: {_INSTEAD}")
+
     def reader(self, schema: StructType) -> "BatchReader":
+        self._require_options()
         options, columns = parse(self._given, streaming=False), _columns(schema)
         kind = PruningReader if options.prune_by_filters else BatchReader
         return kind(options, columns, partial(rows.read, columns=columns))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
+        self._require_options()
         columns = _columns(schema)
         return StreamReader(parse(self._given, streaming=True), columns, partial(rows.read, columns=columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> sink.BatchWriter:
+        self._require_options()
         return sink.BatchWriter(sink.checked(self._given, schema, overwrite, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        self._require_options()
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 

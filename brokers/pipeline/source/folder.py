@@ -2,7 +2,7 @@
 
 The catalog says which logs there are. Logs that are newer than the catalog are known by their files' names.
 A log's index says how far it goes (STORAGE.md: readers of the files stop behind its last good entry). The
-journal is read in doubtful cases only, because it may be long and changes under a reader.
+journal says where it begins: what retention has dropped may still stand in the file, and no server gives it.
 
 `Folder` finds the logs, `LogIndex` reads an index, and `SpanReader` reads the records.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 from crc32c import crc32c
@@ -21,13 +22,13 @@ from brokers.pipeline.source.options import TopicChoice, Unverified
 from brokers.pipeline.source.origin import LossPolicy, Origin
 from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
 from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretch, advance_all
-from shared.storage import catalog, format, index
+from shared.storage import catalog, format, index, journal
 from shared.storage.catalog import LogLine
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
-from shared.storage.tools.view import LogView, check_format, look
+from shared.storage.tools.view import check_format, kept_first, look
 
 _CUT = "%-"
 """In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
@@ -40,8 +41,6 @@ class Folder(Origin):
         self.source = path
         self.namespace = namespace
         self._found: dict[str, LogLine] = {}
-        self._journal: Mapping[int, LogView] = {}
-        """What the journal says of each log. `spots` empties it; `_kept_first` fills it when needed."""
         try:
             self.disk = OsDisk(Path(path), create=False, read_only=True)
         except OSError as error:
@@ -65,7 +64,7 @@ class Folder(Origin):
 
     def _chunks(self, span: Span, policy: LossPolicy, *, bare: bool) -> Iterator[Chunk]:
         try:
-            file = self._file(span.topic)
+            file = span.file or self._file(span.topic)
             with self._index(file, span.log_id) as index, self._log(file) as log_fd:
                 # The id is the same before and after the log file was opened, so the file is this log's.
                 if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
@@ -78,6 +77,15 @@ class Folder(Origin):
         is_there = self.first_kept(span.log_id) is not None
         text = "its file or its index is missing" if is_there else "the log has been deleted"
         policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
+
+    def kept(self, span: Span, policy: LossPolicy) -> Span:
+        first = self._kept_now().get(span.log_id, 0)
+        if first <= span.start:
+            return span
+        gone = min(first, span.stop)
+        text = f"retention dropped it (the first kept offset is {first})"
+        policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {gone} are lost: {text}")
+        return attrs.evolve(span, start=gone)
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[int]:
@@ -129,8 +137,9 @@ class Folder(Origin):
     # -- which logs
 
     def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
-        lines, self._journal = self._names(), {}
-        spots = {name: self._spot(lines[name]) for name in topics.matching(lines) if name in lines}
+        lines = self._names()
+        kept = self._kept_now()
+        spots = {name: self._spot(lines[name], kept) for name in topics.matching(lines) if name in lines}
         return {name: spot for name, spot in spots.items() if spot is not None}
 
     def _names(self) -> dict[str, LogLine]:
@@ -155,42 +164,29 @@ class Folder(Origin):
         self._found = found
         return found
 
-    def _spot(self, line: LogLine) -> LogSpot | None:
-        """Find where a log begins and ends; None if it is gone."""
-        log_id, oldest, newest, is_cut = line.id, None, None, False
+    def _spot(self, line: LogLine, firsts: Mapping[int, int]) -> LogSpot | None:
+        """Find where a log begins and ends; None if it is gone. `firsts`: the first kept offset of each."""
+        log_id, oldest, newest = line.id, None, None
         try:
             with self._index(line.file, line.id) as index:
                 log_id = index.log_id
-                (oldest, is_cut), newest = index.front(), index.last()
+                oldest, newest = index.front(), index.last()
         except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
             if not line.id:
                 return None
             if not self._has_log(line.file):
-                return LogSpot(self.source, line.name, line.id, line.first, line.first, line.file)
-        first = line.first if line.id == log_id else 0
-        if oldest is not None and not is_cut and oldest.offset > first:
-            # Retention makes a hole, then zeroes the entries. Without a hole the entries are damaged.
-            is_cut = not self._is_hole(line.file, first)
-            first = first if is_cut else oldest.offset
+                line = line._replace(end=0)
+        kept = firsts.get(log_id)
+        if kept is None and line.id:  # deleted since the catalog was written
+            return None
+        first = max(line.first if line.id == log_id else 0, kept or 0)
+        if oldest is not None and oldest.offset > first and self._is_hole(line.file, first):
+            first = oldest.offset  # retention made a hole, and its note is lost
         end = max(newest.end if newest else 0, first)
         # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
-        if line.id == log_id and line.end > end:
-            end, is_cut = line.end, True
-        if is_cut or (first < end and self._is_hole(line.file, first)):
-            # Retention may have dropped records since the catalog was written. The journal knows.
-            kept = self._kept_first(log_id, line.file, end)
-            if is_cut and line.id and kept is None:
-                return None
-            first = first if kept is None else min(max(first, kept), end)
+        if line.id == log_id:
+            end = max(end, line.end)
         return LogSpot(self.source, line.name, log_id, first, end, line.file)
-
-    def _kept_first(self, log_id: int, file: str, end: int) -> int | None:
-        """Answer as `first_kept` does, but read the journal once for all logs, and again once it changes."""
-        log = self._journal.get(log_id)
-        if log is None or (log.first < end and self._is_hole(file, log.first)):
-            self._journal = look(self.disk, live=True).logs
-            log = self._journal.get(log_id)
-        return None if log is None else log.first
 
     def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
         return spot.id != id_before
@@ -248,8 +244,28 @@ class Folder(Origin):
 
     def first_kept(self, log_id: int) -> int | None:
         """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
-        log = look(self.disk, live=True).logs.get(log_id)
-        return None if log is None else log.first
+        return self._kept_now().get(log_id)
+
+    def _kept_now(self) -> Mapping[int, int]:
+        """Return the first kept offset of each log. Catalog and journal are read once they have changed."""
+        segments = sorted(self.disk.names(journal.FOLDER))
+        names = (catalog.PATH, *(f"{journal.FOLDER}/{name}" for name in segments))
+        stamp = tuple((name, *_stamp(f"{self.source}/{name}")) for name in names)
+        if _KEPT.get(self.source, ((), {}))[0] != stamp:
+            _KEPT[self.source] = stamp, kept_first(self.disk)
+        return _KEPT[self.source][1]
+
+
+_KEPT: dict[str, tuple[tuple[Any, ...], Mapping[int, int]]] = {}
+"""By folder: how catalog and journal stood, and the first kept offset of each log by them."""
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:  # a checkpoint has freed it
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 BLOCK_ENTRIES = 1024
@@ -275,14 +291,10 @@ class LogIndex:
         """Return the last good entry, at which durable records end."""
         return self._last_before(self.count)
 
-    def front(self) -> tuple[IndexEntry | None, bool]:
-        """Return the first good entry, and whether a bad one stands before it.
-
-        Retention turns the entries that it drops into zeros. These are passed over.
-        """
+    def front(self) -> IndexEntry | None:
+        """Return the first good entry, behind those that retention turned into zeros."""
         number = self._bisect(lambda entry: False)
-        found, entry = next(self._good(number, NEAR_ENTRIES), (self.count, None))
-        return entry, found > number
+        return next((entry for _, entry in self._good(number, NEAR_ENTRIES)), None)
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""

@@ -263,8 +263,8 @@ NAMESPACE = "logmq"
 """The default of the option `namespace`."""
 BATCH_BYTES = 1024 * 1024
 """The largest batch that a server with default settings takes."""
-_WRITER_BYTES_MAX = NAME_BYTES_MAX - 40
-"""The sink appends the numbers of a partition and a group of pieces, which need room."""
+_WRITER_BYTES_MAX = NAME_BYTES_MAX - 80
+"""The sink appends a stream's id, and the numbers of a partition and a group of pieces, which need room."""
 _EPOCH_MAX = (1 << 55) - 1
 """Each epoch takes 128 seqs, and the wire carries a seq in 63 bits."""
 
@@ -557,6 +557,8 @@ class SinkOptions:
         "epoch", _epoch, 0, stream="a stream counts its epochs itself; only a batch takes this"
     )
     batch_bytes: int = option("batchBytes", _batch_bytes, BATCH_BYTES)
+    idempotent: bool = option("idempotent", flag, True)
+    """False: at least once. The server remembers nothing, and a repeated task's rows are there twice."""
 
 
 _NO_SERVERS = "says how brokers (servers) are reached; there are none to read"
@@ -622,6 +624,15 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     if any(name.lower() == "path" for name in given):
         raise ConfigError("path", "only its broker writes a data folder; give the broker's address (servers)")
     ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
+    # INSERT INTO a view comes with the options by which it is read, which say the topic, too.
+    views = {name.lower() for name in NAMES} - {each.name.lower() for each in _SINK}
+    read = GivenOptions(
+        {name: value for name, value in ours.items() if name.lower() in views}, _SOURCE, "the source"
+    ).values
+    ours = {name: value for name, value in ours.items() if name.lower() not in views}
+    topics: tuple[str, ...] = read.get("subscribe") or read.get("assign") or ()
+    if len(topics) == 1 and "topic" not in map(str.lower, ours):
+        ours["topic"] = topics[0]
     options = GivenOptions(_without_urls(ours), _SINK, "the sink")
     servers = options.values.get("servers", ())
     if len(servers) != 1:
@@ -630,6 +641,11 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         options.refuse("stream")
     if "epoch" in options and "writer" not in options:
         raise ConfigError("epoch", "needs the option writer, which is missing")
+    if "writer" in options and "epoch" not in options and not streaming:
+        text = "needs the option epoch, a number that rises with each write of that name"
+        raise ConfigError("writer", text)
+    if "writer" in options and not options.values.get("idempotent", True):
+        raise ConfigError("writer", "is for writing once; idempotent is false, which remembers nothing")
     return SinkOptions(server=servers[0], reach=_reach(options), **options.fields(SinkOptions))
 
 

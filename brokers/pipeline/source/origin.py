@@ -58,6 +58,10 @@ class Origin(Protocol):
     def advance(self, stretches: Sequence[Stretch]) -> None:
         """Go on with each stretch as far as its limits allow."""
 
+    def kept(self, span: Span, policy: LossPolicy) -> Span:
+        """Return what of a span retention has not dropped by now; the rest is told to the policy."""
+        return span
+
     def start_below(self, spot: LogSpot, offset: int) -> int:
         """Return the last record's start, or the log's end, at or below an offset within the log."""
         if offset in (spot.first, spot.end):

@@ -20,12 +20,24 @@ def read(
     options: SourceOptions, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
 ) -> Iterator[pa.RecordBatch]:
     """Read the spans' records as rows of `columns`. Raises OSError, and DataLoss by the rules."""
+    for _, found in by_span(options, spans, columns):
+        yield from found
+
+
+def by_span(
+    options: SourceOptions, spans: Sequence[Span], columns: Sequence[str] = framing.SCHEMA.names
+) -> Iterator[tuple[Span, Iterator[pa.RecordBatch]]]:
+    """Yield each span with its rows, which are read before the next is taken."""
     policy = rules(options)
     # A folder's index says what is damaged. A server says it only when the bytes are fetched.
     bare = framing.are_in_index(columns) and not options.servers
-    for origin, span in _placed(options, spans):
+
+    def rows_of(origin: Origin, span: Span) -> Iterator[pa.RecordBatch]:
         for chunk in origin.entries(span, policy) if bare else origin.chunks(span, policy):
             yield from _rows(options, span, chunk, columns, policy)
+
+    for origin, span in _placed(options, spans):
+        yield span, rows_of(origin, origin.kept(span, policy))
 
 
 def entries(options: SourceOptions, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
@@ -34,7 +46,8 @@ def entries(options: SourceOptions, spans: Sequence[Span]) -> Iterator[pa.Record
     Records are read, and checked, only where a span has a part of an entry.
     """
     policy = rules(options)
-    for origin, span in _placed(options, spans):
+    for origin, placed in _placed(options, spans):
+        span = origin.kept(placed, policy)
         for chunk in origin.entries(span, policy):
             if chunk.data:
                 yield from map(framing.measured, _rows(options, span, chunk, framing.SCHEMA.names, policy))

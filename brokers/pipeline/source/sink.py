@@ -2,17 +2,18 @@
 
 A task writes its rows in pieces, by BATCH (see `writing.py`), under a name that a repeated task has again.
 The name has the number of the partition, and the option `writer`. Without that option a batch has a random
-name of its own, and a stream its query's id. The same rows always make the same full pieces.
+name of its own; a stream's always has its query's id. The same rows always make the same full pieces.
 
 The last pieces may differ: if the source of the rows fails, Spark ends a Python task's input as if it were
-whole. So a task passes the last piece of each topic to the driver, which writes these in `commit`, when all
-tasks have ended well. Written pieces cannot be taken back, which `abort` says.
+whole. So a task writes the last piece of each topic once Spark has said that the rows have ended
+(`require_whole_input`). Nothing passes the driver. Written pieces cannot be taken back, which `abort` says.
 
 Runs in Spark's Python workers: no trio.
 """
 
+import inspect
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,13 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from brokers.pipeline.source.options import Server, SinkOptions, parse_sink
 from brokers.pipeline.source.origin import warn
-from brokers.pipeline.source.writing import REMEMBERED, NotWritten, PackedRecords, Packer, Writer
+from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Packer, Writer
 from shared.errors import BrokerError, ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from brokers.pipeline.source.writing import PackedRecords
 
 WRITERS_MAX = 1024
 """How many writers a server with default settings remembers, over all topics."""
@@ -44,13 +47,10 @@ class WrongSchema(BrokerError):
 
 @attrs.define(eq=False)
 class Done(WriterCommitMessage):
-    """What a partition's task wrote (its name, pieces by topic, records), and the pieces that are left."""
+    """What a partition's task wrote: pieces by topic, and records."""
 
-    name: str
-    partition: int
     pieces: dict[str, int]
     records: int
-    rest: Sequence[PackedRecords]
 
 
 Messages = list[WriterCommitMessage | None]
@@ -67,11 +67,11 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._options, self._name, self._options.epoch, iterator)
 
     def commit(self, messages: Messages) -> None:
-        _commit(self._options, self._options.epoch, messages)
+        _check_writers(self._options, messages)
 
     def abort(self, messages: Messages) -> None:
         again = "Written again with the same writer and epoch, nothing of it is there twice."
-        if self._options.writer is None:
+        if self._options.writer is None or not self._options.idempotent:
             again = "A new write does not know of it: the options writer and epoch make one that does."
         _say_what_stays(messages, self._options.server, again)
 
@@ -87,13 +87,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or epoch is None:  # a name that is not this query's alone would lose rows
             raise NotWritten("Spark does not tell the sink which query and batch this is")
-        return _write(self._options, self._options.writer or f"spark-{query}", int(epoch), iterator)
+        # A writer's name alone would be another query's, too, whose epochs begin at 0 again.
+        return _write(self._options, f"{self._options.writer or 'spark'}-{query}", int(epoch), iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        _commit(self._options, batchId, messages)
+        _check_writers(self._options, messages)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         again = f"Batch {batchId} from the same checkpoint will not write it twice."
+        if not self._options.idempotent:
+            again = f"Batch {batchId} from the same checkpoint writes it again (idempotent is false)."
         _say_what_stays(messages, self._options.server, again)
 
 
@@ -132,38 +135,54 @@ def _task() -> TaskContext:
 
 
 def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.RecordBatch]") -> Done:
-    """Write all full pieces of a partition, in an executor."""
+    """Write the rows of a partition, in an executor."""
     partition = _task().partitionId()
     packer = Packer(options.batch_bytes, HELD_BYTES_MAX)
     written: dict[str, int] = {}
     records = 0
-    with closing(Writer(options.server, options.reach, epoch)) as writer:
+    with closing(Writer(options.server, options.reach, epoch, idempotent=options.idempotent)) as writer:
+
+        def send(pieces: "Iterable[PackedRecords]") -> None:
+            nonlocal records
+            for piece in pieces:
+                number = written.get(piece.topic, 0)
+                writer.write(piece, f"{name}-{partition}", number)
+                written[piece.topic] = number + 1
+                records += piece.count
+
         for batch in batches:
             topics: pa.Array | str = options.topic or batch.column("topic")
             values = batch.column("value")
             for column, what in ((values, "value"), (topics, "topic")):
                 if not isinstance(column, str) and column.null_count:
                     raise WrongSchema(f"a row's {what} is null")
-            for piece in packer.add(topics, values):
-                number = written.get(piece.topic, 0)
-                writer.write(piece, f"{name}-{partition}", number)
-                written[piece.topic] = number + 1
-                records += piece.count
+            send(packer.add(topics, values))
+        require_whole_input()
+        send(packer.rest())
         writer.finish()
-    return Done(name, partition, written, records, list(packer.rest()))
+    return Done(written, records)
 
 
-def _commit(options: SinkOptions, epoch: int, messages: Messages) -> None:
-    """Write the pieces that the tasks have left, in the driver."""
-    writers = 0
-    with closing(Writer(options.server, options.reach, epoch)) as writer:
-        for done in _done(messages):
-            for piece in done.rest:
-                number = done.pieces[piece.topic] = done.pieces.get(piece.topic, 0) + 1
-                writer.write(piece, f"{done.name}-{done.partition}", number - 1)
-            writers += sum(-(-number // REMEMBERED) for number in done.pieces.values())
-        writer.finish()
-    if writers > WRITERS_MAX:
+def require_whole_input() -> None:
+    """Wait for Spark's word that a task's rows have ended. Raises NotWritten if what makes them has failed.
+
+    Spark (4.3) then ends the rows all the same, and shuts the connection; else a word of its own follows the
+    rows. A sink is not told of that word: it is seen where Spark's worker is about to read it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and "input_data_stream" not in frame.f_locals:
+        frame = frame.f_back
+    if frame is None:
+        raise NotWritten("this Spark does not tell a sink in Python whether its rows ended or failed")
+    if not frame.f_locals["input_data_stream"].peek(1):
+        raise NotWritten("what makes the rows of this partition has failed")
+
+
+def _check_writers(options: SinkOptions, messages: Messages) -> None:
+    """Say so if a server may have forgotten some of the writers, in the driver."""
+    pieces = [number for done in _done(messages) for number in done.pieces.values()]
+    writers = sum(-(-number // REMEMBERED) for number in pieces)
+    if options.idempotent and writers > WRITERS_MAX:
         warn(
             f"this write had {writers} writers (one for each topic and partition), and {options.server} "
             f"remembers {WRITERS_MAX}, unless writers_max of [logmq] says more. Run again, a part of "

@@ -22,7 +22,7 @@ SPLIT_BYTES_LEAST = 64 << 10
 class Span:
     """The records of a log from `start`, a record's start, to `stop`, where one ends.
 
-    `source`: the folder, or the broker's address. `log_id`: as `LogSpot.id`.
+    `source`: the folder, or the broker's address. `log_id`, `file`: as in `LogSpot`.
     """
 
     source: str
@@ -30,6 +30,7 @@ class Span:
     log_id: int
     start: int
     stop: int
+    file: str = attrs.field(default="", eq=False)
 
     @property
     def length(self) -> int:
@@ -38,7 +39,7 @@ class Span:
     @property
     def spot(self) -> "LogSpot":
         """The span's log, as if there were no more of it."""
-        return LogSpot(self.source, self.topic, self.log_id, self.start, self.stop)
+        return LogSpot(self.source, self.topic, self.log_id, self.start, self.stop, self.file)
 
 
 @attrs.frozen
@@ -56,7 +57,7 @@ class LogSpot:
     file: str = ""
 
     def span(self, start: int, stop: int) -> Span:
-        return Span(self.source, self.name, self.id, start, stop)
+        return Span(self.source, self.name, self.id, start, stop, self.file)
 
 
 @attrs.frozen
@@ -145,8 +146,9 @@ def shares(
         return []
     if min_partitions is not None:
         rounds = ceil(total / (size * min_partitions))
-        size = max(ceil(total / (rounds * min_partitions)), SPLIT_BYTES_LEAST)
-    pieces = (piece for span in spans for piece in _pieces(span, size, cut))
+        size = ceil(total / (rounds * min_partitions))
+    least = size if min_partitions is None else max(size, SPLIT_BYTES_LEAST)
+    pieces = (piece for span in spans for piece in _pieces(span, least, cut))
     return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
 
 

@@ -6,6 +6,7 @@ first batch, which Spark keeps in its checkpoint, says what `latest` meant then.
 `{}`, so Spark may ask for it again when it recovers the first batch.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -14,10 +15,11 @@ import attrs
 
 from brokers.pipeline.source import planning
 from brokers.pipeline.source.options import SourceOptions, folder_id
-from brokers.pipeline.source.origin import LossPolicy, Origin, rules
+from brokers.pipeline.source.origin import LossPolicy, Origin, rules, warn
 from brokers.pipeline.source.planning import advance, open_origins
 from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
 from brokers.pipeline.source.stretch import Stretch
+from shared.errors import ConfigError
 from shared.storage.format import LENGTH_BYTES
 
 Offset = dict[str, Any]
@@ -88,6 +90,8 @@ def planned(
             if target is not None:
                 found = _within(found, target.get(source, {}))
             if known is None:
+                for name in set(options.topics.names) - found.keys():
+                    warn(f"there is no {name} in {source} yet: the stream reads it once it is there")
                 parts += _first(options, policy, origin, found)
             else:
                 parts += _next(options, policy, origin, found, known.get(source, {}))
@@ -141,8 +145,18 @@ def _here(options: SourceOptions, offset: Offset, part: str) -> Any:
 
     If the offset and the options have one source each, it is the same one: folders are moved, and brokers get
     new names. A folder is also known by its other paths; offsets of older releases may have several of them.
+    Raises ConfigError for a checkpoint of a folder that goes on with servers, or the other way: the ids of
+    its logs mean nothing there.
     """
     found = offset.get(part, {})
+    for source in offset["logs"]:
+        if os.path.isabs(source) == bool(options.servers):
+            before, now = ("a data folder", "servers") if options.servers else ("servers", "a data folder")
+            raise ConfigError(
+                "servers" if options.servers else "path",
+                f"the checkpoint is of {before} ({source}), and cannot go on with {now}: it takes a new "
+                "checkpoint, with startingOffsets that say from where",
+            )
     if len(offset["logs"]) == 1 and len(options.sources) == 1:
         return dict(zip(options.sources, found.values(), strict=False))
     if options.servers:

@@ -24,7 +24,7 @@ from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Reach, Server
 from brokers.pipeline.source.servers import Served
 from logmq import connector
-from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal
+from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal, records_of
 from shared.errors import BrokerError
 
 CHECKED_ROWS = 10_000
@@ -161,10 +161,11 @@ class _Sent:
 class Writer:
     """Writes pieces in order over one connection. What is on its way is bounded."""
 
-    def __init__(self, server: Server, reach: Reach, epoch: int) -> None:
+    def __init__(self, server: Server, reach: Reach, epoch: int, *, idempotent: bool = True) -> None:
         self._link = Link(server, reach)
         self._reach = reach
         self._epoch = epoch
+        self._idempotent = idempotent
         self._ends: dict[str, int] = {}
         """Where each topic ended before we wrote to it. A lower offset in an answer was written earlier."""
         self._unanswered: deque[_Sent] = deque()
@@ -178,6 +179,9 @@ class Writer:
         """
         if len(piece.records) > SKIPPED_BODY_BYTES_MAX:
             raise NotWritten(f"a record of {len(piece.records) - 4} bytes is above what the wire carries")
+        if not self._idempotent:
+            self._append(piece)
+            return
         if piece.topic not in self._ends:
             self.finish()  # the next answer has to be that to OFFSETS
             self._ends[piece.topic] = self._end_of(piece.topic)
@@ -189,6 +193,14 @@ class Writer:
         self._link.put(ask, body=piece.records)
         while len(self._unanswered) > UNANSWERED_MAX or self._unanswered_bytes > UNANSWERED_BYTES_MAX:
             self._answer()
+
+    def _append(self, piece: PackedRecords) -> None:
+        """Append the records one by one: the server remembers nothing, and a repeated one is there twice."""
+        topic = _checked(piece.topic)
+        asks = [connector.append(topic, each.payload) for each in records_of(piece.records, 0)]
+        for answer in self._link.ask_all(asks):
+            if isinstance(answer, LogmqError):
+                raise self._refused(piece.topic, answer)
 
     def finish(self) -> None:
         """Wait until everything is written."""
@@ -203,18 +215,13 @@ class Writer:
         sent = self._unanswered.popleft()
         self._unanswered_bytes -= len(sent.piece.records)
         if isinstance(answer, LogmqError):
-            hint = _HINTS.get(answer.code, "")
-            raise NotWritten(f"topic {sent.piece.topic!r} on {self._link.server}: {answer}{hint}")
+            raise self._refused(sent.piece.topic, answer)
         (offset,) = cast(tuple[int], answer)
         if offset < self._ends[sent.piece.topic]:
             self._compare(sent, offset)
 
     def _end_of(self, topic: str) -> int:
-        try:
-            ask = connector.offsets(topic)
-        except Refusal as error:  # the name comes from a row
-            raise NotWritten(f"a row's topic is {error.text}") from None
-        (found,) = self._link.ask_all([ask])
+        (found,) = self._link.ask_all([connector.offsets(_checked(topic))])
         if isinstance(found, LogmqError):
             if found.code != "NO_TOPIC":
                 raise NotWritten(f"topic {topic!r} on {self._link.server}: {found}")
@@ -226,11 +233,27 @@ class Writer:
         # Over another connection, because answers are under way on this one.
         with closing(Served(self._link.server, self._reach)) as beside:
             (found,) = beside.fetched(sent.piece.topic, [(offset, offset + len(sent.piece.records))])
-        is_gone = isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE"  # retention took it
-        if not is_gone and found != sent.piece.records:
-            raise NotWritten(
-                f"topic {sent.piece.topic!r} on {self._link.server}: writer {sent.writer} has written seq "
-                f"{sent.seq} at offset {offset} before, and other records. The rows of this partition came "
-                "in another order or another division than the first time, so that it cannot be told which "
-                "of them are there. Another name in the option writer writes all of them (again)"
-            )
+        if found == sent.piece.records:
+            return
+        what = (
+            "and retention has dropped these records, so that it cannot be told whether they were the same"
+            if isinstance(found, LogmqError) and found.code == "OUT_OF_RANGE"
+            else "and other records. The rows of this partition came in another order or another division "
+            "than the first time, so that it cannot be told which of them are there"
+        )
+        raise NotWritten(
+            f"topic {sent.piece.topic!r} on {self._link.server}: writer {sent.writer} has written seq "
+            f"{sent.seq} at offset {offset} before, {what}. A new epoch, or of a stream another name in the "
+            "option writer, writes all of them (again)"
+        )
+
+    def _refused(self, topic: str, answer: LogmqError) -> NotWritten:
+        return NotWritten(f"topic {topic!r} on {self._link.server}: {answer}{_HINTS.get(answer.code, '')}")
+
+
+def _checked(topic: str) -> str:
+    """Return the name of a topic, which comes from a row. Raises NotWritten."""
+    try:
+        return connector.checked_name(topic)
+    except Refusal as error:
+        raise NotWritten(f"a row's topic is {error.text}") from None

@@ -222,15 +222,25 @@ def check_format(disk: Disk, folder: Path | str = "this", *, may_be_damaged: boo
 
 def look(disk: Disk, *, live: bool = False) -> FolderView:
     """The view of a folder's files. Raises DamagedFile where it has no good catalog, and OSError."""
+    view = _look(disk, live)
+    for log in view.logs.values():
+        if live or Durability.parse(log.mode).direct:
+            _end_with_index(view, log)
+    return view
+
+
+def kept_first(disk: Disk) -> dict[int, int]:
+    """The first kept offset of every log that there is, by id; a broker may run. Raises as `look` does."""
+    return {log.id: log.first for log in _look(disk, live=True).logs.values()}
+
+
+def _look(disk: Disk, live: bool) -> FolderView:
     view = _apply_journal(disk, live)
     looks = 1
     # A checkpoint frees segments under us, but only after its catalog is in place, which tells on it.
     while live and looks < _LOOKS_MAX and _catalog(disk).replay_lsn != view.catalog.replay_lsn:
         view = _apply_journal(disk, live)
         looks += 1
-    for log in view.logs.values():
-        if live or Durability.parse(log.mode).direct:
-            _end_with_index(view, log)
     return view
 
 

@@ -1,6 +1,7 @@
 """The archive as Spark makes it, of logs that the real store wrote, compared with plain Python."""
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.plan import Overtaken, Ripe
+from brokers.pipeline.source.folder import Folder
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
@@ -189,3 +192,42 @@ def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
     (log,) = archive.position(folder)
     assert log.gaps == ((end, first),)
     assert faults(LocalFiles(folder)) == []
+
+
+def test_days_that_were_removed_do_not_stop_an_archive(spark: "SparkSession", tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    fill(data, {("logmq", "orders"): [b"old"], ("logmq", "bills"): [b"bill"]})
+    once(spark, folder, data)
+    shutil.rmtree(next((folder / "topic=orders").iterdir()))
+    fill(data, {("logmq", "orders"): [b"new"]})
+    (one,) = once(spark, folder, data)
+    assert one.records == 1
+    assert read(spark, folder) == globbed(folder) == [("bills", 0, b"bill"), ("orders", 7, b"new")]
+    (fault,) = faults(LocalFiles(folder))
+    assert (fault.what, fault.range) == (archive.REMOVED, (0, 7))
+
+
+def test_a_file_that_is_missing_from_its_day_is_a_fault(spark: "SparkSession", tmp_path: Path) -> None:
+    data, folder = tmp_path / "data", tmp_path / "archive"
+    for value in (b"one", b"two", b"six"):
+        fill(data, {("logmq", "orders"): [value]})
+        once(spark, folder, data)
+    sorted(folder.glob("topic=orders/*/*.parquet"))[1].unlink()
+    (fault,) = faults(LocalFiles(folder))
+    assert (fault.what, fault.range) == ("missing", (7, 14))
+
+
+def test_a_source_is_opened_once_for_all_logs_of_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, opened_ = tmp_path / "data", []
+    fill(data, {("logmq", f"t{number}"): [b"a"] for number in range(20)})
+    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*"}))
+    with feed.look() as look:
+        spans = [spot.span(spot.first, spot.end) for _, spot in look.logs(Manifest())]
+    begin = Folder.__init__
+    monkeypatch.setattr(Folder, "__init__", lambda *asked: opened_.append(1) or begin(*asked))
+    # Nor is every log listed to find one.
+    monkeypatch.setattr("brokers.pipeline.source.folder.catalog.read", lambda disk: opened_.append(2))
+    assert sum(batch.num_rows for _, batches in feed.by_span(spans) for batch in batches) == 20
+    assert len(opened_) == 1

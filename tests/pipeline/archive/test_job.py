@@ -1,7 +1,7 @@
 """The archive's rounds over real folders, without Spark: what executors do is done here."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,14 @@ def test_each_log_has_its_part_of_every_round(folder: Path, tmp_path: Path) -> N
 def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batches = ArchiveInput.batches
+    by_span = ArchiveInput.by_span
 
-    def without_the_first(self: ArchiveInput, span: Span) -> Iterable[Any]:
-        first, *others = batches(self, span)
-        return [first.slice(1), *others]
+    def without_the_first(self: ArchiveInput, spans: Sequence[Span]) -> Iterable[Any]:
+        for span, rows in by_span(self, spans):
+            first, *others = rows
+            yield span, [first.slice(1), *others]
 
-    monkeypatch.setattr(ArchiveInput, "batches", without_the_first)
+    monkeypatch.setattr(ArchiveInput, "by_span", without_the_first)
     with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
         archived(folder, tmp_path / "archive", once=True)
     with pytest.raises(Failure, match="nothing was archived"):

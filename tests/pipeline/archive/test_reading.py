@@ -66,13 +66,13 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
     assert faults(folder.files) == [ArchiveFault("orders", "double", ByteRange(50, 60))]
     folder.files.unlink(extra)
     first, middle, last = (path for path, _ in final_files(folder.files))
-    for path, missing in (
-        (middle, ByteRange(40, 80)),
-        (last, ByteRange(40, 120)),
-        (first, ByteRange(0, 120)),
+    for path, what, missing in (
+        (middle, "missing", ByteRange(40, 80)),
+        (last, "missing", ByteRange(40, 120)),
+        (first, "removed", ByteRange(0, 120)),
     ):
         folder.files.unlink(path)
-        assert faults(folder.files) == [ArchiveFault("orders", "missing", missing)]
+        assert faults(folder.files) == [ArchiveFault("orders", what, missing)]
 
 
 def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:

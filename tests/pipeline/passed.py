@@ -1,10 +1,8 @@
-"""What a real server wrote while clients used it: the folder that jobs are held against."""
+"""What a real server wrote while clients used it: the folder that queries are held against."""
 
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,25 +12,10 @@ from shared.storage.tools.logs import RecordRow, log_dump
 from tests.dms import plain_events
 from tests.support.server import Server, speak
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 ORDERS = [b"%06d" % number + b"." * (number % 50) for number in range(500)]
 BILLS = [b"bill %d" % number for number in range(40)]
 READ = 123
 """Orders that the group `billing` has read."""
-
-
-@pytest.fixture(params=["local", "spark"])
-def engine(request: pytest.FixtureRequest) -> "SparkSession | None":
-    """What answers: a session, or None for this process. The same tests are for both."""
-    return request.getfixturevalue("spark") if request.param == "spark" else None
-
-
-@pytest.fixture
-def frame(engine: "SparkSession | None") -> Callable[[Any], Any]:
-    """A table as the engine takes it."""
-    return (lambda table: table) if engine is None else engine.createDataFrame
 
 
 @pytest.fixture(scope="session")

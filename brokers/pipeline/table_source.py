@@ -12,12 +12,11 @@ from functools import partial
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from brokers.pipeline import workers
-from brokers.pipeline.jobs.tables import logs_of, offered
 from brokers.pipeline.source import rows
 from brokers.pipeline.source.data_source import BatchReader, LogmqDataSource, StreamReader
 from brokers.pipeline.source.framing import IN_INDEX, SCHEMA
 from brokers.pipeline.source.options import parse
+from brokers.pipeline.tables import table_of
 from shared.errors import ConfigError
 
 FORMAT = "logmq-table"
@@ -34,17 +33,17 @@ class TableDataSource(LogmqDataSource):
     """Logs as rows of a table's columns."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
-        workers.prepare()  # a worker that raises for a mistake lives on
-        given = {key.lower(): value for key, value in options.items()}
+        super().__init__(options)
+        given = {key.lower(): value for key, value in self._given.items()}
         for key, why in _NOT_OURS.items():
             if key in given:
                 raise ConfigError(key, why)
-        protocol, _, name = given.pop(_OWN, "").partition(".")
+        name = given.pop(_OWN, "")
         if not name:
             raise ConfigError(_OWN, "say which, as in dms.events; `brokers pipeline tables` lists them")
-        (found,) = offered(name, protocol)
+        found = table_of(name)
         self._table = found.table
-        super().__init__(given | logs_of(found, served="servers" in given))
+        self._given = given | found.logs(served="servers" in given)
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""The commands' ends: rows, exit codes, what is said of a failure, the progress bar."""
+"""A command's session: what is said of a failure, ctrl-C, the progress bar, refusals before Spark starts."""
 
 import logging
 import os
@@ -6,19 +6,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from brokers.pipeline.jobs import cli, running
-from brokers.pipeline.jobs.job_input import ReadOptions
-from brokers.pipeline.jobs.running import JobFailed, said, spark_for
-from shared.errors import UsageError
-from tests.pipeline.jobs.conftest import ORDERS, READ
+from brokers.pipeline import running
+from brokers.pipeline.reading import ReadOptions
+from brokers.pipeline.running import JobFailed, said, spark_for
+from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.support.server import run_here
 
 if TYPE_CHECKING:
@@ -33,11 +32,7 @@ if TYPE_CHECKING:
         ("archived", "s3://b/ar"),
         ("report", "s3://b/data"),
         ("report", "data", "--to", "s3://b/page"),
-        ("decode", "s3://b/data", "lives"),
-        ("decode", "data", "lives", "--to", "s3://b/lives"),
-        ("replay", "s3://b/data", "orders"),
-        ("replay", "data", "orders", "--progress", "s3://b/replay"),
-        ("throughput", "data", "s3://b/data"),
+        ("sql", "s3://b/data", "lag"),
     ],
 )
 def test_a_place_that_is_not_of_this_machine_is_a_mistake_and_no_folder_is_made(
@@ -82,52 +77,47 @@ ModuleNotFoundError: No module named 'attrs'
 """
 
 
-def test_every_verb_gives_rows(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
-    messages: Counter[str] = Counter()
-    for row in cli.throughput(passed, protocol="logmq"):
-        messages[row["name"]] += row["messages"]
-    assert messages == {"orders": 500, "bills": 40}
-    behind = {(row["reader"], row["name"]): row["messages"] for row in cli.lag(passed)}
-    assert behind["billing", "orders"] == len(ORDERS) - READ
-    assert cli.anomaly(passed, protocol="dms", window="1 second") == []
-    written = cli.decode(str(passed), "lives", to=tmp_path / "lives")
-    assert written["rows"] == spark.read.parquet(str(tmp_path / "lives")).count() == 23
-    with pytest.raises(UsageError, match="there already"):
-        cli.decode(str(passed), "lives", to=tmp_path / "lives")
-
-
-def test_the_report_of_what_a_server_wrote(spark: "SparkSession", passed: Path, tmp_path: Path) -> None:
-    files = [row["file"].name for row in cli.report(passed, to=tmp_path / "page")]
-    assert files == ["report.html", "throughput.svg", "latency.svg", "outcomes.svg", "lag.svg"]
-    page = (tmp_path / "page" / "report.html").read_text()
-    assert "563 messages" in page
-    assert f"billing is behind most, by {len(ORDERS) - READ} messages" in page
-    assert "5 (21.7 %) were acknowledged, and 3 (13 %) failed" in page
-
-
-def test_every_protocols_tables_are_listed() -> None:
-    assert {("dms", "lives"), ("logmq", "volumes"), ("pubsub", "readings")} <= {
-        (row["protocol"], row["table"]) for row in cli.tables()
-    }
-
-
-def test_what_cannot_be_done_is_one_line_and_a_code(passed: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_one_line_and_a_code(plain: Path, tmp_path: Path) -> None:
     for arguments, code, text in (
-        (["throughput", str(tmp_path)], 73, f"{tmp_path} is not a data folder"),
-        (["decode", "lives"], 2, "TABLE: only 'lives' is given: name a data folder"),
-        (["decode", str(passed), "live"], 66, "no protocol has a table live"),
-        (["decode", str(passed), "lives", "--follow"], 66, "of dms these can: events"),
-        (["throughput", str(passed), "--master", "spark:7077"], 2, "--master: not local"),
-        (["throughput", str(passed), "--option", "verifyCRC=perhaps"], 78, "verifyCrc: not true or false"),
-        (["report", "--servers", "127.0.0.1:1"], 2, "which a data folder has and no server gives"),
-        (["report"], 2, "PATH: say which data folder the report is about"),
+        (["sql", str(tmp_path), "lag"], 73, f"{tmp_path} is not a data folder"),
+        (["sql", "lag"], 2, "QUERY: only 'lag' is given: name a data folder"),
+        (["sql"], 2, "QUERY: say what to run"),
+        (["sql", str(plain), str(plain), "lag"], 2, "one data folder is read at a time, not 2"),
+        (
+            ["sql", str(plain), "lags"],
+            66,
+            "'lags' is no query, no file, and none of lag, latency, throughput",
+        ),
+        (["sql", str(plain), "lag", "--limit", "-1"], 2, "--limit: it is 0 (all) or more"),
+        (["sql", str(plain), "lag", "--master", "spark:7077"], 2, "--master: not local"),
+        (["sql", str(plain), "lag", "--option", "verifyCRC=perhaps"], 78, "verifyCrc: not true or false"),
+        (
+            ["report", str(plain), "--servers", "127.0.0.1:1"],
+            2,
+            "which a data folder has and no server gives",
+        ),
     ):
         done = run_here("pipeline", *arguments)
         assert (done.returncode, len(done.stderr.splitlines())) == (code, 1), done.stderr
         assert text in done.stderr
-    for wrong in ("fortnight", "0 seconds"):
-        with pytest.raises(UsageError, match="--window"):
-            cli.throughput(passed, window=wrong)
+
+
+def test_what_cannot_be_read_is_said_before_spark_is_started(plain: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="either a data folder or --servers"):
+        ReadOptions().where(None)
+    with pytest.raises(UsageError, match="either a data folder or --servers"):
+        ReadOptions(servers="127.0.0.1:1").where(plain)
+    with pytest.raises(ConfigError, match="servers: names no server"):
+        ReadOptions(servers="").where(None)
+    with pytest.raises(StoreFormat, match="not a data folder"):
+        ReadOptions().where(tmp_path)
+    with pytest.raises(UsageError, match="not KEY=VALUE"):
+        ReadOptions(option=("verifyCrc",)).where(plain)
+    with pytest.raises(ConfigError, match="did you mean verifyCrc"):
+        ReadOptions(option=("verifyCrcs=true",)).where(plain)
+    away = ReadOptions(servers="127.0.0.1:1", option=("retryTimeoutMs=1",))
+    with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.1:1"):
+        away.where(None)
 
 
 def test_a_failure_is_what_the_innermost_error_said() -> None:
@@ -200,8 +190,6 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm() -> None:
 
 
 def test_the_bar_counts_tasks(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    from contextlib import contextmanager
-
     updates = []
 
     @contextmanager

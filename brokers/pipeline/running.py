@@ -1,7 +1,4 @@
-"""Runs a job: in this process if there is little to read, else with Spark, and a progress bar meanwhile.
-
-A JVM takes ten seconds or more to start. In that time this process reads and adds up a gigabyte.
-"""
+"""Starts a session for one command: with a progress bar, one line for an error, and ctrl-C that ends it."""
 
 import errno
 import logging
@@ -13,23 +10,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING
 
-import attrs
-from cyclopts import Parameter
-
-from brokers.pipeline.jobs.job_input import JobInput, ReadOptions
-from brokers.pipeline.session import LITTLE, require_spark, session
+from brokers.pipeline.reading import ReadOptions
+from brokers.pipeline.session import require_spark, session
 from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
-from shared.tables.table import TooMany
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from brokers.pipeline.jobs.tables import Offered
 
 LOOK_SECONDS = 0.2
 MASTER_SECONDS = 10.0
@@ -208,62 +199,3 @@ def watched(spark: "SparkSession", what: str) -> Iterator[None]:
         finally:
             done.set()
             thread.join()
-
-
-_T = TypeVar("_T")
-
-
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class FewRows(ReadOptions):
-    """The options of commands whose answers are a few rows."""
-
-    engine: Annotated[
-        Literal["local", "spark"] | None,
-        Parameter(help="local: without Spark. Else by how much is to be read.", show_default=False),
-    ] = None
-
-
-def answered(
-    what: str,
-    asking: FewRows,
-    job_input: JobInput,
-    chosen: "Iterable[Offered]",
-    answer: "Callable[[SparkSession | None], _T]",
-) -> _T:
-    """Call `answer` with a session, or with None to work in this process. `chosen`: the tables that it reads.
-
-    Raises UsageError, and what `spark_for` raises.
-    """
-    little = is_little(job_input, chosen)
-    if is_local(asking, little):
-        try:
-            return answer(None)
-        except TooMany as error:
-            if asking.engine == "local":
-                raise UsageError("--engine", f"{error}, which is for Spark: --engine spark") from None
-            little = False
-
-    with spark_for(what, asking, LITTLE if little else {}) as spark:
-        return answer(spark)
-
-
-def is_local(asking: FewRows, little: bool) -> bool:
-    """Whether to work without Spark: as asked for; else if there is little to read, and no setting of
-    Spark's.
-
-    Raises UsageError.
-    """
-    is_sparks = bool(asking.conf) or asking.master != FewRows().master
-    if asking.engine == "local" and is_sparks:
-        raise UsageError("--engine", "--master and --conf are Spark's, and local is without it")
-    if asking.engine is not None or is_sparks:
-        return asking.engine == "local"
-    return little
-
-
-def is_little(job_input: JobInput, chosen: "Iterable[Offered]") -> bool:
-    """Whether there is little to read for these tables. Raises what reading them raises."""
-    from brokers.pipeline.jobs import tables
-
-    return tables.size(job_input, chosen) <= tables.BYTES_MAX

@@ -1,0 +1,174 @@
+"""Views: a data folder, or what servers give, is tables of SQL in one call; and what is asked of them."""
+
+import datetime
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from brokers.pipeline import catalog, cli, report, views
+from brokers.pipeline.reading import ReadOptions
+from tests.pipeline.folders import ORDERS as TOPIC
+from tests.pipeline.passed import BILLS, ORDERS, READ
+from tests.pipeline.served import where
+from tests.support.folders import fill
+from tests.support.server import Server, speak
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+NASTY = '<script>alert("x")</script>\x1b[31m\u202e'
+
+
+@pytest.fixture
+def asked(spark: "SparkSession") -> Callable[[str], list[dict[str, Any]]]:
+    return lambda query: spark.sql(query).toArrow().to_pylist()
+
+
+def test_every_topic_and_every_table_is_there_in_one_call(
+    spark: "SparkSession", passed: Path, asked: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    made = views(spark, passed)
+    assert {"dms.lives", "logmq.records", "logmq.orders", "logmq.bills", "volumes", "logs"} <= set(made)
+    rows = asked("SELECT value FROM logmq.orders ORDER BY `offset`")
+    assert [row["value"] for row in rows] == ORDERS
+    for name in made:
+        assert asked(f"SELECT count(*) AS count FROM {name}")[0]["count"] >= 0
+    assert asked("SELECT count(*) AS count FROM logmq.records")[0]["count"] == len(ORDERS) + len(BILLS)
+
+
+def test_another_folder_takes_the_place_of_the_first(
+    spark: "SparkSession", passed: Path, tmp_path: Path, asked: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    views(spark, passed)
+    fill(tmp_path / "other", {TOPIC: [b"one"]})
+    views(spark, tmp_path / "other")
+    assert asked("SELECT value FROM logmq.orders") == [{"value": b"one"}]
+    assert asked("SELECT count(*) AS count FROM lives") == [{"count": 0}]
+
+
+def test_a_name_that_sql_does_not_take_is_made_one_and_a_second_of_it_is_told(
+    spark: "SparkSession",
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "data"
+    topics = {("logmq", name): [name.encode()] for name in ("a.b-c", "a.b.c", "records")}
+    fill(folder, topics)
+    made = views(spark, folder)
+    assert "logmq.a_b_c" in made
+    said = capsys.readouterr().err
+    assert "topic 'a.b.c' gets no table: logmq.a_b_c is another's" in said
+    assert "topic 'records' gets no table" in said
+    monkeypatch.setattr(catalog, "TOPICS_MAX", 1)
+    views(spark, folder, topics="a.*")
+    assert "2 topics: 1 of them get a table" in capsys.readouterr().err
+
+
+def test_servers_give_topics_and_rows_can_be_added_to_them(
+    spark: "SparkSession", server: Server, asked: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    speak(server.address("logmq"), b"PRODUCE shop a\nPRODUCE shop b\n")
+    made = views(spark, servers=where(server))
+    assert "logmq.shop" in made
+    assert "dms.lives" not in made
+    spark.sql("INSERT INTO logmq.shop (value) VALUES (cast('c' AS binary))")
+    rows = asked("SELECT value FROM logmq.shop ORDER BY `offset`")
+    assert [row["value"] for row in rows] == [b"a", b"b", b"c"]
+
+
+# -- the queries that come along
+
+
+@pytest.fixture
+def ran(passed: Path, spark: "SparkSession") -> Callable[[str], list[dict[str, Any]]]:
+    return lambda query: list(cli.sql(str(passed), query, reading=ReadOptions(master="local[2]")))
+
+
+def test_throughput_counts_what_passed(ran: Callable[[str], list[dict[str, Any]]]) -> None:
+    sums: dict[str, int] = {}
+    for row in ran("throughput"):
+        sums[row["name"]] = sums.get(row["name"], 0) + row["messages"]
+        assert row["messages_per_second"] == row["messages"] / 60
+    assert sums == {"orders": len(ORDERS), "bills": len(BILLS), "jobs": 20, "dead": 3}
+
+
+def test_latency_ranks_those_that_left_a_queue(ran: Callable[[str], list[dict[str, Any]]]) -> None:
+    rows = {(row["name"], row["measure"]): row for row in ran("latency")}
+    assert rows["jobs", "in_queue_ms"]["messages"] == 8
+    assert rows["jobs", "until_delivered_ms"]["messages"] == 10
+    for row in rows.values():
+        assert 0 <= row["p50_ms"] <= row["p99_ms"] <= row["p999_ms"] <= row["max_ms"]
+
+
+def test_lag_is_what_each_group_has_not_read(ran: Callable[[str], list[dict[str, Any]]]) -> None:
+    rows = {(row["reader"], row["name"]): row for row in ran("lag")}
+    assert {key: (row["messages"], row["bytes"]) for key, row in rows.items()} == {
+        ("billing", "orders"): (len(ORDERS) - READ, sum(map(len, ORDERS[READ:]))),
+        ("billing", "bills"): (len(BILLS), sum(map(len, BILLS))),
+        ("audit", "orders"): (0, 0),
+    }
+    assert rows["audit", "orders"]["position"] == rows["audit", "orders"]["end"]
+    assert all(row["lost_bytes"] == 0 for row in rows.values())
+
+
+def test_a_query_is_text_or_a_file(passed: Path, tmp_path: Path, spark: "SparkSession") -> None:
+    text = "SELECT outcome, count(*) AS messages FROM dms.lives GROUP BY outcome ORDER BY outcome"
+    (tmp_path / "lives.sql").write_text(text)
+    by_text = cli.sql(str(passed), text)
+    assert cli.sql(str(passed), str(tmp_path / "lives.sql")) == by_text
+    assert {row["outcome"]: row["messages"] for row in by_text}["acknowledged"] == 5
+    assert len(cli.sql(str(passed), text, limit=1)) == 1
+    assert cli.sql(str(passed), "CREATE OR REPLACE TEMPORARY VIEW kept_here AS SELECT 1 AS one") is None
+
+
+# -- the page
+
+
+@pytest.fixture(scope="module")
+def page(passed: Path, spark: "SparkSession") -> Iterator[str]:
+    views(spark, passed, topics=None)
+    return report.page(report.figures(spark), NASTY, NOW)
+
+
+def test_a_report_says_what_passed(page: str) -> None:
+    assert "563 messages" in page
+    assert "to 4 names" in page
+    assert page.count("<svg ") == 2
+    behind = f"<td>billing</td><td>orders</td><td class=number>{len(ORDERS) - READ}</td>"
+    assert behind in page.replace("\n", "")
+    assert "<td>jobs</td>" in page
+    assert "acknowledged: a consumer has done the work" in page
+    assert "What could not be read" not in page
+
+
+def test_names_are_text_in_a_report(page: str) -> None:
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "\u202e" not in page
+
+
+def test_names_behind_the_largest_are_one_row(
+    spark: "SparkSession", passed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "LARGEST", 2)
+    views(spark, passed, topics=None)
+    figures = report.figures(spark)
+    assert [(row["name"], row["messages"]) for row in figures.totals] == [
+        ("orders", len(ORDERS)),
+        ("bills", len(BILLS)),
+        ("(2 others)", 23),
+    ]
+    assert [row["reader"] for row in figures.lag] == ["billing", "billing", ""]
+    assert len({row["name"] for row in figures.outcomes}) == 2
+
+
+def test_a_folder_in_which_nothing_passed_makes_a_page(spark: "SparkSession", tmp_path: Path) -> None:
+    fill(tmp_path / "data", {})
+    views(spark, tmp_path / "data")
+    page = report.page(report.figures(spark), "data", NOW)
+    assert "Nothing has passed through yet." in page
+    assert "0 messages (0 bytes) to 0 names." in page
