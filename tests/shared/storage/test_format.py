@@ -240,13 +240,14 @@ def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) 
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 60 * KIB)), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60 * KIB)), min_size=1, max_size=40),
     st.lists(st.integers(0, 20 * KIB), max_size=3),
     st.integers(0, 10 * KIB),
 )
 def test_entries_of_many_small_commits_are_those_of_one_commit_after_the_other(
     commits: list[tuple[int, int]], before: list[int], waiting: int
 ) -> None:
+    # All within the 200 ms that an entry covers: what the log sums up between two closings has no more.
     earlier = [records(*before)] if before else []
     closed, left = extend(None, 0, 40, earlier, [len(before)] if before else [], 900)
     entry, at, now_ms, expected = left, 40 + len(b"".join(earlier)), 1000, list(closed)
@@ -262,6 +263,14 @@ def test_entries_of_many_small_commits_are_those_of_one_commit_after_the_other(
     more, summed_entry = extend_by_tail(left, at, tail, summed)
     assert [*closed, *more] == expected
     assert summed_entry == entry
+
+
+def test_an_append_later_than_an_entry_covers_begins_the_next() -> None:
+    one, two = records(10), records(30)
+    _, left = extend(None, 0, 0, [one], [1], 1000)
+    closed, later = extend(left, 1000, len(one), [two], [1], 1201)
+    assert closed == [left]
+    assert later == IndexEntry(len(one), 1201, 1201, len(two), 1, crc32c(two))
 
 
 def test_an_index_entry_goes_on_where_the_last_append_left_it() -> None:
