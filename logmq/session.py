@@ -809,7 +809,7 @@ class Session(SessionBase):
         size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
         wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
         if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
-            check_memory(self.topics.feeds.memory, READER_BYTES)
+            check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
             deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
             fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
             if self._fetches is None:
@@ -865,7 +865,7 @@ class Session(SessionBase):
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
         self._require(READ, fields[0])
-        check_memory(self.topics.feeds.memory, READER_BYTES)
+        check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
         self._tail = tail = Tail(self, self.topics.feeds, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained

@@ -1,6 +1,8 @@
 """`write.format("logmq")` under Spark: each row is in its topic once, whatever Spark runs again."""
 
+import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +13,7 @@ import pytest
 from brokers.pipeline.source import sink
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.options import parse_sink
-from brokers.pipeline.source.writing import PackedRecords
+from brokers.pipeline.source.writing import NotWritten, PackedRecords
 from logmq.connector import records_of
 from shared.errors import ConfigError
 from tests.pipeline.served import log, where
@@ -59,18 +61,21 @@ def test_a_task_that_runs_again_writes_nothing_twice(
     assert messages(server, "retried") == [b"%02000d" % number for number in range(5000)]
 
 
-def test_rows_that_fail_end_no_piece(spark: "SparkSession", server: Server) -> None:
+def test_rows_that_fail_end_no_piece(
+    spark: "SparkSession", configure: Callable[[str, str], None], server: Server
+) -> None:
     """Spark ends a task's rows as if they were whole. What is behind the last full piece is not written."""
 
     def fails(numbers: Iterator[int]) -> Iterator[tuple[str]]:
         for number in numbers:
-            if number == 1000:
+            if number == 3000:
                 raise RuntimeError("the rows fail here")
-            yield (f"{number}",)
+            yield (f"{number:02000}",)  # more by then than all buffers on the way hold
 
-    rows = spark.sparkContext.parallelize(range(2000), 1).mapPartitions(fails)
+    configure("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails)
     with pytest.raises(Exception, match="the rows fail here"):
-        append(server, spark.createDataFrame(rows, "value string"), topic="cut")
+        append(server, spark.createDataFrame(rows, "value string"), topic="cut", batchBytes="64m")
     assert speak(server.address("logmq"), b"OFFSETS cut\n").startswith(b"ERR NO_TOPIC")
 
 
@@ -278,3 +283,26 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
 def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         parse_sink(options, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("following", "failure"),
+    [(b"\xff\xff\xff\xfc", None), (b"", "what makes the rows of this partition has failed")],
+)
+def test_a_task_ends_its_pieces_when_spark_has_ended_its_rows(following: bytes, failure: str | None) -> None:
+    """Rows that failed look whole; the word that follows comes only if they are."""
+
+    def worker(
+        input_data_stream: io.BufferedReader,
+    ) -> None:  # Spark's, by the name that its stream has there
+        sink.require_whole_input()
+        assert input_data_stream.read() == following, "it is left for the worker to read"
+
+    stream = io.BufferedReader(io.BytesIO(following))
+    with pytest.raises(NotWritten, match=failure) if failure else nullcontext():
+        worker(stream)
+
+
+def test_a_spark_that_says_nothing_of_its_rows_end_is_refused() -> None:
+    with pytest.raises(NotWritten, match="does not tell a sink in Python"):
+        sink.require_whole_input()
