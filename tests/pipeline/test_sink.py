@@ -207,6 +207,9 @@ class Task:
     def partitionId(self) -> int:  # noqa: N802 - Spark's name
         return self.number
 
+    def getLocalProperty(self, name: str) -> None:  # noqa: N802 - Spark's name
+        return None
+
 
 def pairs(values: Iterable[bytes]) -> list[bytes]:
     """Two records of two bytes fill a piece."""
@@ -222,6 +225,36 @@ def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFi
     assert "with the same writer and epoch, nothing of it is there twice" in said
     sink.StreamWriter(options).abort([], 7)
     assert "Batch 7 from the same checkpoint will not write it twice" in capsys.readouterr().err
+
+
+def test_a_table_that_nobody_could_read_is_refused_before_a_row_is_written(
+    spark: "SparkSession", server: Server
+) -> None:
+    rows = spark.range(2).selectExpr("'x' AS value", "'refused' AS topic")
+    with pytest.raises(Exception, match="saveAsTable: a source in Python is not told a table's options"):
+        rows.write.format("logmq").option("servers", where(server)).mode("append").saveAsTable("refused")
+    assert not spark.catalog.tableExists("refused")
+    assert b"refused" not in speak(server.address("logmq"), b"TOPICS\n")
+
+
+def test_the_function_of_a_stream_may_write_each_of_its_batches(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.txt").write_text("one\ntwo\n")
+    stream = spark.readStream.format("text").load(str(tmp_path / "lines")).writeStream
+    stream = stream.foreachBatch(
+        lambda rows, batch: append(server, rows, topic="by-function", writer="w", epoch=str(batch))
+    )
+    stream = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+    stream.start().awaitTermination()
+    assert sorted(messages(server, "by-function")) == [b"one", b"two"]
+
+
+def test_rows_become_pandas(spark: "SparkSession", server: Server) -> None:
+    append(server, spark.range(7).selectExpr("concat('m', id) AS value"), topic="pandas")
+    rows = spark.read.format("logmq").option("servers", where(server)).option("subscribe", "pandas").load()
+    assert len(rows.toPandas()) == 7
 
 
 def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:
