@@ -79,8 +79,8 @@ def application(host: "Host") -> Starlette:
         reason = host.unready()
         return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
 
-    async def status(_: Request) -> Response:
-        return api.as_json(host.status())
+    async def status(request: Request) -> Response:
+        return api.as_json({**host.status(), "client": request.client})
 
     async def scrape(_: Request) -> Response:
         # One at a time, and all that have waited get the next one: a flood of scrapes costs as much as two.

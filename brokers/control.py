@@ -178,6 +178,15 @@ class AdminClient:
             text = f"{self.name} went away before it answered ({why})"
             raise Failure(text, ExitCode.UNAVAILABLE) from None
 
+    def is_direct(self) -> bool:
+        """Whether the server sees this process at its own address: nothing on the way changes addresses, as
+        tunnels and published ports of containers do. For a server that has answered already.
+        """
+        with contextlib.closing(self._connect()) as connection, self._errors():
+            connection.request("GET", "/status", headers=dict(self._headers))
+            host, port, *_ = connection.sock.getsockname()
+            return bool(json.loads(connection.getresponse().read())["client"] == [host, port])
+
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()
         is_json = kind in ("application/json", "application/problem+json")

@@ -17,13 +17,17 @@ from brokers.errors import InvalidSettings, Problem
 from brokers.server_address import DataDir, ServerAddress
 from shared.cli.app import examples, protocol_app
 from shared.cli.options import (
-    AdminCa,
     AdminUrl,
+    Ca,
     Certificate,
     Context,
+    Hidden,
+    Host,
     Key,
     KeyFile,
     PasswordFile,
+    Port,
+    Tls,
     TokenFile,
     User,
     a_path,
@@ -42,7 +46,8 @@ HOST_FLAGS: Mapping[str, Any] = {
     "config": ConfigFile,
     "host": Annotated[str | None, Parameter(help="Address to bind; 127.0.0.1 unless set.")],
     "data_dir": Annotated[
-        Path | None, Parameter(help="The data folder; ./data unless set.", converter=a_path)
+        Path | None,
+        Parameter(name=("--data-dir", "-D"), help="The data folder; ./data unless set.", converter=a_path),
     ],
     "durability": Annotated[
         str | None,
@@ -142,20 +147,37 @@ def with_host_flags(command: Callable[..., Any], *, recordable: bool = False) ->
 
 
 def with_admin_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add flags to a command that asks a running server: which one, and as whom.
-
-    A host's command gets what they say in its parameter of the class `ServerAddress`. A protocol's command
-    has no such parameter. It returns a VerbRequest or an ApiRequest, which gets them.
-    """
+    """Add flags to a host's command with a parameter of the class `ServerAddress`, which gets what they
+    say."""
     parameters = inspect.signature(command, eval_str=True).parameters
-    wanted = next((name for name, each in parameters.items() if each.annotation is ServerAddress), None)
+    wanted = next(name for name, each in parameters.items() if each.annotation is ServerAddress)
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
-        given["key"] = given.pop("key_file")
-        return attrs.evolve(own(), flags=given) if wanted is None else own(**{wanted: ServerAddress(**given)})
+        return own(**{wanted: ServerAddress.of_flags(given)})
 
-    flags = {**ADMIN_FLAGS, "key_file": (KeyFile, None)} if "key" in parameters else ADMIN_FLAGS
-    return with_flags(command, flags, wrapped, without=wanted)
+    return with_flags(command, server_flags(command, speaks=False), wrapped, without=wanted)
+
+
+def server_flags(command: Callable[..., Any], *, speaks: bool, port: Any = Port) -> Mapping[str, Any]:
+    """The flags that say which server a command means: the same for all, by the fields of `ServerAddress`.
+
+    `speaks`: it speaks a protocol. Another command shows fewer of them in its help, and refuses the rest.
+    """
+    has_key = "key" in inspect.signature(command).parameters
+    return {
+        "host": (Host if speaks else AdminUrl, None),
+        "port": (port if speaks else Annotated[Port, Hidden], None),
+        "context": (Context, None),
+        "data_dir": (DataDir, None),
+        **CONFIG_FLAG,
+        "token_file": (TokenFile, None),
+        "user": (User, None),
+        "password_file": (PasswordFile, None),
+        "tls": (Tls if speaks else Annotated[Tls, Hidden], False),
+        "ca": (Ca, None),
+        "certificate": (Certificate, None),
+        "key_file": (KeyFile if has_key else Key, None),  # a command may have a `--key` of its own
+    }
 
 
 def host_command(name: str, *lines: str, before: str = "") -> Callable[[Callable[..., Any]], App]:
@@ -190,20 +212,6 @@ def _with_own_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 CONFIG_FLAG: Mapping[str, Any] = {"config": (ConfigFile, None)}
-LOGIN_FLAGS: Mapping[str, Any] = {"user": (User, None), "password_file": (PasswordFile, None)}
-ADMIN_FLAGS: Mapping[str, Any] = {
-    "data_dir": (DataDir, None),
-    **CONFIG_FLAG,
-    "url": (AdminUrl, None),
-    "context": (Context, None),
-    "token_file": (TokenFile, None),
-    **LOGIN_FLAGS,
-    "ca": (AdminCa, None),
-    "certificate": (Certificate, None),
-    "key_file": (Key, None),
-}
-"""The names are those in `ServerAddress`, except `key_file`: a command may have a `--key` of its own."""
-
 
 TABLE_FLAGS: Mapping[str, Any] = {
     "wide": (Annotated[bool, flag("All columns on a terminal, however wide.")], False),

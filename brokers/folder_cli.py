@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from brokers.errors import ExitCode, Failure, copy_errors, folder_errors
 from brokers.flags import ConfigFile, host_app, host_command
 from brokers.render import CommandResult, Several, cell
-from brokers.server_address import DataDir, data_folder, require_folder
+from brokers.server_address import DataDir, local_folder, require_folder
 from brokers.server_cli import copied
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress
@@ -35,7 +35,7 @@ def fsck(
 
     Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
     """
-    folder = require_folder(data_folder(data_dir, config))
+    folder = require_folder(local_folder(data_dir, config))
     with progress(f"checking {folder}"), folder_errors(folder):
         if repair:
             from shared.storage.tools.repair import repair as mend
@@ -69,7 +69,7 @@ def ls(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = Fals
     """List the logs: offsets, records, and room on disk."""
     from shared.storage.tools.logs import log_ls
 
-    return log_ls(require_folder(data_folder(data_dir, config)))
+    return log_ls(require_folder(local_folder(data_dir, config)))
 
 
 @command(
@@ -99,7 +99,7 @@ def dump(
     from shared.storage.tools.logs import DamagedRow, log_dump
 
     decode = None if raw else _decoder(namespace, name)
-    records = log_dump(require_folder(data_folder(data_dir, config)), namespace, name, start, stop)
+    records = log_dump(require_folder(local_folder(data_dir, config)), namespace, name, start, stop)
     damaged = 0
     rows: Iterator[Any] = records if decode is None else decode(records)
     for row in rows:
@@ -146,7 +146,7 @@ def verify(
 
     with progress("verifying") as update:
         rows = []
-        for row in log_verify(require_folder(data_folder(data_dir, config)), namespace, name):
+        for row in log_verify(require_folder(local_folder(data_dir, config)), namespace, name):
             rows.append(row)
             update(len(rows))
     return CommandResult(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
@@ -168,7 +168,7 @@ def restore(
     """
     from shared.storage.tools.backup import restore as put_back
 
-    folder = data_folder(data_dir, config)
+    folder = local_folder(data_dir, config)
     with progress(f"restoring {folder}"), copy_errors(folder, "data folder"):
         report = put_back(require_folder(source), folder, strict=strict)
     return copied(report, json)

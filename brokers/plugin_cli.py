@@ -6,7 +6,7 @@ protocols that this package does not know by name.
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, get_args
 
 import attrs
@@ -14,37 +14,14 @@ from cyclopts import App, Parameter
 
 from brokers import plugins
 from brokers.errors import Failure
-from brokers.flags import (
-    ADMIN_FLAGS,
-    CONFIG_FLAG,
-    LOGIN_FLAGS,
-    with_admin_flags,
-    with_flags,
-    with_host_flags,
-    with_table_flags,
-)
-from brokers.server_address import ServerAddress
-from shared.cli.options import Ca, Certificate, Host, Key, KeyFile, Place, Port, Server, Tls
-from shared.errors import UsageError
+from brokers.flags import server_flags, with_flags, with_host_flags, with_table_flags
+from brokers.server_address import ServerAddress, folder_of
+from shared.cli.confirm import Yes, confirm
+from shared.cli.options import Place, Port
 from shared.plugin import ApiRequest, Plugin, VerbRequest
 
-ASKING = (ApiRequest, VerbRequest, "ApiRequest", "VerbRequest")
+ASKING = (ApiRequest, VerbRequest)
 """What commands return that ask a running server."""
-PLACE_FLAGS: Mapping[str, Any] = {"host": (Host, None), "port": (Port, None)}
-SERVER_FLAGS: Mapping[str, Any] = {
-    **PLACE_FLAGS,
-    **LOGIN_FLAGS,
-    "tls": (Tls, False),
-    "ca": (Ca, None),
-    "certificate": (Certificate, None),
-    "key_file": (Key, None),
-}
-"""The names are those in `Server`, except `key_file`: a command may have a `--key` of its own."""
-API_FLAGS: Mapping[str, Any] = {name: ADMIN_FLAGS[name] for name in ("data_dir", "context", "token_file")}
-"""The flags for the API of a command that may ask a protocol's server, too; it has the others already."""
-ServerOrApi = Annotated[
-    Host, Parameter(name=("--host", "--url"), help="Its address; or the admin port, http(s)://HOST:15800.")
-]
 
 
 def __getattr__(name: str) -> App:
@@ -84,71 +61,69 @@ def _prepare(app: App, plugin: Plugin) -> None:
     """Add the host's flags to the commands of an app, and of the apps in it."""
     for word in app:
         own = app[word]
-        command = own.default_command
-        if command is not None:
-            if inspect.signature(command).return_annotation in ASKING:
-                command = with_admin_flags(command)
-            own.default_command = with_table_flags(_with_server_flags(command, plugin))
+        if own.default_command is not None:
+            own.default_command = with_table_flags(_with_server(own.default_command, plugin))
         if not word.startswith("-"):
             _prepare(own, plugin)
 
 
-def _with_server_flags(command: Callable[..., Any], plugin: "Plugin") -> Callable[..., Any]:
-    """Add flags to a protocol's command that say where its server is.
+def _with_server(command: Callable[..., Any], plugin: Plugin) -> Callable[..., Any]:
+    """Add the flags that say which server a protocol's command means, and what asks before it destroys.
 
-    A command without a parameter of the class `Place` or `Server` stays as it is.
+    A command without a parameter of the class `Place` or `Server` that returns no request stays as it is.
     """
-    asked = {
-        name: (kind, type(None) in get_args(parameter.annotation))
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-        for kind in (parameter.annotation, *get_args(parameter.annotation))
-        if isinstance(kind, type) and issubclass(kind, Place)
-    }
-    if not asked:
+    signature = inspect.signature(command, eval_str=True)
+    wanted, kind, may_ask = next(
+        (
+            (name, each, type(None) in get_args(parameter.annotation))
+            for name, parameter in signature.parameters.items()
+            for each in (parameter.annotation, *get_args(parameter.annotation))
+            if isinstance(each, type) and issubclass(each, Place)
+        ),
+        (None, Place, True),
+    )
+    if wanted is None and signature.return_annotation not in ASKING:
         return command
-    ((wanted, (kind, has_api)),) = asked.items()
+    destroys: str | None = getattr(command, "destroys", None)
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
-        from brokers.finding import find  # reading settings takes as long as the command
+        is_sure = given.pop("yes", True)
+        server = ServerAddress.of_flags(given)
+        place = None
+        if wanted is None or (may_ask and server.is_admin()):
+            name = server.name(folder_of(plugin)) if destroys else ""
+        else:
+            place = server.protocol(kind, plugin)
+            name = f"{place.host}:{place.port}"
+        said = signature.bind_partial(*own.args, **own.keywords).arguments  # type: ignore[attr-defined]
+        if destroys is not None and not is_sure and not said.get("dry_run"):
+            confirm(f"{destroys.format(**said)} on the server {name}")
+        result = own() if wanted is None else own(**{wanted: place})
+        return _for_server(result, server, name if destroys else None)
 
-        if has_api:
-            api = {name: given.pop(name) for name in API_FLAGS}
-            flags = _api_flags(given, api)
-            if flags is not None:
-                return _asked_by_api(own(**{wanted: None}), flags)
-        config = given.pop("config")
-        said = {"key" if name == "key_file" else name: value for name, value in given.items()}
-        return own(**{wanted: find(kind, plugin, said, config)})
-
-    variable = f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
-    usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {variable})."
+    usual = f"Its port; {plugin.settings().port} unless set ({plugin.name}.port, {_port_variable(plugin)})."
     port = Annotated[Port, Parameter(name=("--port", "-p"), help=usual)]
-    flags = SERVER_FLAGS if issubclass(kind, Server) else PLACE_FLAGS
-    if flags is SERVER_FLAGS and "key" in inspect.signature(command).parameters:
-        flags = {**flags, "key_file": (KeyFile, None)}
-    if has_api:
-        flags = {**flags, **API_FLAGS, "host": (ServerOrApi, None)}
-    return with_flags(command, {**flags, "port": (port, None), **CONFIG_FLAG}, wrapped, without=wanted)
+    flags = server_flags(command, speaks=wanted is not None, port=port)
+    if destroys is not None:
+        flags = {**flags, "yes": (Yes, False)}
+    return with_flags(command, flags, wrapped, without=wanted)
 
 
-def _api_flags(given: Mapping[str, Any], api: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The flags of `ServerAddress` where a command is to ask the API; None: it asks the protocol's server."""
-    host = given["host"]
-    by_url = host is not None and host.startswith(("http://", "https://"))
-    if not by_url and not any(api.values()):
-        if host is not None or given["port"] is not None:
-            return None
-        if ServerAddress(config=given["config"]).resolved().url is None:  # no context is in use
-            return None
-    elif host is not None and not by_url:
-        raise UsageError("--host", "names another server than the flags for the API do")
-    common = ("config", "user", "password_file", "ca", "certificate")
-    said = {name: given[name] for name in common}
-    return {**said, "key": given["key_file"], "url": host, **api}
+def _port_variable(plugin: Plugin) -> str:
+    return f"BROKERS_{plugin.name}_PORT".upper().replace("-", "_")
 
 
-async def _asked_by_api(request: Any, flags: Mapping[str, Any]) -> Any:
-    return attrs.evolve(await request, flags=flags)
+def _for_server(result: Any, server: ServerAddress, name: str | None) -> Any:
+    """A command's result, for the server that it asks; with the server's `name`, if there is one."""
+    if inspect.iscoroutine(result):
+        return _awaited(result, server, name)
+    if isinstance(result, ApiRequest | VerbRequest):
+        return attrs.evolve(result, server=server, name=name)
+    return result if name is None else {**result, "server": name}
+
+
+async def _awaited(result: Any, server: ServerAddress, name: str | None) -> Any:
+    return _for_server(await result, server, name)
 
 
 def _broken(name: str, error: Failure) -> App:

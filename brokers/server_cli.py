@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from brokers import plugins
 from brokers.errors import ExitCode, Failure, copy_errors
 from brokers.flags import host_command
 from brokers.render import CommandResult, Several, json_value
-from brokers.server_address import DEFAULT_FOLDER, ServerAddress, require_folder
+from brokers.server_address import ServerAddress, folder_of, require_folder
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
 
@@ -28,6 +29,7 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     s.
     """
     found = at.client().request("GET", "/status")
+    found.pop("client", None)
     code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
     if json:
         return CommandResult(found, code)
@@ -85,24 +87,25 @@ def call(
 
 def ask_api(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
-    client = ServerAddress(**request.flags).client()
+    client = request.server.client()
     with waiting("asking"):
-        return request.ask(client)
+        return _named(request.ask(client), request.name)
 
 
 def ask(request: "VerbRequest") -> Any:
     """Call an administrative verb for a protocol's own command; None is no argument. Raises BrokerError."""
     arguments = {name: value for name, value in request.arguments.items() if value is not None}
-    own = request.own_dir
-    default = own if own and own.is_dir() and not DEFAULT_FOLDER.exists() else DEFAULT_FOLDER
-    server = ServerAddress(data_dir=request.data_dir, **request.flags).resolved(default)
-    client, folder = server.client(), server.data_dir
+    default = folder_of(plugins.load(request.protocol))
+    client = request.server.client(default)
+    server = request.server.resolved(default)
+    folder = server.data_dir
     if server.url is None:
         here = {name: str(Path(arguments[name]).absolute()) for name in request.paths if name in arguments}
         arguments = {**arguments, **here}
     with waiting(request.verb):
         try:
-            return client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
+            answer = client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
+            return _named(answer, request.name)
         except Failure as error:
             if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
@@ -110,7 +113,13 @@ def ask(request: "VerbRequest") -> Any:
                 raise
         from brokers import offline
 
-        return offline.call(folder, request.protocol, request.verb, arguments, server.config)
+        answer = offline.call(folder, request.protocol, request.verb, arguments, server.config)
+        return _named(answer, request.name)
+
+
+def _named(answer: Any, name: str | None) -> Any:
+    """An answer with the server that gave it, where a command destroys something."""
+    return answer if name is None else {**answer, "server": name}
 
 
 @host_command(

@@ -14,7 +14,7 @@ from brokers import plugins
 from brokers.errors import ExitCode, Failure, did_you_mean
 from brokers.flags import ConfigFile, host_app
 from brokers.render import CommandResult
-from brokers.server_address import DataDir, asked_for, data_folder, path_setting
+from brokers.server_address import DataDir, asked_for, local_folder, path_setting
 from shared.access import (
     ADMIN,
     SALT_BYTES,
@@ -190,7 +190,7 @@ class _UsersFile:
         from brokers import users
 
         self._module = users
-        self._folder = data_folder(data_dir, config)
+        self._folder = local_folder(data_dir, config)
         self._path = path_setting("access", "users_file", config) or self._folder / "users.toml"
         self.users = self._read()
 

@@ -338,6 +338,11 @@ class Client:
         )
         return (await self._call(method, commands.Queue.DeclareOk)).queue or name
 
+    async def depth(self, name: str) -> int:
+        """How many messages of a queue are ready. Raises Refused if it is not there."""
+        method = commands.Queue.Declare(queue=name, passive=True)
+        return (await self._call(method, commands.Queue.DeclareOk)).message_count or 0
+
     async def declare_exchange(
         self,
         name: str,

@@ -13,7 +13,8 @@ from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
-from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.cli.confirm import DryRun, destroys
+from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 
@@ -48,7 +49,9 @@ def _given(server: Server) -> dict[str, Any]:
 
 @command("serve", "serve 5672 --host 0.0.0.0 --insecure")
 def serve(
-    port: Annotated[int | None, Parameter(help="Bind this port (5672 unless set); 0 picks one.")] = None,
+    port: Annotated[
+        int | None, Parameter(name=("--port", "-p"), help="Bind this port (5672 unless set); 0 picks one.")
+    ] = None,
 ) -> ServeRequest:
     """Serve AMQP 0-9-1 and DMP alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("dmp", {"dmp": {"port": port}})
@@ -201,33 +204,41 @@ def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str
     return answer
 
 
-@command("delete queue jobs --if-empty", "delete exchange logs")
+@command("delete queue jobs --if-empty", "delete exchange logs", "delete queue jobs --dry-run")
+@destroys("delete {what} {name}, with its bindings and messages")
 async def delete(
     what: What,
     name: Name,
     *,
     if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
     if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
+    dry_run: DryRun = False,
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
     """Delete a queue or an exchange, with its bindings and messages, for good."""
     if what == "exchange" and if_empty:
         raise UsageError("--if-empty", "is for queues: an exchange holds no messages")
-    shown = {what: name, "deleted": True}
+    shown = {what: name, "deleted": not dry_run}
     if server is None:
         if if_unused or if_empty:
             raise UsageError("--if-unused" if if_unused else "--if-empty", "is for AMQP, and not for the API")
         if what == "exchange":
-            return ApiRequest(lambda api: api.delete("exchanges", name) and shown)
-        return ApiRequest(lambda api: {**shown, "messages": api.delete("queues", "dmp", name)["messages"]})
+            return ApiRequest(lambda api: api.delete("exchanges", name, dry_run=dry_run) and shown)
+
+        def ask(api: AdminApi) -> Mapping[str, Any]:
+            return {**shown, "messages": api.delete("queues", "dmp", name, dry_run=dry_run)["messages"]}
+
+        return ApiRequest(ask)
     async with _amqp(server, name) as client:
         if what == "exchange":
             await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
-            await client.delete_exchange(name, if_unused=if_unused)
+            if not dry_run:
+                await client.delete_exchange(name, if_unused=if_unused)
             return shown
-        await client.declare_queue(name, passive=True)
-        messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
+        messages = await client.depth(name)
+        if not dry_run:
+            messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
         return {**shown, "messages": messages}
 
 
@@ -285,17 +296,21 @@ async def unbind(
     return shown
 
 
-@command("purge jobs")
+@command("purge jobs", "purge jobs --dry-run")
+@destroys("delete all messages of queue {queue}")
 async def purge(
-    queue: QueueName, *, server: Server | None, json: Json = False
+    queue: QueueName, *, dry_run: DryRun = False, server: Server | None, json: Json = False
 ) -> Mapping[str, Any] | ApiRequest:
     """Delete a queue's messages, except those that consumers hold."""
     if server is None:
-        return ApiRequest(
-            lambda api: {"queue": queue, "purged": api.post("queues", "dmp", queue, "purge")["purged"]}
-        )
+
+        def ask(api: AdminApi) -> Mapping[str, Any]:
+            answer = api.post("queues", "dmp", queue, "purge", dry_run=dry_run)
+            return {"queue": queue, "purged": answer["purged"]}
+
+        return ApiRequest(ask)
     async with _amqp(server, queue) as client:
-        return {"queue": queue, "purged": await client.purge(queue)}
+        return {"queue": queue, "purged": await (client.depth(queue) if dry_run else client.purge(queue))}
 
 
 @command("peek jobs", "peek jobs -n 5 --json | jq -r .text")
@@ -319,7 +334,7 @@ def peek(
 def redrive(
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="Where dead letters are.")],
     *,
-    dry_run: Annotated[bool, flag("Say what would change, and change nothing.")] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> ApiRequest:
     """Move dead letters back to the queues that they came from."""
@@ -374,25 +389,25 @@ async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
 
 
 @command("leases", "leases --json")
-def leases(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+def leases(*, json: Json = False) -> VerbRequest:
     """List the leases that are given and not used yet: their targets and ages.
 
     This is no request of the protocol: the server is asked over the control socket
     in its data folder. The leases themselves, which are secrets, are not shown.
     """
-    return VerbRequest("dmp", "leases", {}, data_dir)
+    return VerbRequest("dmp", "leases", {})
 
 
 @command("queues", "queues --json")
-def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+def queues(*, json: Json = False) -> VerbRequest:
     """List the queues of the running server: ready, unacknowledged, consumers."""
-    return VerbRequest("dmp", "queues", {}, data_dir)
+    return VerbRequest("dmp", "queues", {})
 
 
 @command("exchanges", "exchanges --json")
-def exchanges(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+def exchanges(*, json: Json = False) -> VerbRequest:
     """List the exchanges of the running server: types and bindings."""
-    return VerbRequest("dmp", "exchanges", {}, data_dir)
+    return VerbRequest("dmp", "exchanges", {})
 
 
 def _binding(said: str) -> tuple[str, str]:

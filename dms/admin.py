@@ -234,11 +234,16 @@ class Admin:
         async with aclosing(self._first(queue, limit)) as messages:
             return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
 
-    @verb("purge", "drop a queue's messages, but those that are held", takes=("queue",), changes="queue")
+    @verb(
+        "purge",
+        "drop a queue's messages, but those that are held",
+        takes=("queue", "dry_run"),
+        changes="queue",
+    )
     async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """`queue`."""
         queue = self._queue(arguments)
-        return {"queue": queue.text, **await self._purge.call(queue, {}, False)}
+        return {"queue": queue.text, **await self._purge.call(queue, {}, bool(arguments.get("dry_run")))}
 
     @verb("redrive", "move dead letters back to where they came from", takes=("queue",), changes="queue")
     async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,21 +24,22 @@ from dms.client import (
 )
 from dms.consumer import Consumer
 from dms.feeder import Feeder
+from dms.plugin import OWN_FOLDER
 from dms.stress import stress as run_stress
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, warn
+from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.client.nursery import open_nursery
-from shared.errors import UsageError
+from shared.errors import NotThere, UsageError
 from shared.plugin import ApiRequest, ServeRequest, VerbRequest
 
 PREFETCH = 64
 TOLD_SECONDS = 1.0
 """After so long without a message `consume` says on a terminal that it waits."""
 LEVELS = ("debug", "info", "warning", "error")
-DATA_DIR = Path("dms_data")
 
 app, command = protocol_app(
     "dms",
@@ -57,15 +58,6 @@ queue is full); 130 interrupted.
 
 
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
-DataDir = Annotated[
-    Path | None,
-    Parameter(
-        name=("--data-dir", "-D"),
-        help="The server's data folder: ./data unless set, or ./dms_data where only that is there.",
-        show_default=False,
-        converter=a_path,
-    ),
-]
 
 
 @asynccontextmanager
@@ -78,10 +70,10 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
 
 @command("serve", "serve -p 9191 -d 5000 -P -D /var/lib/dms", "serve -l 0")
 def serve(
-    *,
     port: Annotated[
         int | None, Parameter(name=("--port", "-p"), help="Bind this port (9090 unless set); 0 picks one.")
     ] = None,
+    *,
     depth: Annotated[
         int | None, Parameter(name=("--depth", "-d"), help="Messages in a queue at most (10000 unless set).")
     ] = None,
@@ -125,7 +117,7 @@ def serve(
     }
     defaults: Mapping[str, Mapping[str, Any]] = {
         "dms": {"persist": False},
-        "serve": {"data_dir": str(DATA_DIR)},
+        "serve": {"data_dir": OWN_FOLDER},
     }
     flags = {"consume_seconds": "--timeout", "log_level": "--level"}
     return ServeRequest("dms", {"dms": own, "serve": host}, defaults, flags)
@@ -312,12 +304,20 @@ async def create(
     return {"queue": queue, "created": True}
 
 
-@command("delete -q orders")
-async def delete(queue: QueueName, *, server: Server, json: Json = False) -> Mapping[str, Any]:
+@command("delete -q orders", "delete orders --dry-run")
+@destroys("delete queue {queue} and its messages")
+async def delete(
+    queue: QueueName, *, dry_run: DryRun = False, server: Server, json: Json = False
+) -> Mapping[str, Any]:
     """Delete a queue and its messages, for good."""
     async with _connected(server) as client:
-        await client.delete(queue)
-    return {"queue": queue, "deleted": True}
+        if not dry_run:
+            await client.delete(queue)
+            return {"queue": queue, "deleted": True}
+        depth = next((each.depth for each in await client.queues() if each.name == queue), None)
+        if depth is None:
+            raise NotThere(f"there is no queue {queue}")
+        return {"queue": queue, "deleted": False, "messages": depth}
 
 
 @command("list", "list --json | jq 'select(.depth > 0)'", name="list")
@@ -354,14 +354,14 @@ async def stress(
 # data folder is opened.
 
 
-def _administrative(verb: str, data_dir: Path | None, *paths: str, **arguments: Any) -> VerbRequest:
-    return VerbRequest("dms", verb, arguments, data_dir, offline=True, own_dir=DATA_DIR, paths=paths)
+def _administrative(verb: str, *paths: str, **arguments: Any) -> VerbRequest:
+    return VerbRequest("dms", verb, arguments, offline=True, paths=paths)
 
 
 @command("queues", "queues --json | jq 'select(.held)'")
-def queues(*, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+def queues(*, json: Json = False) -> VerbRequest:
     """List the queues with everything that is known of them."""
-    return _administrative("queues", data_dir)
+    return _administrative("queues")
 
 
 @command("peek -q orders", "peek -q orders -n 5 --json")
@@ -369,7 +369,6 @@ def peek(
     queue: QueueName,
     *,
     number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="Messages at most.")] = 10,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List the messages at the front of a queue. It takes nothing, and no delivery is counted."""
@@ -377,24 +376,24 @@ def peek(
 
     if not 0 <= number <= PEEK_MAX:
         raise UsageError("--max", f"0 to {PEEK_MAX}")
-    return _administrative("peek", data_dir, queue=queue, limit=number)
+    return _administrative("peek", queue=queue, limit=number)
 
 
-@command("purge -q orders")
-def purge(queue: QueueName, *, data_dir: DataDir = None, json: Json = False) -> VerbRequest:
+@command("purge -q orders", "purge orders --dry-run")
+@destroys("delete all messages of queue {queue}")
+def purge(queue: QueueName, *, dry_run: DryRun = False, json: Json = False) -> VerbRequest:
     """Delete a queue's messages, except those that consumers hold."""
-    return _administrative("purge", data_dir, queue=queue)
+    return _administrative("purge", queue=queue, dry_run=dry_run or None)
 
 
 @command("redrive orders-dead")
 def redrive(
     queue: Annotated[str, Parameter(name=("--queue", "-q"), help="A dead letter queue.")],
     *,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """Move dead messages back to the queues that they came from."""
-    return _administrative("redrive", data_dir, queue=queue)
+    return _administrative("redrive", queue=queue)
 
 
 @command("pause orders")
@@ -414,11 +413,10 @@ def export(
     file: Annotated[Path, Parameter(help="A .dmsq file to write.", converter=a_path)],
     queue: QueueName,
     *,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """Write a queue's messages to a file, in the specification's format. They stay in the queue."""
-    return _administrative("export", data_dir, "target", queue=queue, target=str(file))
+    return _administrative("export", "target", queue=queue, target=str(file))
 
 
 @command("import orders.dmsq", "import x.dmsq -q orders", name="import")
@@ -433,8 +431,7 @@ def import_(
         ),
     ] = None,
     *,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """Put the messages of a .dmsq file at the end of a queue. A missing queue is made."""
-    return _administrative("import", data_dir, "source", queue=queue, source=str(file))
+    return _administrative("import", "source", queue=queue, source=str(file))

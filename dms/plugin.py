@@ -3,6 +3,9 @@
 from dms.settings import DmsSettings
 from shared.plugin import Plugin, opened_by
 
+OWN_FOLDER = "dms_data"
+"""The data folder of `brokers dms serve`, which is the specification's."""
+
 plugin = Plugin(
     name="dms",
     summary="Work queues: each message goes to one consumer, and stays until it is acknowledged.",
@@ -14,4 +17,5 @@ plugin = Plugin(
     replays="dms.replay:REPLAYS",
     unrecorded="its queues' logs tell each message's life already",
     keeps=lambda settings: settings.persist,
+    own_folder=OWN_FOLDER,
 )

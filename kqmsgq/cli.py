@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from kqmsgq.client import Message, open_consumer, open_producer
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
-from shared.cli.options import DataDir, Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
 from shared.errors import RemoteProtocolError, UsageError
 from shared.plugin import ServeRequest, VerbRequest
@@ -31,7 +31,9 @@ longer than the first thing that it waits for, and have the end of a line."""
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")
 def serve(
-    port: Annotated[int | None, Parameter(help="Bind this port (8000 unless set); 0 picks one.")] = None,
+    port: Annotated[
+        int | None, Parameter(name=("--port", "-p"), help="Bind this port (8000 unless set); 0 picks one.")
+    ] = None,
 ) -> ServeRequest:
     """Serve KqueueMsgQ alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("kqmsgq", {"kqmsgq": {"port": port}})
@@ -119,7 +121,6 @@ async def consume(
 def consumers(
     *,
     dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List the consumers: their subscriptions, what waits for them, what they lost.
@@ -127,7 +128,7 @@ def consumers(
     This is no request of the protocol: the server is asked over the control socket
     in its data folder.
     """
-    return VerbRequest("kqmsgq", "consumers", {"dropped": dropped}, data_dir)
+    return VerbRequest("kqmsgq", "consumers", {"dropped": dropped})
 
 
 def _place(server: Server) -> dict[str, Any]:

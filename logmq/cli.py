@@ -15,7 +15,8 @@ from cyclopts import App, Parameter
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import examples, protocol_app
 from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused, warn
-from shared.cli.options import DataDir, Json, Max, Messages, Server, Words, flag
+from shared.cli.confirm import DryRun, destroys
+from shared.cli.options import Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
@@ -72,8 +73,9 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
 
 @command("serve", "serve --port 0 --data-dir /var/lib/logmq")
 def serve(
-    *,
-    port: Annotated[int | None, Parameter(help="Bind this port (8080 unless set); 0 picks one.")] = None,
+    port: Annotated[
+        int | None, Parameter(name=("--port", "-p"), help="Bind this port (8080 unless set); 0 picks one.")
+    ] = None,
 ) -> ServeRequest:
     """Serve LogMQ alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("logmq", {"logmq": {"port": port}})
@@ -147,7 +149,8 @@ async def consume(
 
     Begins at the first kept message, unless --from or --group says otherwise. With
     --commit into a pipe, a message counts as shown once it is read from the pipe.
-    The commit is made at least every 5 s, and at the end, also at Ctrl-C and SIGTERM.
+    The commit is made at least every 5 s, and at the end, also at Ctrl-C and
+    SIGTERM.
     """
     reader = OutputReader()
     if commit and group is None:
@@ -155,9 +158,8 @@ async def consume(
     place = None if from_ is None else _place("--from", from_)
     if server is None:
         if commit or follow:
-            raise UsageError(
-                "--commit" if commit else "--follow", "is for LogMQ's own port, and not for the API"
-            )
+            text = "is for LogMQ's own port, which --host and --port name; not for the API"
+            raise UsageError("--commit" if commit else "--follow", text)
         return _through_api(topic, place, group, Remaining(max_), json=json, offsets=offsets)
 
     async def shown() -> AsyncIterator[Any]:
@@ -272,7 +274,6 @@ def groups(
     *,
     topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
     group: Annotated[str | None, Parameter(help="Only of this group.")] = None,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List the groups: what they have committed, and how far they are behind.
@@ -280,11 +281,10 @@ def groups(
     This is no request of the protocol: the server is asked over the control socket
     in its data folder.
     """
-    return VerbRequest("logmq", "groups", {"topic": topic, "group": group}, data_dir)
+    return VerbRequest("logmq", "groups", {"topic": topic, "group": group})
 
 
 Group = Annotated[str, Parameter(help="A group.")]
-DryRun = Annotated[bool, flag("Say what would change, and change nothing.")]
 
 
 @groups_app.command(
@@ -320,6 +320,7 @@ def reset(
 @groups_app.command(
     name="delete", help_epilogue=examples("brokers logmq", "groups delete billing orders --dry-run")
 )
+@destroys("forget what group {group} has committed in topic {topic}")
 def delete_group(group: Group, topic: Topic, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
     """Forget what a group has committed in a topic."""
     return ApiRequest(
@@ -332,6 +333,7 @@ def delete_group(group: Group, topic: Topic, *, dry_run: DryRun = False, json: J
 
 
 @command("trim orders 1048576 --dry-run", "trim orders end")
+@destroys("drop all messages of topic {topic} below {offset}")
 def trim(
     topic: Topic,
     offset: Annotated[
@@ -353,10 +355,16 @@ def trim(
     return ApiRequest(ask)
 
 
-@command("delete orders")
-async def delete(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
+@command("delete orders", "delete orders --dry-run")
+@destroys("delete topic {topic}, its messages and its groups' offsets")
+async def delete(
+    topic: Topic, *, dry_run: DryRun = False, server: Server, json: Json = False
+) -> Mapping[str, Any]:
     """Delete a topic for good: its messages, its groups' offsets and its writers."""
     async with _connected(server) as client:
+        if dry_run:
+            found = await client.offsets(topic)
+            return {"topic": topic, "deleted": False, "bytes": found.end - found.first}
         await client.delete(topic)
     return {"topic": topic, "deleted": True}
 

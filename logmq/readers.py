@@ -54,6 +54,7 @@ class ReaderOwner(Protocol):
     connection: Connection
     replies: Replies
     counts: Counts
+    user: str
 
     def refused(self, error: StoreError) -> bytes:
         """The line that refuses a request, which is counted."""
@@ -305,7 +306,7 @@ class _WaitingReader:
     `next`: the offset of the next record to send.
     """
 
-    __slots__ = ("_feed", "_feeds", "_log", "ended", "next", "owner", "topic")
+    __slots__ = ("_feed", "_feeds", "_log", "_user", "ended", "next", "owner", "topic")
 
     def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
         self.owner = owner
@@ -315,7 +316,8 @@ class _WaitingReader:
         self._feeds = feeds
         self._log: Log | None = None
         self._feed: LogWatch | None = None
-        feeds.memory.charge(READER_BYTES)
+        self._user = owner.user
+        feeds.memory.charge(READER_BYTES, self._user)
 
     def found(self, log: "Log") -> None:
         """The topic exists."""
@@ -330,7 +332,7 @@ class _WaitingReader:
         """End without an answer: the connection is lost, or another call answers. May be called twice."""
         if not self.ended:
             self.ended = True
-            self._feeds.memory.give(READER_BYTES)
+            self._feeds.memory.give(READER_BYTES, self._user)
             self._feeds.leave(self)
             self._leave_feed()
 

@@ -811,7 +811,7 @@ class Session(SessionBase):
         if log is not None and offset > log.end:
             raise refusal_for(BeyondEnd(log.end))
         if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
-            check_memory(self.topics.feeds.memory, READER_BYTES)
+            check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
             deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
             fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
             if self._fetches is None:
@@ -867,7 +867,7 @@ class Session(SessionBase):
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
         self._require(READ, fields[0])
-        check_memory(self.topics.feeds.memory, READER_BYTES)
+        check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
         self._tail = tail = Tail(self, self.topics.feeds, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained

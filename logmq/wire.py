@@ -163,10 +163,10 @@ def name_untrusted(name: bytes, what: str) -> str:
 _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
 
 
-def check_memory(memory: Account, size: int) -> None:
-    """Raise Refusal if the budget has no room for `size` bytes more."""
+def check_memory(memory: Account, size: int, user: str = "") -> None:
+    """Raise Refusal if the budget, or the user's share of it, has no room for `size` bytes more."""
     try:
-        memory.check(size)
+        memory.check(size, user)
     except OverBudget as error:
         raise Refusal(Code.LIMIT, str(error)) from None
 

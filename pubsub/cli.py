@@ -18,7 +18,8 @@ from cyclopts import Parameter
 from pubsub import wire
 from pubsub.wire import Kind
 from shared.cli.app import protocol_app
-from shared.cli.options import DataDir, Json, Place, Port, Server, flag
+from shared.cli.confirm import destroys
+from shared.cli.options import Json, Place, Port, Server, flag
 from shared.errors import NotThere, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
@@ -43,7 +44,8 @@ app, command = protocol_app(
 )
 def serve(
     port: Annotated[
-        int | None, Parameter(help="Bind this port, TCP and UDP (7070 unless set); 0 picks one.")
+        int | None,
+        Parameter(name=("--port", "-p"), help="Bind this port, TCP and UDP (7070 unless set); 0 picks one."),
     ] = None,
 ) -> ServeRequest:
     """Serve pub/sub alone, until SIGTERM, SIGINT or the line "exit".
@@ -199,7 +201,6 @@ async def publish(
 def sessions(
     *,
     topics: Annotated[bool, flag("With what each is subscribed to.")] = False,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost.
@@ -207,18 +208,18 @@ def sessions(
     This is no request of the protocol: the server is asked over the control socket
     in its data folder.
     """
-    return VerbRequest("pubsub", "sessions", {"topics": topics}, data_dir, offline=True)
+    return VerbRequest("pubsub", "sessions", {"topics": topics}, offline=True)
 
 
 @command("forget A")
+@destroys("end the session of {client_id}, with what is kept for it")
 def forget(
     client_id: Annotated[str, Parameter(help="The client.")],
     *,
-    data_dir: DataDir = None,
     json: Json = False,
 ) -> VerbRequest:
     """End the session of a client that is away: its subscriptions, and what is kept for it."""
-    return VerbRequest("pubsub", "forget", {"client": client_id}, data_dir, offline=True)
+    return VerbRequest("pubsub", "forget", {"client": client_id}, offline=True)
 
 
 def open_file(path: Path) -> Any:

@@ -6,7 +6,6 @@ name. This module uses no single protocol's words.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -147,6 +146,8 @@ class Plugin:
     `Context.recorder`. `keeps(settings)`: whether the service writes to the store with these settings; if no
     protocol does, the journal is made small. `command_variables`: the keys that its commands read from the
     environment beside the settings: `"user"` is `BROKERS_<NAME>_USER`, which a server then ignores.
+    `own_folder`: the data folder of the protocol's own `serve`. Its commands mean that one if nothing names
+    another and the host's usual one does not exist.
     """
 
     name: str
@@ -162,6 +163,7 @@ class Plugin:
     command_variables: Sequence[str] = ()
     actions: Sequence[str] = ("read", "write", "manage")
     topics: bool = False
+    own_folder: str = ""
 
 
 def opened_by(where: str) -> Callable[[Context, Any], Awaitable[Service]]:
@@ -205,31 +207,29 @@ class AdminApi(Protocol):
 @attrs.frozen
 class ApiRequest:
     """The result of a protocol's command that asks the API of a running server: the host calls `ask`, and
-    shows its result. `flags` belongs to the host: the flags that it adds to every command of this return
-    type. If these name the API of a server, the command's parameter `server: Server | None` is None.
+    shows its result. If the flags name the API of a server, the command's parameter `server: Server | None`
+    is None. `server` and `name` belong to the host: the server that the flags name.
     """
 
     ask: Callable[[AdminApi], Any]
-    flags: Mapping[str, Any] = {}
+    server: Any = None
+    name: str | None = None
 
 
 @attrs.frozen
 class VerbRequest:
     """The result of a protocol's command that calls one of its administrative verbs.
 
-    The host asks the server on the data folder (None: the one from settings and environment), and shows its
-    answer. `offline`: if no server runs, the host opens the folder itself, serves nothing, and calls the verb
-    of that service; without `offline` that is an error (exit 69). `own_dir`: the folder of the protocol's own
-    `serve`, used if none is named and the host's usual one does not exist. `flags` belongs to the host: the
-    flags that it adds to every command of this return type. `paths`: the arguments that are paths; on another
-    machine the server resolves them.
+    The host asks the server that the flags name, and shows its answer. `offline`: if none runs on the data
+    folder, the host opens the folder itself, serves nothing, and calls the verb of that service; without
+    `offline` that is an error (exit 69). `paths`: the arguments that are paths; on another machine the server
+    resolves them. `server` and `name` belong to the host: the server that the flags name.
     """
 
     protocol: str
     verb: str
     arguments: Mapping[str, Any]
-    data_dir: Path | None = None
     offline: bool = False
-    own_dir: Path | None = None
-    flags: Mapping[str, Any] = {}
     paths: Sequence[str] = ()
+    server: Any = None
+    name: str | None = None

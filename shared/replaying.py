@@ -6,7 +6,6 @@ protocol's name and imports no protocol. What an address means the protocol's br
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
@@ -14,7 +13,6 @@ import attrs
 from shared.client.dial import How
 
 if TYPE_CHECKING:
-    from shared.plugin import Plugin
     from shared.recording.blocks import Block
 
 
@@ -79,9 +77,3 @@ class Replays:
 
     open: Callable[[TargetAddress], AbstractAsyncContextManager[Target]]
     recorded: "Callable[[Block, bytes], Iterator[PastMessage]] | None" = None
-
-
-def replays_of(plugin: "Plugin") -> Replays | None:
-    """The protocol's `Replays`, loaded; None if nothing can be replayed to its servers."""
-    found: Replays | None = None if plugin.replays is None else resolve_name(plugin.replays)
-    return found

@@ -124,7 +124,7 @@ ENDS = {
     "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
     "pubsub": "bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying tracing",
-    "shared/cli": "commands options output_reader",
+    "shared/cli": "commands confirm options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (
         "accept_filter admission datagrams deadlines hasher hashing keepalive listeners liveness logins "
@@ -133,8 +133,8 @@ ENDS = {
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "aio checkpoint committer direct files index index_reader inventory lock log log_recovery log_writer "
-        "os_disk reading rebuild recovery retention scrub store syscalls table threads watch"
+        "aio checkpoint committer direct file_names files index index_reader inventory lock log log_recovery "
+        "log_writer os_disk reading rebuild recovery retention scrub store syscalls table threads watch"
     ),
     "shared/storage/tools": "backup copying fsck logs repair view",
 }

@@ -5,10 +5,9 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
@@ -22,16 +21,14 @@ from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
 from brokers.server_address import ServerAddress, data_folder, require_folder
 from shared.addresses import MessageOrigin, NameTemplate, split
-from shared.cli.options import Json, flag, login_of_flags
+from shared.cli.options import Json, Server, flag
 from shared.cli.progress import counting
-from shared.client.dial import How, tls_context
 from shared.errors import UsageError
 from shared.replaying import TargetAddress
 from shared.units import moment_ms
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(x|/s)")
 _RESUME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @host_command(
@@ -93,8 +90,9 @@ def replay(
         raise UsageError("--to", "each topic would be appended to itself: give --to or --map")
     protocol, place, name_of = _target(to, found.protocol, renamed)
     replays = sources.replays_to(protocol)
-    host, port, how = _reached(server, protocol)
-    address = TargetAddress(host, port, how, place, at_sender=wire)
+    reached = server.protocol(Server, plugins.load(protocol))
+    assert isinstance(reached, Server)
+    address = TargetAddress(reached.host, reached.port, reached.how(), place, at_sender=wire)
     of = {
         "from": source if source.startswith("archive:") else [source, str(folder.absolute())],
         "which": [name, since, until],
@@ -149,21 +147,6 @@ def _target(
         return template.name_for(MessageOrigin(came_by, named, key, message.sender, record.time))
 
     return protocol, place, name_of
-
-
-def _reached(server: ServerAddress, protocol: str) -> tuple[str, int, How]:
-    """The running server's address for the protocol, and the login. Raises Failure."""
-    told: Mapping[str, Any] = server.client().request("GET", "/status")
-    row = next((each for each in told["protocols"] if each["protocol"] == protocol), None)
-    if row is None or not row["addresses"]:
-        raise Failure(f"the server does not serve {protocol}", ExitCode.UNAVAILABLE)
-    host, _, port = row["addresses"][0].rpartition(":")
-    host = host.strip("[]")
-    if host in _WILDCARDS:
-        host = (server.url and urlsplit(server.url).hostname) or _WILDCARDS[host]
-    login = login_of_flags(server.user, server.password_file, server.certificate)
-    context = tls_context(bool(row["tls"]), server.ca, server.certificate, server.key) if row["tls"] else None
-    return host, int(port), {"user": login.user, "password": login.password, "ssl_context": context}
 
 
 def _pace(text: str) -> engine.Pace:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Protocol, cast
 
 import attrs
 
@@ -25,7 +26,7 @@ from shared.globs import matcher
 from shared.local_path import local_path
 from shared.recording import blocks
 from shared.recording.blocks import GAP, NAMESPACE, BadBlock, Block
-from shared.replaying import PastMessage, Replays, replays_of
+from shared.replaying import PastMessage, Replays
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.tools.view import CheckedRange, FolderView, LogView, Trust, viewing
 from shared.storage.tools.view import ranges as checked_ranges
@@ -139,18 +140,18 @@ def check_protocol(argument: str, protocol: str) -> None:
 
 def replays_to(protocol: str) -> Replays:
     """How messages are sent again to a server of a protocol. Raises Failure."""
-    found = replays_of(plugins.load(protocol))
-    if found is None:
+    where = plugins.load(protocol).replays
+    if where is None:
         raise Failure(f"nothing can be replayed to a server of {protocol}")
-    return found
+    return cast(Replays, resolve_name(where))
 
 
 def _frames_of(protocol: str) -> Frames:
     plugin = plugins.load(protocol)
-    found = replays_of(plugin)
-    if found is None or found.recorded is None:
+    frames = None if plugin.replays is None else replays_to(protocol).recorded
+    if frames is None:
         raise UsageError("FROM", f"{protocol} cannot be recorded: {plugin.unrecorded}")
-    return found.recorded
+    return frames
 
 
 def in_time(each: "Sequence[Iterator[SourcedRecord]]") -> Iterator[SourcedRecord]:

@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import attrs
 from cyclopts import Parameter, Token
@@ -11,6 +11,9 @@ from cyclopts import Parameter, Token
 from shared.client.login import Login, login_of, url_of
 from shared.errors import UsageError
 from shared.local_path import local_path
+
+if TYPE_CHECKING:
+    from shared.client.dial import How
 
 
 def flag(help_: str, *names: str) -> Parameter:
@@ -40,20 +43,10 @@ def a_path(_: type, tokens: Sequence[Token]) -> Path:
 
 
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
-Host = Annotated[
-    str | None,
-    Parameter(
-        name=("--host", "--url"),
-        help="The server's address, this machine unless set (client.host); or PROTOCOL[+tls]://USER@HOST:PORT.",
-    ),
-]
 Port = Annotated[int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port)]
 """The port of a server to connect to."""
 BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
 """The port of a server to start, for commands whose port is not checked by the settings."""
-DataDir = Annotated[
-    Path | None, Parameter(name=("--data-dir", "-D"), help="The server's data folder.", converter=a_path)
-]
 Max = Annotated[
     int | None, Parameter(name=("--max", "-n"), help="Stop after so many messages.", validator=at_least_one)
 ]
@@ -89,12 +82,24 @@ PasswordFile = Annotated[
     ),
 ]
 
-AdminUrl = Annotated[
-    str | None, Parameter(name="--url", help="Ask the admin port there, http(s)://HOST:15800.")
+_AT = ("--host", "--url")
+_ADMIN_URL = "http(s)://HOST:15800"
+Host = Annotated[
+    str | None,
+    Parameter(
+        name=_AT,
+        help="The server: the host of the protocol's port, this machine unless set (client.host); "
+        f"PROTOCOL[+tls]://USER@HOST:PORT, as logmq+tls://ann@broker:8080; or its admin port, {_ADMIN_URL}.",
+    ),
 ]
-AdminCa = Annotated[Path | None, Parameter(help="PEM: trust this authority.", converter=a_path)]
-Context = Annotated[str | None, Parameter(help="Ask the server of this context (BROKERS_CONTEXT).")]
-TokenFile = Annotated[Path | None, Parameter(help="Log in with the token in this file.", converter=a_path)]
+AdminUrl = Annotated[str | None, Parameter(name=_AT, help=f"The server by its admin port: {_ADMIN_URL}.")]
+"""The same for a command that asks the API alone."""
+Context = Annotated[str | None, Parameter(help="The server of this context (BROKERS_CONTEXT).")]
+TokenFile = Annotated[
+    Path | None, Parameter(help="Log in to the admin port with the token in this file.", converter=a_path)
+]
+Hidden = Parameter(show=False)
+"""Of a flag that a command takes only to refuse it with words."""
 
 
 @attrs.frozen(kw_only=True)
@@ -166,14 +171,12 @@ class Server(Place):
 
     def given(self) -> dict[str, Any]:
         """The keyword arguments for any protocol's client. Raises UsageError."""
+        return {"host": self.host, "port": self.port, **self.how()}
+
+    def how(self) -> "How":
+        """The login and TLS of these arguments. Raises UsageError."""
         login = self.login()
-        return {
-            "host": self.host,
-            "port": self.port,
-            "user": login.user,
-            "password": login.password,
-            "ssl_context": self.ssl_context(),
-        }
+        return {"user": login.user, "password": login.password, "ssl_context": self.ssl_context()}
 
 
 def login_of_flags(user: str | None, password_file: Path | None, certificate: Path | None = None) -> Login:

@@ -320,8 +320,8 @@ class Commit:
                 self._open(target)
                 try:
                     self._sync_by_name(target)
-                except FileGone:
-                    continue
+                except (FileGone, FileNotFoundError):
+                    continue  # deleted, or removed by somebody: `FileNames`
                 except OSError as error:
                     raise PoisonError(f"{target.log.file.path} could not be synced") from error
                 target.synced_first = True
@@ -616,14 +616,15 @@ class Commit:
     def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
         """Write entries behind those that the index file has. Raises FileGone and OSError."""
         if target.index_fd < 0:
-            target.index_fd = index.open_at(self.disk, self.files, target.log, target.entries_written)
+            log, number = target.log, target.entries_written
+            target.index_fd = index.open_at(self.disk, self.files, log, number, entries[0].offset)
         data, position = index.packed_entries(target.log, target.entries_written, entries)
         write_all(self.disk, target.index_fd, data, position)
 
     def _open(self, target: LogCommit) -> None:
         """Open the log's file, if that is still to be done. Raises FileGone and OSError."""
         if target.fd < 0:
-            target.fd = open_log(self.files, target.log, target.made)
+            target.fd = open_log(self.files, target.log, target.log.tail_start, target.made)
             target.made = True
             target.kept = self.room > 0
             self.room -= 1
@@ -638,11 +639,24 @@ class Commit:
             target.index_fd = target.pinned_index_fd
 
 
-def open_log(files: OpenFiles, log: Log, made: bool = False) -> int:
-    """A descriptor of the log's own file, creating the file if needed. Raises FileGone and OSError."""
+def open_log(files: OpenFiles, log: Log, end: int, made: bool = False) -> int:
+    """A descriptor of the log's own file, creating the file if needed. Raises FileGone and OSError.
+
+    `end`: the file was written up to there. If it is shorter, somebody has removed or cut it.
+    """
     if log.fresh and not made:
         return files.make(log.file, f"{log.file.path}.stray-{log.id}")
-    return files.open(log.file, create=True)
+    fd = files.open(log.file, create=True)
+    if log.first_kept < end:
+        report_short(files, log, files.size(fd), end)
+    return fd
+
+
+def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
+    """Report what is lost where a log's file has only `size` of the bytes that were written, up to `end`."""
+    if size < end:
+        start = max(size, log.first_kept)
+        files.damage.in_log(log.id, log.file.path, start, end - start)
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -1207,10 +1221,11 @@ class Committer:
         sizes = [part.end - part.offset for part in parts]
         # Earlier bytes may be in the journal and not in the file: bytes around the journal would leave a hole
         # before them.
-        journaled = log.tail_bytes > 0 or any(part.journaled for part in parts)
+        nameless = log in self.tails.nameless
+        journaled = log.tail_bytes > 0 or nameless or any(part.journaled for part in parts)
         late = not parts or (journaled and self.tails.takes(log, sum(sizes)))
         target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
-        target.sync_first = log.direct_dirty and (journaled or has_first)
+        target.sync_first = log.direct_dirty and (journaled or has_first) and not nameless
         if not late:
             target.before = log.tail
         refers = synced and journaled and not late and self._may_refer(log)
@@ -1345,6 +1360,7 @@ class Committer:
             self.direct.bytes += target.referred_bytes
         self.tails.charge()
         self.tails.unindexed |= moved
+        self.tails.unlooked |= moved
         self.tails.dirty |= moved  # before changes of the catalog: a deleted log leaves both again
         return [log for log in moved if log.watchers or log.advanced is not None]
 

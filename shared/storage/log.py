@@ -681,6 +681,11 @@ class Tails:
     account: Account = attrs.Factory(unbounded)
     bytes: int = 0
     failing: dict[Log, None] = attrs.Factory(dict)
+    nameless: dict[Log, None] = attrs.Factory(dict)
+    """Logs of which a file was removed or replaced. Nothing is written to them until it is there again, and
+    no checkpoint is made, so that their records stay in the journal too."""
+    unlooked: dict[Log, None] = attrs.Factory(dict)
+    """Logs that got records since `FileNames` looked at their files."""
     unindexed: dict[Log, None] = attrs.Factory(dict)
     """Logs with entries that their index files lack."""
     dirty: dict[Log, None] = attrs.Factory(dict)
@@ -701,6 +706,8 @@ class Tails:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
         tail: that is one large write anyway, and saves two copies.
         """
+        if log in self.nameless:
+            return True
         if log.tail_bytes:
             return size < self.log_bytes // 16 or log in self.writing or log in self.failing
         return not log.direct and size < self.log_bytes // 16
@@ -712,7 +719,7 @@ class Tails:
         log.tail_new.append(bytes(data))
         log.tail_bytes += len(data)
         self.bytes += len(data)
-        if log.tail_bytes >= self.log_bytes and log not in self.failing:
+        if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
             self._long[log] = None
 
     def add_light(self, appends: Sequence[LightAppend], now_ms: int, now: float) -> list[Log]:
@@ -725,6 +732,7 @@ class Tails:
         moved = dict.fromkeys(map(_LOG_OF, appends))
         self.unindexed |= moved
         self.dirty |= moved
+        self.unlooked |= moved
         watched: list[Log] = []
         for log, offset, records, count in appends:
             size = len(records)
@@ -743,7 +751,7 @@ class Tails:
             elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
                 log.make_entries()
             self.bytes += size
-            if log.tail_bytes >= self.log_bytes and log not in self.failing:
+            if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
                 self._long[log] = None
             if log.watchers or log.advanced is not None:
                 watched.append(log)
@@ -763,12 +771,17 @@ class Tails:
     def _filling(self) -> bool:
         """The oldest are written before commits must wait. Not where files take nothing: each commit would
         try again."""
-        return self.bytes > self.bytes_max * 3 // 4 and not self.failing
+        return self.bytes > self.bytes_max * 3 // 4 and not self.unwritable
+
+    @property
+    def unwritable(self) -> dict[Log, None]:
+        """Logs whose files take nothing for now."""
+        return self.failing | self.nameless
 
     @property
     def failing_bytes(self) -> int:
         """Bytes of tails that their files refuse."""
-        return sum(log.tail_bytes for log in self.failing)
+        return sum(log.tail_bytes for log in self.unwritable)
 
     def due(self, now: float) -> Iterator[Log]:
         """Logs to be written now: failing, long and old tails; of many bytes also the oldest others. Commits
@@ -809,10 +822,18 @@ class Tails:
             self.failing[log] = None
             self._long.pop(log, None)
 
+    def named(self, log: Log) -> None:
+        """The log's files have their names."""
+        if self.nameless.pop(log, log) is None:
+            self.unindexed[log] = self.dirty[log] = None
+            self.wake()
+
     def drop(self, log: Log) -> None:
         """The log is deleted."""
         self.unindexed.pop(log, None)
         self.dirty.pop(log, None)
+        self.unlooked.pop(log, None)
+        self.nameless.pop(log, None)
         if log in self._since:
             self.bytes -= log.tail_bytes
             log.drop_tail()

@@ -21,6 +21,7 @@ from shared.metrics import Histogram, current, total
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
+from shared.storage.file_names import FileNames
 from shared.storage.files import OpenFiles
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
@@ -71,6 +72,7 @@ class StoreStatistics:
     journal_bytes: int = current("Size of the journal on disk.")
     pending_bytes: int = current("Bytes that wait for the disk.")
     unapplied_logs: int = current("Logs whose own file could not be written; they are served from memory.")
+    restored_files: int = current("Files of logs written anew: somebody had removed or replaced them.")
     open_files: int = current("Handles of logs kept open.")
     free_bytes: int = current("Free on the file system of the data folder.")
     full: bool = current("1: publishing has stopped for want of space.")
@@ -135,7 +137,8 @@ class Store:
             settings.sync_all_logs,
             in_thread,
         )
-        self._watch = FolderWatch(self._committer, disk, settings, journal, lock)
+        self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
+        self._watch = FolderWatch(self._committer, disk, settings, journal, lock, self._names)
         self._retention = RetentionKeeper(
             self._committer,
             self._inventory,
@@ -149,7 +152,13 @@ class Store:
             self._checkpointer.request,
         )
         self._scrub = Scrub(
-            self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
+            self._inventory,
+            self._reader,
+            disk,
+            files,
+            committer.tails,
+            settings.scrub_bytes_per_second,
+            in_thread,
         )
 
     @classmethod
@@ -290,6 +299,7 @@ class Store:
     async def snapshot(self) -> list[LogSnapshot]:
         """Every log as of one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
+            await self.keep_names()
             await self.checkpoint()
         return await self._committer.between_commits(
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
@@ -326,6 +336,8 @@ class Store:
             self._watch.look_at_files()
             committer.end_hold()
             committer.commit_pending()
+            if committer.read_only is None:
+                await self.keep_names()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
@@ -341,6 +353,11 @@ class Store:
         finally:
             committer.closed = True
             self.abandon()
+
+    async def keep_names(self) -> None:
+        """Write the files anew that have lost their names, of all logs that are open."""
+        logs = self._inventory.all_logs()
+        await self._names.look([log for log in logs if log.file.fd >= 0 or log.index_file.fd >= 0])
 
     def abandon(self) -> None:
         """Release the folder as a crash would: nothing more is written. For tests, and after an error."""
@@ -371,7 +388,8 @@ class Store:
             journal_bytes=self._journal.disk_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,
-            unapplied_logs=len(committer.tails.failing),
+            unapplied_logs=len(committer.tails.unwritable),
+            restored_files=self._names.restored,
             open_files=len(self._files),
             free_bytes=self._watch.free_bytes,
             full=committer.full,

@@ -4,15 +4,20 @@ Short of space publishing stops while there is still room for acknowledgements a
 file system turns read-only, the store does too.
 
 Files may be removed while the store has them open, as by `rm -rf` of the data folder. Writes and syncs go on
-without an error then, into files that have no names and end with the process.
+without an error then, into files that have no names and end with the process. Those of logs are written anew
+(`FileNames`), and so is the catalog; without its journal or lock the store is read-only.
 """
+
+from contextlib import suppress
 
 import attrs
 import structlog
 import trio
 
+from shared.storage import catalog
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, size_of
+from shared.storage.file_names import FileNames
 from shared.storage.files import describe
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import LOCK_NAME, FolderLock
@@ -29,7 +34,7 @@ LOOK_BYTES = 8 << 20
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class FolderWatch:
     """Looks once a second; at the space also whenever `LOOK_BYTES` were written, at the files also at the
-    end. The store is read-only once the journal or the lock is gone.
+    end.
 
     A folder that was moved as a whole is none of it: its files are found below the folder's handle.
     """
@@ -39,6 +44,7 @@ class FolderWatch:
     _settings: StorageSettings
     _journal: Journal
     _lock: FolderLock | None
+    _names: FileNames
     free_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
@@ -108,6 +114,18 @@ class FolderWatch:
                 "writing to the folder"
             )
             self._committer.poison(PoisonError(what, "stop every server of this folder, then start one"))
+        else:
+            self._look_at_catalog()
+
+    def _look_at_catalog(self) -> None:
+        with suppress(OSError):
+            if not size_of(self._disk, catalog.PATH):
+                logger.error(
+                    "the data folder's file was removed or emptied while the server ran: it is written anew; "
+                    "find out who does that",
+                    path=catalog.PATH,
+                )
+                self._committer.request_checkpoint()
 
     async def run(self) -> None:
         while True:
@@ -116,3 +134,4 @@ class FolderWatch:
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
             self.look_at_files()
+            await self._names.look()

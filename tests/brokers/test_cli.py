@@ -23,7 +23,6 @@ from brokers.cli import finish, root, run, stream
 from brokers.commands import REMOVED
 from brokers.errors import ExitCode
 from brokers.render import Output
-from shared.cli.options import DataDir
 from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
@@ -61,8 +60,8 @@ def commands() -> App:
             nursery.start_soon(_refuse)
 
     @app.command
-    def ask(*, data_dir: DataDir = None) -> VerbRequest:
-        return VerbRequest("thing", "verb", {}, data_dir)
+    def ask() -> VerbRequest:
+        return VerbRequest("thing", "verb", {})
 
     @app.command
     async def connect() -> None:

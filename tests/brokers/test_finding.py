@@ -11,14 +11,15 @@ import trustme
 from brokers import plugins
 from brokers.cli import run
 from brokers.errors import ExitCode, Failure, InvalidSettings
-from brokers.finding import find
+from brokers.server_address import ServerAddress
 from shared.cli.options import Place, Server
 
 Find = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # which has no server of its own
     for name in plugins.names():
         monkeypatch.delenv(f"BROKERS_{name.upper()}_PORT", raising=False)
 
@@ -34,7 +35,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Find:
             monkeypatch.setenv(name, value)
         path = tmp_path / "brokers.toml"
         path.write_text(file)
-        return find(Server, plugins.load(protocol), flags, path if file else None)
+        address = ServerAddress(config=path if file else None, **flags)
+        return address.protocol(Server, plugins.load(protocol))
 
     return call
 
@@ -101,7 +103,7 @@ def test_what_is_said_to_other_protocols_is_theirs(found: Find) -> None:
 
 def test_who_sends_datagrams_has_no_use_for_tls(tmp_path: Path) -> None:
     plugin = plugins.load("pubsub")
-    place = find(Place, plugin, {}, None)
+    place = ServerAddress().protocol(Place, plugin)
     assert place == Place(host="127.0.0.1", port=7070, settings=plugin.settings())
 
 

@@ -8,6 +8,7 @@ import pytest
 from brokers import control, server_cli
 from brokers.cli import run
 from brokers.errors import ExitCode, Failure
+from brokers.server_address import ServerAddress
 from shared.errors import StoreInUse
 from shared.plugin import VerbRequest
 from shared.storage.lock import FolderLock
@@ -15,7 +16,9 @@ from tests.support.server import Server, speak
 
 
 def groups(folder: Path, *, offline: bool = True, verb: str = "groups") -> object:
-    return server_cli.ask(VerbRequest("logmq", verb, {"topic": "t"}, folder, offline=offline))
+    return server_cli.ask(
+        VerbRequest("logmq", verb, {"topic": "t"}, offline, server=ServerAddress(data_dir=folder))
+    )
 
 
 def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
@@ -38,14 +41,14 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
     monkeypatch.chdir(tmp_path)
 
     def asked() -> str:
-        request = VerbRequest("logmq", "groups", {}, own_dir=Path("own"))
+        request = VerbRequest("dms", "queues", {}, server=ServerAddress())
         with pytest.raises(Failure) as refused:
             server_cli.ask(request)
         return str(refused.value)
 
     assert "the data folder data " in asked()
-    Path("own").mkdir()
-    assert "the data folder own " in asked()
+    Path("dms_data").mkdir()
+    assert "the data folder dms_data " in asked()
     Path("data").mkdir()
     assert "the data folder data " in asked(), "it may be either: the host's"
 
@@ -73,12 +76,10 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
 ) -> None:
     monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("own").mkdir()
+    Path("dms_data").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
-    with pytest.raises(Failure, match="the data folder own "):
-        server_cli.ask(
-            VerbRequest("logmq", "groups", {}, own_dir=Path("own"), flags={"config": Path("b.toml")})
-        )
+    with pytest.raises(Failure, match="the data folder dms_data "):
+        server_cli.ask(VerbRequest("dms", "queues", {}, server=ServerAddress(config=Path("b.toml"))))
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
     asked: list[object] = []
     monkeypatch.setattr(control.AdminClient, "request", lambda *arguments: asked.append(arguments[-1]))
     arguments = {"count": 0, "raw": False, "name": "", "topic": None}
-    server_cli.ask(VerbRequest("logmq", "groups", arguments, tmp_path))
+    server_cli.ask(VerbRequest("logmq", "groups", arguments, server=ServerAddress(data_dir=tmp_path)))
     assert asked == [{"count": 0, "raw": False, "name": ""}]
 
 

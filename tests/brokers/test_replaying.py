@@ -13,7 +13,6 @@ import trio
 from pamqp import commands
 from pyarrow import parquet
 
-from brokers import plugins
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving.folder import opened as archive_folder
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Part
@@ -28,7 +27,8 @@ from pubsub.recording import FrameTrack
 from pubsub.wire import Kind, datagram, frame
 from shared.errors import UsageError
 from shared.recording import blocks
-from shared.replaying import Batch, PastMessage, Target, replays_of
+from shared.replaying import Batch, PastMessage, Target
+from tests.support.folders import ALWAYS, fill, open_folder
 from tests.support.recorded import Tape, batch_of, block
 from tests.support.server import Server, run_here, speak, until
 
@@ -36,11 +36,10 @@ AMQP = {"headers": {"n": 7}, "content_type": "text/plain"}
 
 
 def passed(protocol: str, payload: bytes) -> Sequence[PastMessage]:
-    found = replays_of(plugins.load(protocol))
+    found = sources.replays_to(protocol).recorded
     assert found is not None
-    assert found.recorded is not None
     head = blocks.unpack(payload)
-    return list(found.recorded(head, payload[head.frames_at :]))
+    return list(found(head, payload[head.frames_at :]))
 
 
 # -- what recordings hold
@@ -159,6 +158,35 @@ def test_logs_are_merged_by_time_and_one_whose_clock_went_back_keeps_its_order()
     back, steady = log("x", 1.0, 5.0, 2.0, 6.0), log("y", 1.5, 3.0, 5.5)
     found = list(sources.in_time([iter(back), iter(steady)]))
     assert found == [back[0], steady[0], steady[1], back[1], back[2], steady[2], back[3]]
+
+
+# -- from a folder
+
+
+def test_what_retention_drops_from_a_log_while_a_replay_waits_is_told(tmp_path: Path) -> None:
+    """And a log that was deleted ends it, also where another was made by its name."""
+    fill(tmp_path, {("logmq", "jobs"): [b"1", b"22", b"333"]})
+    source, _ = sources.opened("logmq:jobs", tmp_path, sources.Chosen())
+    wanted = sources.extents_of(source)
+
+    async def change(act: Callable[[Any], object]) -> None:
+        store = await open_folder(tmp_path)
+        act(store.namespace("logmq", ALWAYS))
+        store.commit_pending()
+        await store.close()
+
+    trio.run(change, lambda topics: topics.logs["jobs"].drop_below(5))
+    told: list[str] = []
+    assert [each.message.payload for each in sources.records_of(source, wanted, told.append)] == [
+        b"22",
+        b"333",
+    ]
+    assert told == ["5 bytes of jobs were dropped by its retention since this replay began"]
+
+    trio.run(change, lambda topics: topics.delete("jobs"))
+    fill(tmp_path, {("logmq", "jobs"): [b"1"]})
+    with pytest.raises(Failure, match="jobs was deleted since this replay began; a new --resume"):
+        list(sources.records_of(source, wanted, told.append))
 
 
 # -- from an archive

@@ -6,6 +6,7 @@ import ssl
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,10 @@ def test_the_same_answer_by_socket_by_url_and_by_context(
     ways = (
         ("--data-dir", str(shared_server.data)),
         ("--url", page, "--token-file", token),
+        ("--host", page, "--token-file", token),
         ("--context", "here"),
     )
-    for words in (("call", "--json"), ("dms", "queues", "--json")):
+    for words in (("call", "--json"), ("dms", "queues", "--json"), ("dms", "list", "--json")):
         answers = {command(*words, *way) for way in ways}
         assert len(answers) == 1
         assert next(iter(answers))[0] == ExitCode.OK
@@ -233,6 +235,131 @@ def test_a_context_in_use_counts_for_verbs_that_know_two_ways_but_not_before_a_h
     assert command("context", "use", "gone")[0] == ExitCode.OK
     assert "http://127.0.0.1:1 cannot be reached" in command("dmp", "purge", "jobs")[2]
     assert "127.0.0.1:2: " in command("dmp", "purge", "jobs", "--port", "2")[2]
+
+
+SPEAKING = (
+    ("dms", "list"),
+    ("logmq", "topics"),
+    ("kqmsgq", "produce", "news", "hello"),
+    ("pubsub", "publish", "a", "--int", "1"),
+    ("dmp", "declare", "queue", "jobs"),
+    ("dms", "queues"),
+    ("status",),
+)
+
+
+@pytest.mark.parametrize("words", SPEAKING)
+def test_a_context_in_use_is_the_server_of_every_command(
+    words: tuple[str, ...], command: Run, home: Path, shared_server: Server
+) -> None:
+    page, token = shared_server.ready["page"], str(token_of(shared_server))
+    for way in ((page, "--token-file", token), ("--data-dir", str(shared_server.data))):
+        assert command("context", "add", "here", *way)[0] == ExitCode.OK
+        assert command("context", "use", "here")[0] == ExitCode.OK
+        code, _, said = command(*words)
+        assert (code, said) == (ExitCode.OK, "")
+        assert command("context", "rm", "here")[0] == ExitCode.OK
+    assert command("context", "add", "gone", "http://127.0.0.1:1")[0] == ExitCode.OK
+    assert command("context", "use", "gone")[0] == ExitCode.OK
+    code, _, said = command(*words)
+    assert code == ExitCode.UNAVAILABLE
+    assert "http://127.0.0.1:1 cannot be reached" in said
+
+
+def test_what_was_made_under_a_context_is_purged_under_it_and_the_server_is_named(
+    command: Run, home: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    with Server(tmp_path / "one") as one, Server(tmp_path / "other") as other:
+        assert command("dms", "create", "jobs", "-D", str(other.data))[0] == ExitCode.OK
+        assert command("context", "add", "one", "--data-dir", str(one.data))[0] == ExitCode.OK
+        assert command("context", "use", "one")[0] == ExitCode.OK
+        assert command("dms", "create", "jobs")[0] == ExitCode.OK
+        assert command("dms", "produce", "jobs", "a", "b")[0] == ExitCode.OK
+        would = json.loads(command("dms", "purge", "jobs", "--dry-run", "--json")[1])
+        done = json.loads(command("dms", "purge", "jobs", "--json")[1])
+        assert would == done == {"queue": "jobs", "purged": 2, "held": 0, "server": str(one.data)}
+        deleted = json.loads(command("dms", "delete", "jobs", "--json")[1])
+        assert deleted["server"] == "{}:{}".format(*one.address("dms"))
+        assert "jobs" in command("dms", "list", "-D", str(other.data))[1]
+
+
+def test_the_server_of_the_folder_here_is_found_by_all_commands(
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One command of a group asked `./data`, and the next the usual port: two servers."""
+    monkeypatch.chdir(tmp_path)
+    with Server(tmp_path):
+        assert command("dms", "create", "here")[0] == ExitCode.OK
+        assert "here" in command("dms", "list")[1]
+        assert "here" in command("dms", "queues")[1]
+        assert command("logmq", "produce", "orders", "hello")[0] == ExitCode.OK
+        assert "orders" in command("topics")[1]
+
+
+def test_a_port_that_may_be_another_servers_here_is_refused(
+    command: Run, home: Path, shared_server: Server
+) -> None:
+    """Behind a tunnel or a container's published port the same number may be anybody's."""
+    host, port, _ = control.address_in(shared_server.ready["page"])
+    token = str(token_of(shared_server))
+    with tunnel(host, port) as url:
+        assert command("dms", "queues", "--url", url, "--token-file", token)[0] == ExitCode.OK
+        code, _, said = command("dms", "list", "--url", url, "--token-file", token)
+    assert code == ExitCode.UNAVAILABLE
+    assert "leads to another machine or container" in said
+    assert "--host and --port" in said
+
+
+@contextmanager
+def tunnel(host: str, port: int) -> Iterator[str]:
+    """The URL of a port whose connections are carried on to another."""
+
+    def carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection((host, port))
+                opened.extend((near, far))
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    opened: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    for end in opened:
+        end.close()
+
+
+@pytest.mark.parametrize("words", [("dms", "queues"), ("queues",), ("dms", "peek", "jobs"), ("backup", "b")])
+def test_a_command_of_the_admin_port_refuses_a_protocols_own(words: tuple[str, ...], command: Run) -> None:
+    for way in (("--host", "broker"), ("--port", "9090"), ("--url", "dms://broker:9090")):
+        code, _, said = command(*words, *way)
+        assert code == ExitCode.USAGE
+        assert "--url http(s)://HOST:15800, --context or --data-dir" in said
+
+
+@pytest.mark.parametrize(
+    "words", [("fsck",), ("log", "ls"), ("user", "list"), ("user", "rm", "ann"), ("restore", "b")]
+)
+def test_what_works_on_files_does_not_take_the_folder_here_for_a_server_elsewhere(
+    words: tuple[str, ...], command: Run, home: Path
+) -> None:
+    assert command("context", "add", "prod", "http://broker:15800")[0] == ExitCode.OK
+    assert command("context", "use", "prod")[0] == ExitCode.OK
+    code, _, said = command(*words)
+    assert code == ExitCode.USAGE
+    assert "which folder? The context in use names http://broker:15800" in said
+    assert "which folder?" not in command(*words, "-D", "data")[2]
 
 
 def test_paths_are_made_absolute_here_and_sent_as_they_are_to_another_machine(

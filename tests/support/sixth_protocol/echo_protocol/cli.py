@@ -1,7 +1,6 @@
 """Its commands."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import trio
 from cyclopts import App
@@ -19,9 +18,9 @@ def serve(*, port: int | None = None, shout: bool = False) -> ServeRequest:
 
 
 @app.command
-def count(*, data_dir: Path | None = None, json: bool = False) -> VerbRequest:
+def count(*, json: bool = False) -> VerbRequest:
     """How many bytes the server has echoed."""
-    return VerbRequest("echo", "count", {"nothing": None}, data_dir)
+    return VerbRequest("echo", "count", {"nothing": None})
 
 
 @app.command
