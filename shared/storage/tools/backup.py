@@ -172,8 +172,8 @@ def restore(source: Path, target: Path, *, strict: bool = False) -> BackupReport
     """Make the data folder `target` (empty or not there) from the backup `source`.
 
     Every file is compared with its CRC in the manifest. One that has changed since is brought as it is, and
-    one that is gone is left out: the report names them, and what only they had is lost. With `strict` they
-    are a StoreError. Raises StoreFormat where `source` is not a backup, or `target` is not empty; and
+    one that is gone is left out. The report names them; what only they had is lost. With `strict` they are a
+    StoreError. Raises StoreFormat where `source` is not a backup, or `target` is not empty; and
     OSError. A target that was left half-made has no FORMAT, and no broker takes it.
     """
     found = read_manifest(source)
