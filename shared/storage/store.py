@@ -18,11 +18,12 @@ import trio
 from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
+from shared.storage import reserve_file
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.file_names import FileNames
-from shared.storage.files import OpenFiles
+from shared.storage.files import OpenFiles, out_of_space
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
@@ -32,6 +33,7 @@ from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk, SystemClock
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
+from shared.storage.reserve_file import ReserveFile
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
@@ -45,6 +47,9 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _SEGMENTS_LEAST = 4
 _SEGMENT_BYTES_LEAST = 64 << 10
 """On a small file system segments are shorter, so that four fit, but never shorter than this."""
+
+_RESERVE_SEGMENTS = 2
+"""A start makes one segment; the other is for what it replays, and for acknowledgements after it."""
 
 InThread = Callable[..., Awaitable[Any]]
 """`trio.to_thread.run_sync`, or something that takes the same arguments."""
@@ -138,7 +143,8 @@ class Store:
             in_thread,
         )
         self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
-        self._watch = FolderWatch(self._committer, disk, settings, journal, lock, self._names)
+        reserve = ReserveFile(disk, _RESERVE_SEGMENTS * journal.segment_bytes, in_thread)
+        self._watch = FolderWatch(committer, disk, settings, journal, lock, self._names, reserve)
         self._retention = RetentionKeeper(
             self._committer,
             self._inventory,
@@ -186,7 +192,7 @@ class Store:
         try:
             if own:
                 lock = FolderLock.take(folder)
-            recovered, journal = await in_thread(_start, disk, clock, settings)
+            recovered, journal = await in_thread(_start_anywhere, disk, clock, settings)
             store = cls(disk, clock, settings, in_thread, recovered, journal, lock)
             store.folder = folder if own else None
             return store
@@ -413,6 +419,21 @@ class Store:
     def sync_times(self) -> Histogram:
         """How long syncs of the journal took."""
         return self._committer.counts.sync_times
+
+
+def _start_anywhere(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:
+    """Start, on a full volume in the space that was set aside for this."""
+    try:
+        return _start(disk, clock, settings)
+    except OSError as error:
+        if not out_of_space(error) or not reserve_file.give_up(disk):
+            raise
+        logger.error(
+            "the volume is full: the start goes on in the space that was set aside for it; publishing is "
+            "refused until there is space",
+            path=reserve_file.PATH,
+        )
+        return _start(disk, clock, settings)
 
 
 def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:

@@ -22,6 +22,7 @@ from shared.storage.files import describe
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.log import opaque
+from shared.storage.reserve_file import ReserveFile
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -45,9 +46,11 @@ class FolderWatch:
     _journal: Journal
     _lock: FolderLock | None
     _names: FileNames
+    _reserve: ReserveFile
     free_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
+    _reserve_fits: bool = False
     _total_bytes: int = 0
     _failing: bool = False
 
@@ -79,6 +82,7 @@ class FolderWatch:
         )
         left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve
+        self._reserve_fits = left >= 2 * reserve + self._reserve.size
         full = left < reserve
         # Log files that refuse writes leave their records in memory: stop publishing before that is full.
         full |= committer.tails.failing_bytes > settings.pending_bytes_max
@@ -129,6 +133,8 @@ class FolderWatch:
 
     async def run(self) -> None:
         while True:
+            if self._reserve_fits:
+                await self._reserve.make()
             await trio.sleep(LOOK_SECONDS)
             self.look_at_space()
             if self._disk.read_only:
