@@ -9,7 +9,17 @@ from trio.testing import wait_all_tasks_blocked
 from shared.errors import StoreFull
 from shared.storage import reserve_file
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.stores import ALWAYS, SMALL, append, fresh_store, open_store, read_all, records, running
+from tests.support.stores import (
+    ALWAYS,
+    SMALL,
+    append,
+    fresh_store,
+    open_store,
+    read_all,
+    records,
+    reopen,
+    running,
+)
 
 
 async def _filled() -> FakeDisk:
@@ -44,11 +54,12 @@ async def test_a_start_on_a_full_volume_serves_in_the_space_that_was_set_aside()
         await wait_all_tasks_blocked()
     assert reserve_file.PATH not in disk.contents(), "publishing comes first"
     disk.free = 1 << 40
-    store._watch.look_at_space()
+    store, disk = await reopen(store, disk)
+    log = store.namespace("logmq", ALWAYS).logs["orders"]
     async with running(store):
         await append(store, log, b"two")
         await wait_all_tasks_blocked()
-    assert len(disk.contents()[reserve_file.PATH]) == 2 * store._journal.segment_bytes
+    assert len(disk.contents()[reserve_file.PATH]) == 2 * SMALL.segment_bytes
     await store.close()
 
 
