@@ -12,6 +12,7 @@ import attrs
 
 from shared.budget import Account, OverBudget
 from shared.errors import (
+    BeyondEnd,
     BrokerError,
     CorruptRecord,
     LogDeleted,
@@ -177,6 +178,8 @@ def refusal_for(error: StoreError | Refusal) -> Refusal:
             return error
         case OutOfRange(first=first):
             return Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {first}")
+        case BeyondEnd():
+            return Refusal(Code.OUT_OF_RANGE, str(error))
         case NotARecord(below=below):
             return Refusal(Code.BAD_OFFSET, f"not the start of a record; the nearest below is {below}")
         case LogDeleted():
