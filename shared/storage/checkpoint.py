@@ -14,6 +14,7 @@ would take long, several share the syncs. Otherwise a stop would take a second f
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -126,8 +127,9 @@ class Checkpointer:
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
         async with self.lock:
-            with paused(len(self._committer.tails.dirty)):
+            with paused(len(self._committer.tails.dirty)), suppress(MemoryError):
                 return await self._checkpoint(clean)
+        return False
 
     async def _checkpoint(self, clean: bool) -> bool:
         """Before the snapshot write as many tails, index entries and catalog lines as possible, so that few

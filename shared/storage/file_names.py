@@ -103,7 +103,7 @@ class FileNames:
                     self._say(file)
             except FileGone:
                 pass  # deleted meanwhile
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self._complain(log, error)
                 return
             finally:
@@ -138,7 +138,7 @@ class FileNames:
             path=file.path,
         )
 
-    def _complain(self, log: Log, error: OSError) -> None:
+    def _complain(self, log: Log, error: OSError | MemoryError) -> None:
         if not self._failing:
             logger.error(
                 "a log's file was removed or replaced while the server ran, and cannot be written anew: "

@@ -263,12 +263,11 @@ def describe(error: BaseException | None) -> str:
     """An error in words, for messages."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    return str(error)
+    return "out of memory" if isinstance(error, MemoryError) else str(error)
 
 
-def error_for_unwritten(error: OSError | None) -> StoreError:
+def error_for_unwritten(error: OSError | MemoryError) -> StoreError:
     """The error for appends whose bytes were not written."""
-    assert error is not None
-    if out_of_space(error):
+    if isinstance(error, OSError) and out_of_space(error):
         return StoreFull(f"not written: {describe(error)}")
     return StoreError(f"not written: {describe(error)}")

@@ -243,7 +243,8 @@ class CommitBatch:
         """Take a log out of `singles`: something else is appended or done to it. `end`: of its records, once
         the batch is sealed.
         """
-        records = b"".join(chunks := self.singles.pop(log))
+        records = b"".join(chunks := self.singles[log])
+        del self.singles[log]
         ticket, end, count = self.tickets[log.mode.waits_for], log.end if end is None else end, len(chunks)
         offset = end - len(records)
         self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count])
@@ -408,7 +409,7 @@ class Log:
     open_since: float = math.inf  # monotonic: since when an entry is open; inf: none is
     last_ms: int = 0
     tail_bytes: int = 0  # of the newest visible records, not yet in the file
-    tail_new: list[bytes] = attrs.field(init=False, factory=list)
+    tail_new: list[bytes | memoryview] = attrs.field(init=False, factory=list)
     """The end of the tail, joined to it when it is read: a buffer that grows is copied again and again. A log
     with 1 KiB a commit had each byte copied nine times on the way to 64 KiB."""
     not_indexed: list[tuple[int, int, int]] = attrs.field(init=False, factory=list)
@@ -593,11 +594,12 @@ class Log:
         while commits:
             end = commits.index(ENTRY_ENDS) if ENTRY_ENDS in commits else len(commits)
             group, ended = commits[:end], end < len(commits)
-            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
             stop = start + sum([size for _, size, _ in group])
-            found = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
-            closed, self._open_entry = found
+            closed, newest = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
+            # There may have been no memory for it: from here on nothing large is made.
+            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
             self._closed_entries += closed
+            self._open_entry = newest
             if ended and self._open_entry is not None:
                 self._closed_entries.append(self._open_entry)
                 self._open_entry = None
@@ -716,7 +718,10 @@ class Tails:
         """Add visible bytes to the end of a log's tail. Call `charge` when all logs have theirs."""
         if not log.tail_bytes:
             self._since[log] = now
-        log.tail_new.append(bytes(data))
+        try:
+            log.tail_new.append(bytes(data))
+        except MemoryError:  # it keeps the journal's batch in memory, and needs no more
+            log.tail_new.append(data)
         log.tail_bytes += len(data)
         self.bytes += len(data)
         if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
@@ -749,7 +754,8 @@ class Tails:
             if log.open_since == math.inf:
                 log.open_since = now
             elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
-                log.make_entries()
+                with suppress(MemoryError):
+                    log.make_entries()
             self.bytes += size
             if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
                 self._long[log] = None

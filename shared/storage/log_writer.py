@@ -6,6 +6,7 @@ there. Writes go in steps of many logs, in a thread, while commits go on.
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -92,7 +93,8 @@ class LogWriter:
                 await self._wake.wait()
             self._wake = trio.Event()
             if self._tails.unindexed:
-                await self.flush_due()
+                with suppress(MemoryError):  # it is tried again
+                    await self.flush_due()
             done, self._done = self._done, trio.Event()
             done.set()
             self._end_step()

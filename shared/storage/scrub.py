@@ -48,7 +48,7 @@ class Scrub:
                 self._tails.unlooked[log] = None  # so that its files are looked at
                 try:
                     await self._scrub(log)
-                except (StoreError, OSError, FileGone) as error:
+                except (StoreError, OSError, FileGone, MemoryError) as error:
                     if not log.deleted:
                         logger.error(
                             "the background check cannot read a log: it is tried again; look at the disk",

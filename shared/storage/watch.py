@@ -137,7 +137,9 @@ class FolderWatch:
                 await self._reserve.make()
             await trio.sleep(LOOK_SECONDS)
             self.look_at_space()
+            self._committer.look_at_memory()
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
             self.look_at_files()
-            await self._names.look()
+            with suppress(MemoryError):
+                await self._names.look()
