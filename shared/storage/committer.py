@@ -360,7 +360,7 @@ class Commit:
         Raises OSError if nothing of it was written, PoisonError if that is unknown.
         """
         if isinstance(batch.broken, MemoryError):
-            raise batch.broken
+            raise batch.broken.with_traceback(None)
         if batch.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from batch.broken
         pieces: list[bytes | memoryview] = []
