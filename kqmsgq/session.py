@@ -194,6 +194,10 @@ class Session(SessionBase):
     def input_ended(self) -> None:
         self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
         self.end()
+        if self._producer is not None and self._producer.denied:
+            # An orderly end would tell the producer that all was taken.
+            self.connection.abort("messages denied", reset=True)
+            return
         self.connection.finish()
 
     def too_late(self) -> None:
