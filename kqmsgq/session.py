@@ -193,12 +193,12 @@ class Session(SessionBase):
 
     def input_ended(self) -> None:
         self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
+        denied = self._producer is not None and self._producer.denied
         self.end()
-        if self._producer is not None and self._producer.denied:
-            # An orderly end would tell the producer that all was taken.
+        if denied:  # an orderly end would tell the producer that all was taken
             self.connection.abort("messages denied", reset=True)
-            return
-        self.connection.finish()
+        else:
+            self.connection.finish()
 
     def too_late(self) -> None:
         raise RemoteProtocolError(
