@@ -9,12 +9,13 @@ looks where it stands just then; it sleeps while the loop waits. That costs 0.2 
 import math
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from time import perf_counter, sleep, thread_time
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from shared.metrics import Sample
@@ -29,14 +30,59 @@ LONG_SECONDS = 0.02
 """No client should hold the loop longer."""
 TOLD_SECONDS = 0.1
 """Longer ones are logged: a client notices them."""
-_NOT_OURS = sys.stdlib_module_names | {"trio", "outcome"}
+TELL_SECONDS = 60.0
+"""Between two lines of a kind: a machine that is too small is late several times a second."""
+_OUR_PACKAGES = ("brokers", "shared")
+_OUTERMOST = "brokers.serving"
+"""Where the loop's call stands: no place in our code."""
+
+
+@attrs.define
+class _Stretches:
+    """Stretches of one kind that no line of the log has told yet, and the longest of them."""
+
+    event: str
+    count: int = 0
+    seconds: float = 0.0
+    worked: float = 0.0
+    at: str = ""
+    tell_at: float = -math.inf
+
+    def add(self, seconds: float, worked: float, at: str) -> None:
+        self.count += 1
+        if seconds > self.seconds:
+            self.seconds, self.worked, self.at = seconds, worked, at
+
+    def tell(self, log: "BoundLogger", now: float) -> None:
+        place = {"at": self.at} if self.at else {}
+        log.warning(
+            self.event,
+            count=self.count,
+            longest_milliseconds=round(self.seconds * 1000),
+            worked_milliseconds=round(self.worked * 1000),
+            **place,
+        )
+        self.count, self.seconds, self.tell_at = 0, 0.0, now + TELL_SECONDS
 
 
 class LoopWatch(trio.abc.Instrument):
-    """`longest_seconds`, `longest_at`: how late the loop was at most, and where. `long_count`: how often."""
+    """`longest_seconds`, `longest_at`: how late the loop was at most, and where. `long_count`: how often.
 
-    def __init__(self, log: "BoundLogger") -> None:
+    `packages`: the protocols' packages. The innermost call of one of these is where the loop stood.
+    """
+
+    def __init__(self, log: "BoundLogger", packages: Collection[str] = ()) -> None:
         self._log = log
+        self._packages = frozenset((*_OUR_PACKAGES, *packages))
+        self._held = _Stretches(
+            "the loop was held for over 100 ms, and every client waited: if it repeats, look at the clients "
+            "of the protocol that `at` names"
+        )
+        self._late = _Stretches(
+            "the loop did not run for over 100 ms, and every client waited: the machine or its disk is busy; "
+            "give the server a processor and a disk that others do not use up"
+        )
+        self._tell_at = math.inf  # when the next of these is to be told
         self._due = math.inf  # when the loop should be back here; inf: it waits for input
         self._worked = 0.0  # seconds of processor that its thread had had when that was set
         self._at = ""  # where the thread saw the loop stand while that was late
@@ -109,6 +155,8 @@ class LoopWatch(trio.abc.Instrument):
         at, self._at = self._at, ""
         if late > LONG_SECONDS:
             self._was_late(late, thread_time() - self._worked, at)
+        if self._due > self._tell_at:
+            self._tell(perf_counter())
 
     def _was_late(self, seconds: float, worked: float, at: str) -> None:
         """`worked`: seconds of processor that the loop's thread had meanwhile."""
@@ -116,14 +164,17 @@ class LoopWatch(trio.abc.Instrument):
         if seconds > self.longest_seconds:
             self.longest_seconds, self.longest_at = seconds, at
         if seconds > TOLD_SECONDS:
-            self._log.warning(
-                "the loop was held, and every client waited: if it repeats, look at that protocol's clients"
-                if worked > TOLD_SECONDS
-                else "the loop did not run, and every client waited: the machine or its disk is busy",
-                milliseconds=round(seconds * 1000),
-                worked=round(worked * 1000),
-                at=at,
-            )
+            stretches = self._held if worked > TOLD_SECONDS else self._late
+            stretches.add(seconds, worked, at)
+            self._tell_at = min(self._tell_at, stretches.tell_at)
+
+    def _tell(self, now: float) -> None:
+        self._tell_at = math.inf
+        for stretches in (self._held, self._late):
+            if stretches.count and now > stretches.tell_at:
+                stretches.tell(self._log, now)
+            elif stretches.count:
+                self._tell_at = min(self._tell_at, stretches.tell_at)
 
     def _watch(self, loop: int) -> None:
         """In the thread."""
@@ -133,14 +184,16 @@ class LoopWatch(trio.abc.Instrument):
                 self._woken.wait()
             sleep(BEAT_SECONDS)
             if not self._at and perf_counter() - self._due > LONG_SECONDS:
-                self._at = _place(sys._current_frames().get(loop))
+                self._at = _place(sys._current_frames().get(loop), self._packages)
 
 
-def _place(frame: FrameType | None) -> str:
-    """`dms.engine:Engine.give_back`: the innermost call of our own packages."""
+def _place(frame: FrameType | None, packages: Collection[str]) -> str:
+    """`dms.engine:Engine.give_back`: the innermost call of these packages; "" if it is the loop's own."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in _NOT_OURS:
+        if module == _OUTERMOST:
+            return ""
+        if module.partition(".")[0] in packages:
             return f"{module}:{frame.f_code.co_qualname}"
         frame = frame.f_back
     return ""

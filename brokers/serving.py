@@ -95,7 +95,7 @@ async def _serve(
 ) -> None:
     ready_file = command.ready_file
     collector = Collector()
-    watch = LoopWatch(log)
+    watch = LoopWatch(log, plugins.packages())
     say = _say if command.says else None
     host = Host(chosen, config, log, say=say, watch=watch, reread=read, leave=partial(_leave, ready_file))
     # SIGHUP stays ignored under nohup. The others are obeyed even if the caller ignores them. A shell makes

@@ -2,15 +2,18 @@
 
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
+import trio
 from cyclopts import Parameter
 
-from kqmsgq.client import Message, open_consumer, open_producer
+from kqmsgq.client import Consumer, Message, open_consumer, open_producer
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
 from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
+from shared.client.nursery import open_nursery
 from shared.errors import RemoteProtocolError, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
@@ -23,10 +26,13 @@ app, command = protocol_app(
     "consume --all --json | jq .message",
 )
 
-PROBE = (b"\n",) * 6
-"""Names to unsubscribe from, which nobody has subscribed to. They show what the server speaks: KqueueMsgQ
-does nothing and sends nothing, any other protocol answers or closes. With the role before them they are
-longer than the first thing that it waits for, and have the end of a line."""
+PROBE = b"\r\n\r\n(is this a KqueueMsgQ server?)".ljust(60, b".")
+"""A name to unsubscribe from, which nobody has subscribed to. It shows what the server speaks.
+
+KqueueMsgQ does nothing and sends nothing, any other protocol answers or closes: it has the two ends of a line
+that HTTP waits for, and what pub/sub takes for the type of a command is none."""
+LOOK_SECONDS = 0.01
+"""For what the server has said to the probe before it had read all messages."""
 
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")
@@ -54,17 +60,40 @@ async def produce(
 ) -> Mapping[str, Any]:
     """Send messages to a queue, and show how many the server has read.
 
-    Only consumers that are subscribed at that moment get them.
+    Only consumers that are subscribed at that moment get them. Exit code 1: the
+    server did not take all, for example because no rule allows that to the user.
     """
     name = _named(queue, server)
+    done = 0
     with lost_is_refused():
-        async with open_producer(**_place(server)) as producer:
-            done = await send_given(
-                lambda bodies: producer.send_many((name, body) for body in bodies),
-                (*words, *message),
-                whole=whole,
-            )
+        async with _probed(server) as probe, open_nursery() as nursery:
+            nursery.start_soon(_first_words, probe, server)
+            async with open_producer(**_place(server)) as producer:
+                done = await send_given(
+                    lambda bodies: producer.send_many((name, body) for body in bodies),
+                    (*words, *message),
+                    whole=whole,
+                )
+            await trio.sleep(LOOK_SECONDS)
+            nursery.cancel_scope.cancel()
     return {"queue": queue, "messages": done}
+
+
+@asynccontextmanager
+async def _probed(server: Server) -> AsyncIterator[Consumer]:
+    """A consumer that has asked what the server speaks."""
+    async with open_consumer(**_place(server)) as consumer:
+        await consumer.unsubscribe(PROBE)
+        yield consumer
+
+
+async def _first_words(consumer: Consumer, server: Server) -> list[Message]:
+    """Its first messages. Raises Unreachable where the server does not speak KqueueMsgQ."""
+    try:
+        return await consumer.batch()
+    except (Disconnected, RemoteProtocolError) as error:
+        address = Address(server.host, server.port, kind="KqueueMsgQ")
+        raise address.not_answered(error) from error
 
 
 @command(
@@ -94,25 +123,19 @@ async def consume(
 
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
-        heard = False
         with lost_is_refused():
-            async with open_consumer(**_place(server)) as consumer:
-                await consumer.unsubscribe(*PROBE)
+            async with _probed(server) as consumer:
                 if all_:
                     await consumer.subscribe_all()
                 if names:
                     await consumer.subscribe(*names)
-                while left:
-                    try:
-                        messages = left.of(await consumer.batch())
-                    except (Disconnected, RemoteProtocolError) as error:
-                        if heard:
-                            raise
-                        address = Address(server.host, server.port, kind="KqueueMsgQ")
-                        raise address.not_answered(error) from error
-                    heard = True
-                    for item in _shown(messages, json=json, raw=raw):
+                messages = await _first_words(consumer, server)
+                while True:
+                    for item in _shown(left.of(messages), json=json, raw=raw):
                         yield item
+                    if not left:
+                        break
+                    messages = await consumer.batch()
 
     return shown()
 

@@ -10,8 +10,9 @@
 
 The protocol has no answers: `send` returns once the kernel has the bytes. The end of a producer's block waits
 until the server has read everything and closed. A lost connection raises `Disconnected`. It is unknown what
-arrived, so nothing is sent again. A consumer with `retry_seconds` connects and subscribes again; it misses
-messages that are sent meanwhile.
+arrived, so nothing is sent again. `NotTaken` says that the server ended with a reset instead: it dropped
+messages that no rule allows, or it stopped. A consumer with `retry_seconds` connects and subscribes again; it
+misses messages that are sent meanwhile.
 
 Any number of tasks may share a producer. What they send during a send goes out together in the next. A
 cancelled send may have sent half an event, so it closes the connection.
@@ -34,6 +35,7 @@ __all__ = [
     "Consumer",
     "Disconnected",
     "Message",
+    "NotTaken",
     "Producer",
     "Unreachable",
     "open_consumer",
@@ -43,6 +45,16 @@ __all__ = [
 PORT = 8000
 NAME_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class NotTaken(Disconnected):
+    """The server reset the connection at its end."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        why = "as it does for messages that no rule allows (its log names the rule), and when it stops"
+        return f"not all messages were taken: the server ended the connection by a reset, {why}"
 
 
 class Producer:
@@ -67,8 +79,16 @@ class Producer:
         await self._sender.send_many(self._message(queue, body) for queue, body in messages)
 
     async def finish(self) -> None:
-        """End sending, and wait until the server has read everything and closed. Raises Disconnected."""
-        await self._sender.finish()
+        """End sending, and wait until the server has read everything and closed.
+
+        Raises Disconnected, and NotTaken.
+        """
+        try:
+            await self._sender.finish()
+        except Disconnected as error:
+            if isinstance(error.__cause__, trio.BrokenResourceError):
+                raise NotTaken from error
+            raise
 
     def _message(self, queue: str | bytes, body: bytes) -> bytes:
         name_bytes_max, message_bytes_max = self._limits

@@ -77,6 +77,7 @@ class Producer:
         "_track",
         "_unrouted",
         "_user",
+        "denied",
         "messages",
         "more",
     )
@@ -92,6 +93,8 @@ class Producer:
         """Messages forwarded so far."""
         self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
         self.more = False
+        self.denied = 0
+        """Messages dropped because no rule allows them."""
         self._error: RemoteProtocolError | _DeniedError | None = None  # why the last pass ended
         self._guard: Guard | None = None
         self._user = self._peer = ""
@@ -123,6 +126,7 @@ class Producer:
             assert self._guard is not None
             name = data[at + NAME_AT : found[1] - LENGTH_BYTES]
             self._guard.refuse(self._user, WRITE, name, self._peer)
+            self.denied += 1
             at = found[2]
         self.more = True
         return at

@@ -193,8 +193,12 @@ class Session(SessionBase):
 
     def input_ended(self) -> None:
         self.state = TRANSITIONS[self.state][Event.INPUT_ENDS]
+        denied = self._producer is not None and self._producer.denied
         self.end()
-        self.connection.finish()
+        if denied:  # an orderly end would tell the producer that all was taken
+            self.connection.abort("messages denied", reset=True)
+        else:
+            self.connection.finish()
 
     def too_late(self) -> None:
         raise RemoteProtocolError(

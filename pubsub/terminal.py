@@ -22,6 +22,8 @@ COMMANDS = {b"subscribe": Command.SUBSCRIBE, b"unsubscribe": Command.UNSUBSCRIBE
 PROBE = b"\r\n\r\n(is this a pub/sub server?)"
 """A probe for the protocol. No client has this subscription, so ending it does nothing and gets no answer. A
 server of another protocol answers: id and probe are more than a line, and longer than any first word."""
+SETTLE_SECONDS = 0.2
+"""Commands wait so long for what another server says to the probe, so that none is confirmed there."""
 FRAME_SECONDS = 2.0
 """How long the rest of the first frame may take. A server sends each frame whole."""
 FIRST_SECONDS = 5.0
@@ -42,6 +44,7 @@ class Terminal:
         self._where = where
         # Another server may echo what it was sent, so an error shows at most the id.
         self._shown_max = wire.ID_BYTES if login else 40
+        self._has_login = bool(login)
         self._heard = False
         self._since = time.monotonic()
         self._commands = b""  # the beginning of a line
@@ -59,11 +62,14 @@ class Terminal:
         Raises ConnectionRefusedError if the server closes: it stops, or the id is connected already.
         """
         sources = [self._socket.fileno(), stdin]
+        settled = False
         while not self._over:
             foreign = self._frames and not self._heard
-            ready, _, _ = select.select(sources, (), (), FRAME_SECONDS if foreign else None)
+            wait = FRAME_SECONDS if foreign else None if settled else SETTLE_SECONDS
+            ready, _, _ = select.select(sources if settled else sources[:1], (), (), wait)
             if foreign and not ready:
                 raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
+            settled = settled or self._heard or not ready
             if stdin in ready:
                 data = os.read(stdin, READ_BYTES)
                 if not data:
@@ -89,6 +95,9 @@ class Terminal:
                 _complain(str(error))
                 return
             yield _SAID.get(asked, b"Subscribed to topic %b\n") % topic
+            if self._has_login and asked is not Command.UNSUBSCRIBE:
+                self._has_login = False
+                _complain("pub/sub answers nothing: a topic that no rule of yours allows brings no messages")
         elif command.strip():
             _complain("commands: subscribe <topic>, unsubscribe <topic>, keep <topic>, exit")
 

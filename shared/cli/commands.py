@@ -13,7 +13,7 @@ import trio
 
 from shared.cli.progress import counting
 from shared.client.dial import Disconnected
-from shared.errors import UsageError
+from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, UsageError
 
 READ_BYTES = 256 * 1024
 LOOK_SECONDS = 0.05
@@ -105,6 +105,8 @@ def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
     try:
         yield
     except lost as error:
+        if error.exit_code not in (EXIT_LOST, EXIT_UNAVAILABLE):  # the server was there, and refused
+            raise
         raise ConnectionRefusedError(errno.ECONNREFUSED, str(error)) from error
 
 

@@ -1,8 +1,10 @@
 """How long the loop was held, and where."""
 
+import sys
 from collections.abc import Callable
 from time import sleep, thread_time
 
+import attrs
 import pytest
 import trio
 import trio.lowlevel
@@ -10,7 +12,8 @@ import trio.testing
 from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
-from brokers.fairness import BEAT_SECONDS, TOLD_SECONDS, LoopWatch
+from brokers import fairness
+from brokers.fairness import BEAT_SECONDS, TELL_SECONDS, TOLD_SECONDS, LoopWatch
 
 
 def hold(seconds: float) -> None:
@@ -21,9 +24,10 @@ def hold(seconds: float) -> None:
 
 @pytest.mark.parametrize(("kept", "said"), [(hold, "the loop was held"), (sleep, "the loop did not run")])
 async def test_a_long_stretch_of_the_loop_is_known_by_where_it_stood_and_logged(
-    kept: Callable[[float], None], said: str
+    kept: Callable[[float], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = LoopWatch(get_logger())
+    watch = LoopWatch(get_logger(), ("tests",))
+    monkeypatch.setattr(fairness, "TELL_SECONDS", 0.0)
 
     def step() -> None:
         kept(TOLD_SECONDS * 2)
@@ -32,7 +36,7 @@ async def test_a_long_stretch_of_the_loop_is_known_by_where_it_stood_and_logged(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             while not any(
-                line["at"].startswith(__name__) and line["event"].startswith(said) for line in told
+                line.get("at", "").startswith(__name__) and line["event"].startswith(said) for line in told
             ):
                 await trio.lowlevel.checkpoint()  # a busy machine makes it late elsewhere, too
                 step()
@@ -41,7 +45,7 @@ async def test_a_long_stretch_of_the_loop_is_known_by_where_it_stood_and_logged(
     seconds, ((label, at),) = values["loop_stretch_seconds_max"]
     assert seconds > TOLD_SECONDS
     assert label == "at"
-    assert at in [line["at"] for line in told]
+    assert at in [line.get("at", "") for line in told]
     assert values["loop_stretches_long_total"][0] >= len(told)
 
 
@@ -66,6 +70,29 @@ async def test_a_loop_that_waits_for_input_is_left_alone_and_watched_from_when_i
         await trio.sleep(BEAT_SECONDS * 2)
         nursery.cancel_scope.cancel()
     assert watch.longest_seconds > TOLD_SECONDS
+
+
+def test_what_keeps_the_loop_often_is_one_line_a_minute_with_count_and_longest() -> None:
+    """A machine that was too small filled its log with these, and the last 200 lines that a page shows."""
+    watch = LoopWatch(get_logger())
+    with capture_logs() as told:
+        for milliseconds in (150, 945, 120, 50):
+            watch._was_late(milliseconds / 1000, 0.003, "")
+            watch._tell(0.0)
+        watch._tell(TELL_SECONDS + 1)
+    assert [(line["count"], line["longest_milliseconds"]) for line in told] == [(1, 150), (2, 945)]
+    assert all("at" not in line for line in told)
+
+
+def test_the_place_is_in_our_code_and_not_in_a_library() -> None:
+    frames = []
+
+    def check(_: object, __: object, value: object) -> None:
+        frames.append(sys._getframe())
+
+    made = attrs.make_class("Made", {"field": attrs.field(validator=[check])})  # attrs calls it
+    made(1)
+    assert fairness._place(frames[0].f_back, ("tests",)).startswith(f"{__name__}:")
 
 
 class Steps(trio.abc.Instrument):

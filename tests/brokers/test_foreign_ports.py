@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from brokers.control import address_in
 from brokers.errors import ExitCode
 from pubsub import terminal
 from tests.brokers.conftest import Run
@@ -14,16 +15,17 @@ from tests.support.server import Server, run_here
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """It closes after half a second, not 30, on who has begun a command and does not end it."""
-    environ = {"BROKERS_PUBSUB_COMMAND_SECONDS": "500ms"}
-    with Server(tmp_path_factory.mktemp("foreign"), environ=environ) as server:
+    with Server(tmp_path_factory.mktemp("foreign")) as server:
         yield server
 
 
-@pytest.mark.parametrize("protocol", ["dms", "logmq", "pubsub", "dmp"])
-def test_a_consumer_at_another_protocols_port_says_so(protocol: str, command: Run, server: Server) -> None:
-    host, port = server.address(protocol)
-    code, out, err = command("kqmsgq", "consume", "news", "--port", str(port))
+@pytest.mark.parametrize("protocol", ["dms", "logmq", "pubsub", "dmp", "admin"])
+@pytest.mark.parametrize("words", [("consume", "news"), ("produce", "news", "hello")])
+def test_a_command_without_answers_at_another_protocols_port_says_so(
+    words: tuple[str, ...], protocol: str, command: Run, server: Server
+) -> None:
+    host, port = server.address(protocol) if protocol != "admin" else address_in(server.ready["page"])[:2]
+    code, out, err = command("kqmsgq", *words, "--port", str(port))
     assert (code, out) == (ExitCode.UNAVAILABLE, "")
     assert err.startswith(f"brokers: {host}:{port}: no KqueueMsgQ server answers (")
 
@@ -37,8 +39,10 @@ def test_a_subscriber_at_another_protocols_port_says_so(
 ) -> None:
     monkeypatch.setattr(terminal, "FRAME_SECONDS", 0.2)  # it is known by then that no more comes
     host, port = server.address(protocol)
-    with open(os.devnull) as nothing:
-        monkeypatch.setattr(sys, "stdin", nothing)
+    reader, writer = os.pipe()
+    os.write(writer, b"subscribe a\n")  # which is not confirmed, as it goes nowhere
+    with open(reader) as commands, open(writer, "w"):
+        monkeypatch.setattr(sys, "stdin", commands)
         ended = run_here("pubsub", "subscriber", "A", host, str(port))
     assert (ended.returncode, ended.stdout) == (ExitCode.UNAVAILABLE, "")
     assert ended.stderr.startswith(f"brokers: {host}:{port}: no pub/sub server answers ({says}")
