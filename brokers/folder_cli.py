@@ -156,19 +156,21 @@ def verify(
 def restore(
     source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],
     *,
+    strict: Annotated[bool, flag("Stop at the first file that is not as it was backed up.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> CommandResult:
     """Make a data folder from a backup.
 
-    It must not exist yet, or be empty. Every file is checked on the way.
+    It must not exist yet, or be empty. Every file is checked on the way: the rest is brought, and what is
+    damaged or missing is said, with exit code 1.
     """
     from shared.storage.tools.backup import restore as put_back
 
     folder = local_folder(data_dir, config)
     with progress(f"restoring {folder}"), copy_errors(folder, "data folder"):
-        report = put_back(require_folder(source), folder)
+        report = put_back(require_folder(source), folder, strict=strict)
     return copied(report, json)
 
 

@@ -74,7 +74,7 @@ END_SECONDS = 5.0
 
 
 def memory_for_clients(limit: int) -> int:
-    """How many bytes clients may make grow, of the `limit` of the machine or its control group."""
+    """How many bytes clients may make grow, of the `limit` on the process's memory."""
     room = min(limit * MEMORY_PERCENT // 100, limit - OWN_MEMORY_BYTES)
     return max(room, limit * LEAST_PERCENT // 100)
 

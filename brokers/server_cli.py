@@ -163,9 +163,11 @@ def copied(report: Any, json: bool) -> CommandResult:
 
     report = loads(dumps(report, default=json_value))
     check = report.pop("check")
-    damaged = any(finding["severity"] == "damage" for finding in check["findings"])
+    changed = report.pop("changed", [])
+    damaged = bool(changed) or any(finding["severity"] == "damage" for finding in check["findings"])
     code = ExitCode.FAILED if damaged else ExitCode.OK
     summary = {**report, "logs": check["logs"], "records": check["records"], "damaged": damaged}
     if json:
-        return CommandResult({**summary, "findings": check["findings"]}, code)
-    return CommandResult(Several((*filter(None, [check["findings"]]), summary)), code)
+        return CommandResult({**summary, "changed": changed, "findings": check["findings"]}, code)
+    lines = [{"changed": line} for line in changed]
+    return CommandResult(Several((*filter(None, [lines, check["findings"]]), summary)), code)

@@ -120,8 +120,7 @@ def _comparable(value: object) -> object:
 _PLAIN: Mapping[type, Callable[[Any], object]] = {
     type(None): lambda _: _ANYTHING,
     bool: lambda value: _TRUE if value else _FALSE,
-    str: str.encode,  # text that is not UTF-8 is read as bytes
-    bytearray: bytes,
+    str: str.encode,  # what is not UTF-8, and what is no text, is read as bytes
 }
 
 

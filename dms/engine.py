@@ -70,6 +70,9 @@ BODY_OVERHEAD_BYTES = 64
 """Memory of a message beside its body: bytes object header, deque slot, rounding; 41 by tracemalloc."""
 HELD_OVERHEAD_BYTES = 160
 """More for an unacknowledged delivery with its id, tuple and entry: 163 by tracemalloc; in a run 48."""
+HELD_BODY_BYTES = BODY_OVERHEAD_BYTES + HELD_OVERHEAD_BYTES
+SHARES_STEPS = 100
+"""What each owner's queues take is added up whenever the memory of all changes by this part of its bound."""
 CREDIT_BYTES = 192
 """Memory of a single waiting CONSUME: id, list, `Credit`, and its places in two rows."""
 CREDITS_FREE, CREDITS_STEP = 16, 256
@@ -152,11 +155,13 @@ class Consumer:
         "delivered",
         "engine",
         "gone",
+        "held_bytes",
         "number",
         "queue",
         "receiver",
         "stocks",
         "unacked",
+        "user",
         "waiting",
     )
 
@@ -174,6 +179,10 @@ class Consumer:
         self.credits_room = CREDITS_FREE
         """How many waiting CONSUMEs are charged to the budget, with those that need not be."""
         self.unacked: Unacked[Queue] = Unacked()
+        self.user = ""
+        """Who has a share of what all consumers hold; "": it is not counted by user."""
+        self.held_bytes = 0
+        """Memory of `unacked`, where it is counted by user."""
         self.delivered = 0
         self.gone = False
         self.stocks = stocks
@@ -192,11 +201,32 @@ class Consumer:
         if missing > 0:
             steps = -(-missing // CREDITS_STEP)
             try:
-                self.engine.credits.take(steps * CREDITS_STEP * CREDIT_BYTES)
+                self.engine.credits.take(steps * CREDITS_STEP * CREDIT_BYTES, self.user)
             except OverBudget:
                 return False
             self.credits_room += steps * CREDITS_STEP
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its user may hold more."""
+        account = self.engine.unacked
+        return account.shares.fits(self.user, account.limit_bytes, 0)
+
+    def took(self, bodies: Iterable[bytes]) -> None:
+        """It holds these from now on; only where `user` is counted."""
+        self._count_held(sum([len(body) + HELD_BODY_BYTES for body in bodies]))
+
+    def gave(self, deliveries: Iterable[Delivery[Queue]]) -> None:
+        """It does not hold these any more; only where `user` is counted."""
+        self._count_held(-sum([len(body) + HELD_BODY_BYTES for _, _, body, _ in deliveries]))
+
+    def gave_all(self) -> None:
+        self._count_held(-self.held_bytes)
+
+    def _count_held(self, more: int) -> None:
+        self.held_bytes += more
+        self.engine.unacked.shares.add(self.user, more)
 
     def end(self, credit: Credit, refusal: Refusal) -> None:
         """End a credit: tell the session that its remaining CONSUMEs are refused."""
@@ -220,7 +250,7 @@ class Consumer:
 
     def forget_credits(self) -> None:
         self._drop_credits()
-        self.engine.credits.give((self.credits_room - CREDITS_FREE) * CREDIT_BYTES)
+        self.engine.credits.give((self.credits_room - CREDITS_FREE) * CREDIT_BYTES, self.user)
         self.credits_room = CREDITS_FREE
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -254,6 +284,7 @@ class Queue(QueueBase):
         "bodies",
         "cold",
         "consumers",
+        "crowded",
         "depth",
         "end",
         "engine",
@@ -267,6 +298,7 @@ class Queue(QueueBase):
         "log",
         "name",
         "options",
+        "owner",
         "recovered",
         "released",
         "returned",
@@ -280,6 +312,10 @@ class Queue(QueueBase):
         self.text = name
         self.name = name.encode()
         self.options = options
+        self.owner = ""
+        """Who made it since the start, and has a share of memory."""
+        self.crowded = False
+        """Its owner's queues together take more than that."""
         self.log: QueueLog | None = None
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
@@ -331,7 +367,7 @@ class Queue(QueueBase):
         """Whether more of the queue may be kept in memory. Without a disk it must be."""
         engine = self.engine
         return (
-            (engine.hot_bytes < engine.settings.hot_bytes and not engine.full)
+            (engine.hot_bytes < engine.settings.hot_bytes and not (engine.full or self.crowded))
             or self.hot_bytes + self.back_bytes < HOT_LEAST_BYTES
             or self.cold is None
         )
@@ -350,6 +386,11 @@ class Queue(QueueBase):
         """
         count = len(bodies)
         engine = self.engine
+        if self.crowded and self.log is None and not moved:
+            engine.share_memory()
+            if self.crowded:
+                text = f"the queues of {self.owner} take his share of memory for messages"
+                raise Refusal(Status.QUEUE_FULL, text, limit="memory")
         if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
             engine.tell_budget()
             if engine.full and self.log is None and not moved:
@@ -503,6 +544,8 @@ class Queue(QueueBase):
                     ids = run_ids
             served += 1
             count = len(ids)
+            if consumer.user:
+                consumer.took(taken)
             engine.counts.delivered += count
             consumer.delivered += count
             consumer.waiting -= count
@@ -527,7 +570,10 @@ class Queue(QueueBase):
             return None
         self.engine.counts.delivered += 1
         consumer.delivered += 1
-        return self._take_first(consumer)
+        ids, taken = self._take_first(consumer)
+        if consumer.user:
+            consumer.took(taken)
+        return ids, taken
 
     def _take_first(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]]:
         """Take the row's first message, which is in memory; `consumer` holds it. Returns its id and body."""
@@ -630,6 +676,8 @@ class Queue(QueueBase):
             except StoreError as error:
                 self._detach_or_refuse(error)
         self.let_go(count)
+        if consumer.user:
+            consumer.gave(deliveries)
         engine = self.engine
         engine.counts.acked += count
         self.depth -= count
@@ -801,6 +849,8 @@ class Queue(QueueBase):
                 self.requeue(deliveries, nacked=False)
             else:
                 consumer.unacked.add_all(ids, deliveries)
+                if consumer.user:
+                    consumer.took([body for _, _, body, _ in deliveries])
 
     def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
         engine = self.engine
@@ -896,6 +946,8 @@ class Engine:
         self.full = self.held_full = False
         """Messages to memory queues, and what CONSUMEs ask for, do not fit."""
         self.hot_told = self.held_told = 0
+        self._hot_shared = 0
+        """`hot_bytes` when each owner's part of it was last added up."""
         self.settings = settings
         self.log = log
         self._store = store
@@ -970,6 +1022,21 @@ class Engine:
         self.hot_told, self.held_told = self.hot_bytes, self.held_bytes
         self.full = not self.messages.fits(1)
         self.held_full = self.held_bytes >= self.unacked.limit_bytes
+        if abs(self.hot_bytes - self._hot_shared) * SHARES_STEPS >= self.messages.limit_bytes:
+            self.share_memory()
+
+    def share_memory(self) -> None:
+        """Find the queues of owners whose queues together take more than their share of memory."""
+        self._hot_shared = self.hot_bytes
+        taken: Counter[str] = Counter()
+        for queue in self.queues.values():
+            if queue.owner:
+                taken[queue.owner] += queue.hot_bytes + queue.back_bytes
+        if taken:
+            messages = self.messages
+            for queue in self.queues.values():
+                owner = queue.owner
+                queue.crowded = not messages.shares.fits(owner, messages.limit_bytes, taken[owner])
 
     # -- queues
 
@@ -988,6 +1055,7 @@ class Engine:
                 dead_letter=target,
             )
         self._queues_of_users.take(queue, user)
+        queue.owner = self.messages.shares.bounded(user)
         self.tell_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
@@ -1271,6 +1339,7 @@ class Engine:
             return False
         self.consumers[consumer.number] = consumer
         self._clients_of_users.take(consumer.number, user)
+        consumer.user = self.unacked.shares.bounded(user)
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
@@ -1308,6 +1377,8 @@ class Engine:
         """ACKs of one queue's messages, which are not in `unacked` any more."""
         if queue.deleted:
             queue.let_go(len(deliveries))
+            if consumer.user:
+                consumer.gave(deliveries)
             return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
         try:
             return queue.ack(consumer, ids, deliveries)
@@ -1330,6 +1401,7 @@ class Engine:
     def give_back(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
         """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
         held, consumer.unacked = consumer.unacked, Unacked()
+        consumer.gave_all()
         if held:
             self.returning[consumer.number] = Returning(held, untried)
             self.sliced_work.add(self._return_in_slices(consumer.number))

@@ -55,7 +55,7 @@ GAUGES = (
     ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
     Gauge(
-        "messages_held_back",
+        "messages_dead",
         "Dead messages whose dead-letter queue is missing or full.",
         lambda engine: sum(queue.expiry.dead for queues in engine.parked.values() for queue in queues),
     ),

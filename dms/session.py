@@ -611,6 +611,10 @@ class Session(SessionBase):
             if engine.held_full:
                 self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MUCH_HELD, limit="memory"))
                 return
+        if consumer.user and not consumer.has_room:
+            text = f"{consumer.user} holds his share of memory for deliveries: acknowledge some"
+            self._refuse_all(ids, Refusal(Status.INTERNAL, text, limit="memory"))
+            return
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
             return
@@ -857,6 +861,8 @@ class Session(SessionBase):
         delivery = self.consumer.unacked.pop(message_id.to_bytes(4))
         if delivery is None:
             raise not_held()
+        if self.consumer.user:
+            self.consumer.gave((delivery,))
         if delivery[0].deleted:
             delivery[0].let_go(1)
             raise _deleted(delivery[0])

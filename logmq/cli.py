@@ -445,8 +445,6 @@ async def _start(
             return number if word == "offset" else missing
         raise
     if word == "offset":
-        if number > found.end:
-            warn(f"offset {number} is past the end of {topic}, which is {found.end}: nothing is there yet")
         return number
     return found.end if word == "end" else found.first
 

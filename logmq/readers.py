@@ -15,14 +15,13 @@ Source: PROTOCOL.md, "Readers that wait".
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
 from logmq.metrics import Counts
 from logmq.runs import message_lines
 from logmq.wire import chunk_line
 from shared.budget import Account
-from shared.errors import LogDeleted, StoreError
+from shared.errors import BeyondEnd, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.replies import Replies, ReplySlot
@@ -47,8 +46,6 @@ HEADS_BYTES_A_MICROSECOND = 50
 """By how much lines are longer than their records tells what it cost to make them. 8,192 empty records took
 1.5 ms, and 3 ms where some had a byte. 256 KiB of records of 100 bytes took 0.4 to 0.8 ms.
 """
-STALE_OFFSETS = 64
-"""How many offsets are kept that no FETCH waits at any more, beside as many as FETCHes wait at."""
 
 
 class ReaderOwner(Protocol):
@@ -57,6 +54,7 @@ class ReaderOwner(Protocol):
     connection: Connection
     replies: Replies
     counts: Counts
+    user: str
 
     def refused(self, error: StoreError) -> bytes:
         """The line that refuses a request, which is counted."""
@@ -173,7 +171,6 @@ class LogWatch:
         "_tails",
         "_waking",
         "log",
-        "offsets",
     )
 
     def __init__(
@@ -185,9 +182,7 @@ class LogWatch:
         # Dicts are ordered, unlike sets: the first to come is served first.
         self._tails: dict[Tail, None] = {}
         self._fetches: dict[int, dict[Fetch, None]] = {}
-        """By the offset that they wait at."""
-        self.offsets: list[int] = []
-        """A heap of those offsets, and some at which none waits any more."""
+        """By the offset that they wait at: the visible end, or one up to the end of what is being written."""
         self._waking = False
         """`_wake` is under way."""
         self._position = log.visible
@@ -202,19 +197,15 @@ class LogWatch:
         if log.deleted:
             self._serve(self._refuse_all(LogDeleted()))
             return
-        if not self._waking and self.offsets and self.offsets[0] < log.visible:
+        if not self._waking and any(offset < log.visible for offset in self._fetches):
             self._waking = True
             self._serve(self._wake())
         self._push()
 
     def join(self, reader: "_WaitingReader") -> None:
-        """Add a fetch, or a tail that has all visible records or waits for a later offset."""
+        """Add a fetch, or a tail that has all visible records."""
         if isinstance(reader, Fetch):
-            fetches = self._fetches.get(reader.next)
-            if fetches is None:
-                fetches = self._fetches[reader.next] = {}
-                heappush(self.offsets, reader.next)
-            fetches[reader] = None
+            self._fetches.setdefault(reader.next, {})[reader] = None
         elif isinstance(reader, Tail):
             if not self._tails and not self._reading:
                 self._position = self.log.visible
@@ -235,16 +226,15 @@ class LogWatch:
             fetches.pop(fetch, None)
             if not fetches:
                 del self._fetches[fetch.next]
-                if len(self.offsets) > 2 * len(self._fetches) + STALE_OFFSETS:
-                    self.offsets = sorted(self._fetches)
 
     def _wake(self) -> Iterator[int]:
         """Have FETCHes read whose records are visible."""
-        while self.offsets and self.offsets[0] < self.log.visible:
-            for fetch in self._fetches.pop(heappop(self.offsets), ()):
-                if fetch.waits:
-                    fetch.owner.connection.attempt(fetch.read)
-                    yield FETCH_MICROSECONDS
+        while come := sorted(offset for offset in self._fetches if offset < self.log.visible):
+            for offset in come:
+                for fetch in self._fetches.pop(offset, ()):
+                    if fetch.waits:
+                        fetch.owner.connection.attempt(fetch.read)
+                        yield FETCH_MICROSECONDS
         self._waking = False
         self._close_if_idle()
 
@@ -316,7 +306,7 @@ class _WaitingReader:
     `next`: the offset of the next record to send.
     """
 
-    __slots__ = ("_feed", "_feeds", "_log", "ended", "next", "owner", "topic")
+    __slots__ = ("_feed", "_feeds", "_log", "_user", "ended", "next", "owner", "topic")
 
     def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
         self.owner = owner
@@ -326,7 +316,8 @@ class _WaitingReader:
         self._feeds = feeds
         self._log: Log | None = None
         self._feed: LogWatch | None = None
-        feeds.memory.charge(READER_BYTES)
+        self._user = owner.user
+        feeds.memory.charge(READER_BYTES, self._user)
 
     def found(self, log: "Log") -> None:
         """The topic exists."""
@@ -341,11 +332,18 @@ class _WaitingReader:
         """End without an answer: the connection is lost, or another call answers. May be called twice."""
         if not self.ended:
             self.ended = True
-            self._feeds.memory.give(READER_BYTES)
+            self._feeds.memory.give(READER_BYTES, self._user)
             self._feeds.leave(self)
             self._leave_feed()
 
+    def refuse(self, error: StoreError) -> None:
+        """Answer with an error, which ends the reader."""
+        raise NotImplementedError
+
     def _join_feed(self, log: "Log") -> None:
+        if self.next > log.end:  # only now, where the topic was missing or is another by that name
+            self.refuse(BeyondEnd(log.end))
+            return
         self._feed = self._feeds.of(log)
         self._feed.join(self)
 
@@ -384,7 +382,9 @@ class Tail(_WaitingReader):
                 slot.resolve(b"OK %d\n" % self.next)
 
         log = self._feeds.find(self.topic)
-        if log is None or self.next >= log.visible:
+        if log is not None and self.next > log.end:
+            checked(BeyondEnd(log.end))
+        elif log is None or self.next >= log.visible:
             checked(True)
         else:
             log.is_record_start(self.next, self.owner.connection.guarded(checked))
@@ -462,7 +462,7 @@ class Tail(_WaitingReader):
 
 
 class Fetch(_WaitingReader):
-    """A FETCH that waits: for records at or beyond the visible end, or for its topic.
+    """A FETCH that waits: for records at the end, or for its topic.
 
     `deadline`: monotonic seconds; inf once it can no longer be late.
     """

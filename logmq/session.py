@@ -47,7 +47,7 @@ from logmq.wire import (
     topic_untrusted,
 )
 from shared.access import MANAGE, READ, WRITE, Guard
-from shared.errors import StoreError, printable
+from shared.errors import BeyondEnd, StoreError, printable
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import STOP_WORDS, SessionBase, Stop
@@ -808,8 +808,10 @@ class Session(SessionBase):
         offset = number_untrusted(fields[1], "offset")
         size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
         wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
+        if log is not None and offset > log.end:
+            raise refusal_for(BeyondEnd(log.end))
         if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
-            check_memory(self.topics.feeds.memory, READER_BYTES)
+            check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
             deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
             fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
             if self._fetches is None:
@@ -865,7 +867,7 @@ class Session(SessionBase):
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
         self._require(READ, fields[0])
-        check_memory(self.topics.feeds.memory, READER_BYTES)
+        check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
         self._tail = tail = Tail(self, self.topics.feeds, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained

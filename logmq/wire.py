@@ -12,6 +12,7 @@ import attrs
 
 from shared.budget import Account, OverBudget
 from shared.errors import (
+    BeyondEnd,
     BrokerError,
     CorruptRecord,
     LogDeleted,
@@ -162,10 +163,10 @@ def name_untrusted(name: bytes, what: str) -> str:
 _NAMES = "a name is 1 to 200 of A-Z a-z 0-9 . _ - and does not start with a dot"
 
 
-def check_memory(memory: Account, size: int) -> None:
-    """Raise Refusal if the budget has no room for `size` bytes more."""
+def check_memory(memory: Account, size: int, user: str = "") -> None:
+    """Raise Refusal if the budget, or the user's share of it, has no room for `size` bytes more."""
     try:
-        memory.check(size)
+        memory.check(size, user)
     except OverBudget as error:
         raise Refusal(Code.LIMIT, str(error)) from None
 
@@ -177,6 +178,8 @@ def refusal_for(error: StoreError | Refusal) -> Refusal:
             return error
         case OutOfRange(first=first):
             return Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {first}")
+        case BeyondEnd():
+            return Refusal(Code.OUT_OF_RANGE, str(error))
         case NotARecord(below=below):
             return Refusal(Code.BAD_OFFSET, f"not the start of a record; the nearest below is {below}")
         case LogDeleted():

@@ -9,7 +9,7 @@ reads them back. A crash loses them (PROTOCOL.md, "Away"). Each message is sent 
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import cast
 
@@ -17,7 +17,7 @@ from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, frame_topic
 from shared.budget import Account, unbounded
-from shared.by_size import BySize
+from shared.by_size import BySizeAndUser
 from shared.routing.index import RoutingIndex
 
 FRAME_OVERHEAD_BYTES = 56
@@ -27,18 +27,28 @@ RESTRICT_VISITS_MAX = 6_000
 
 
 class Kept:
-    """Frames by client. Clients without frames have no entry."""
+    """Frames by client. Clients without frames have no entry. `user_of`: whose the session of a client is.
 
-    def __init__(self, settings: PubsubSettings, counts: Counts, memory: Account | None = None) -> None:
+    Each user has his share, too: above it his clients lose messages, and not those of others.
+    """
+
+    def __init__(
+        self,
+        settings: PubsubSettings,
+        counts: Counts,
+        memory: Account | None = None,
+        user_of: Callable[[bytes], str] = lambda client_id: "",
+    ) -> None:
         self._memory = memory or unbounded()
+        self._of_users = self._memory.new_shares()
         self.settings = settings
         self._counts = counts
         self._frames: dict[bytes, deque[bytes]] = {}
-        self._bytes: BySize[bytes] = BySize()
+        self._bytes = BySizeAndUser[bytes](lambda client_id: self._of_users.bounded(user_of(client_id)))
 
     @property
     def total_bytes(self) -> int:
-        return self._bytes.total
+        return self._bytes.all.total
 
     def __contains__(self, client_id: bytes) -> bool:
         return client_id in self._frames
@@ -59,15 +69,19 @@ class Kept:
         if frames is None:
             frames = self._frames[client_id] = deque()
         frames.append(short)
-        self._memory.charge(FRAME_OVERHEAD_BYTES)
-        self._weigh(client_id, len(short))
+        user = self._weigh(client_id, len(short), 1)
         self._counts.messages_kept += 1
         while frames and (
-            len(frames) > settings.kept_messages_max or self._bytes[client_id] > settings.kept_bytes_max
+            len(frames) > settings.kept_messages_max or self._bytes.all[client_id] > settings.kept_bytes_max
         ):
             self._drop_oldest(client_id)
         while self.total_bytes and (self.total_bytes > settings.kept_bytes_total_max or self._memory.over):
-            self._drop_oldest(self._bytes.large())
+            self._drop_oldest(self._bytes.all.large())
+        while user and not (
+            self._of_users.fits(user, settings.kept_bytes_total_max, 0)
+            and self._memory.shares.fits(user, self._memory.limit_bytes, 0)
+        ):
+            self._drop_oldest(self._bytes.large_of(user))
 
     def append(self, client_id: bytes, frames: Sequence[bytes]) -> None:
         """Keep frames for a client."""
@@ -82,24 +96,26 @@ class Kept:
         later = [] if kept is None else list(kept)
         if kept is not None:
             kept.clear()
-            self._memory.give(len(later) * FRAME_OVERHEAD_BYTES)
-            self._weigh(client_id, -self._bytes[client_id])
+            self._weigh(client_id, -self._bytes.all[client_id], -len(later))
             self._counts.messages_kept -= len(later)
         for short in chain((frame.rstrip(b"\0") for frame in newest), later):
             self._add(client_id, short)
 
     def _drop_oldest(self, client_id: bytes) -> None:
         frames = self._frames[client_id]
-        self._weigh(client_id, -len(frames.popleft()))
-        self._memory.give(FRAME_OVERHEAD_BYTES)
+        self._weigh(client_id, -len(frames.popleft()), -1)
         self._counts.kept_dropped += 1
         if not frames:
             self.forget(client_id)
 
-    def _weigh(self, client_id: bytes, more: int) -> None:
-        """Add `more` bytes to a client's count; negative: subtract."""
-        self._bytes[client_id] += more
-        self._memory.charge(more)
+    def _weigh(self, client_id: bytes, more: int, frames: int) -> str:
+        """Add `more` bytes of so many frames to a client's count; negative: subtract. Returns whom it counts
+        for."""
+        user = self._bytes.put(client_id, self._bytes.all[client_id] + more)
+        self._memory.charge(more + frames * FRAME_OVERHEAD_BYTES, user)
+        if user:
+            self._of_users.add(user, more)
+        return user
 
     def take(self, client_id: bytes) -> bytes:
         """Remove and return a client's frames, padded, the oldest first.
@@ -115,9 +131,8 @@ class Kept:
 
     def forget(self, client_id: bytes) -> int:
         """Drop a client's frames. Returns their number."""
-        size, self._bytes[client_id] = self._bytes[client_id], 0
         count = len(self._frames.pop(client_id, ()))
-        self._memory.give(size + count * FRAME_OVERHEAD_BYTES)
+        self._weigh(client_id, -self._bytes.all[client_id], -count)
         return count
 
     def restrict(self, client_id: bytes, patterns: RoutingIndex[bytes]) -> None:
@@ -137,8 +152,7 @@ class Kept:
                 break
             if found:
                 left.appendleft(each)
-        self._memory.give((len(frames) - len(left)) * FRAME_OVERHEAD_BYTES)
-        self._weigh(client_id, sum(map(len, left)) - self._bytes[client_id])
+        self._weigh(client_id, sum(map(len, left)) - self._bytes.all[client_id], len(left) - len(frames))
         if left:
             self._frames[client_id] = left
         else:
@@ -146,7 +160,7 @@ class Kept:
 
     def held(self, client_id: bytes) -> tuple[int, int]:
         """A client's kept messages and bytes."""
-        return len(self._frames.get(client_id, ())), self._bytes[client_id]
+        return len(self._frames.get(client_id, ())), self._bytes.all[client_id]
 
     # -- as a log's records: `[length u32][id][NUL][frame without its padding]`
 

@@ -105,7 +105,7 @@ class Sessions:
         )
         self.settings = settings
         self.counts = counts
-        self.kept = Kept(settings, counts, budget.account("kept"))
+        self.kept = Kept(settings, counts, budget.account("kept"), self._owner_of)
         self.routes = Caches(budget.account("routes", budget.limit_bytes // 4))
         """The known routes: topic to receivers."""
 
@@ -372,6 +372,10 @@ class Sessions:
         self._end(client)
         self.on_change()
         return True
+
+    def _owner_of(self, client_id: bytes) -> str:
+        client = self.clients.get(client_id)
+        return ANONYMOUS if client is None else client.owner
 
     def _save(self, change: Changed) -> None:
         self.saved = self._write(change)

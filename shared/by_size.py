@@ -1,5 +1,7 @@
-"""Finds a holder with at least half of the largest holding, without a look at all holders."""
+"""Finds a holder with at least half of the largest holding, of all or of a user's, without a look at all
+holders."""
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Holder = TypeVar("Holder")
@@ -44,3 +46,38 @@ class BySize(Generic[Holder]):
         holder, _ = those.popitem()  # finding a dict's first key would pass over all deleted ones
         those[holder] = None
         return holder
+
+
+class BySizeAndUser(Generic[Holder]):
+    """The sizes of `all` holders, and of each user's. Until it holds nothing a holder counts for the user
+    whom `user_of` named when it began; "" is nobody.
+    """
+
+    __slots__ = ("_of_users", "_user_of", "_users", "all")
+
+    def __init__(self, user_of: Callable[[Holder], str]) -> None:
+        self.all: BySize[Holder] = BySize()
+        self._user_of = user_of
+        self._users: dict[Holder, str] = {}
+        self._of_users: dict[str, BySize[Holder]] = {}
+
+    def put(self, holder: Holder, size: int) -> str:
+        """Set a holder's size. Returns whom it counted for until now, and does unless the size is 0."""
+        self.all[holder] = size
+        user = self._users.get(holder)
+        if user is None:
+            user = self._user_of(holder)
+            if size:
+                self._users[holder] = user
+        elif not size:
+            del self._users[holder]
+        if user:
+            theirs = self._of_users.setdefault(user, BySize())
+            theirs[holder] = size
+            if not theirs.total:
+                del self._of_users[user]
+        return user
+
+    def large_of(self, user: str) -> Holder:
+        """A user's holder with at least half of the largest size. There must be one."""
+        return self._of_users[user].large()

@@ -113,6 +113,16 @@ class OutOfRange(StoreError):
 
 
 @attrs.define(eq=False)
+class BeyondEnd(StoreError):
+    """The offset is above the end: it is of another log, or of what a crash took."""
+
+    end: int
+
+    def __str__(self) -> str:
+        return f"the end is {self.end}"
+
+
+@attrs.define(eq=False)
 class NotARecord(StoreError):
     """The offset is not the start of a record; `below` is the nearest one that is."""
 

@@ -22,6 +22,8 @@ _REST = 100
 _LOG_FILES_MAX = 8192
 _LOG_FILES_LEAST = 400
 _ENDLESS = 1 << 20
+_STACKS_BYTES = 64 << 20
+"""Address space of the threads that come later: eight, 8 MiB each."""
 
 
 def raise_file_limit() -> int:
@@ -68,9 +70,22 @@ def keep_freed_memory(kept_bytes: int, block_bytes_max: int) -> None:
 
 
 def memory_limit_bytes() -> int:
-    """The memory that this process may use: the machine's, or less in a control group."""
+    """The memory that this process may use: the machine's, or less in a control group or by `ulimit -v`."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *_cgroup_limits()])
+    return min([total, *_cgroup_limits(), *_address_limit()])
+
+
+def _address_limit() -> Iterator[int]:
+    """The limit on address space, without what is mapped and takes no memory: libraries, threads' stacks."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft == resource.RLIM_INFINITY:
+        return
+    try:
+        mapped, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
+    except (OSError, ValueError):
+        mapped = resident = 0
+    unused = (mapped - resident) * os.sysconf("SC_PAGE_SIZE")
+    yield max(soft - unused - _STACKS_BYTES, 0)
 
 
 def _cgroup_limits() -> Iterator[int]:

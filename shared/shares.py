@@ -30,6 +30,10 @@ class Shares:
         percent = self._percent_of(user) if user else 100
         return percent >= 100 or self._taken.get(user, 0) + more <= max(1, most * percent / 100)
 
+    def bounded(self, user: str) -> str:
+        """The user, if he has a share; "" if he may have everything, so that nobody counts what he has."""
+        return user if user and self._percent_of(user) < 100 else ""
+
     def add(self, user: str, count: int = 1) -> None:
         """A user has so many more; negative: fewer."""
         left = self._taken.get(user, 0) + count

@@ -133,8 +133,9 @@ ENDS = {
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "aio checkpoint committer direct files index index_reader inventory lock log log_recovery log_writer "
-        "os_disk reading rebuild recovery retention scrub store syscalls table threads watch"
+        "aio checkpoint committer direct file_names files index index_reader inventory lock log log_recovery "
+        "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
+        "threads watch"
     ),
     "shared/storage/tools": "backup copying fsck logs repair view",
 }

@@ -247,6 +247,13 @@ def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "bad", "The disk is full: publishing has stopped. Free space, or lower what is retained."
     if store.get("damaged_ranges"):
         yield "bad", f"{store['damaged_ranges']} damaged places were found: brokers fsck says more."
+    if store.get("unapplied_logs"):
+        yield "bad", f"{store['unapplied_logs']} log files take no bytes: the server's log says why."
+    if store.get("restored_files"):
+        yield (
+            "warn",
+            f"{store['restored_files']} log files had been removed: the server's log names them.",
+        )
     if store.get("retention_paused"):
         yield "warn", "Retention by age waits, for the wall clock has jumped."
     for protocol in found.get("protocols", ()):

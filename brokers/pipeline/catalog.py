@@ -111,13 +111,13 @@ def _create(spark: "SparkSession", table: str, kind: str, options: Mapping[str, 
     own = {"fixed": dict(options), "name": classmethod(lambda cls: format_)}
     with active(spark):
         spark.dataSource.register(type("Own", (base,), own))
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS {database} LOCATION '{_nowhere()}/{database}'")
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS {database} LOCATION '{nowhere()}/{database}'")
     spark.sql(f"DROP TABLE IF EXISTS {table}")
     spark.sql(f"CREATE TABLE {table} USING `{format_}`")
 
 
 @cache
-def _nowhere() -> str:
+def nowhere() -> str:
     """A folder for the empty ones that Spark makes for each table, removed at the end of this process."""
     folder = tempfile.mkdtemp(prefix="brokers-views-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

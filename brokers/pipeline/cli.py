@@ -21,6 +21,8 @@ from shared.errors import UsageError
 
 QUERIES = Path(__file__).parent / "sql"
 READ_DEFAULTS = ReadOptions()
+_WAREHOUSE = "spark.sql.warehouse.dir"
+"""Spark would make an empty folder spark-warehouse where the command is called."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -49,7 +51,7 @@ def sql(
     `throughput`, `latency` and `lag` are queries that come along.
     """
     require_spark()
-    from brokers.pipeline.catalog import views
+    from brokers.pipeline.catalog import nowhere, views
 
     if limit < 0:
         raise UsageError("--limit", "it is 0 (all) or more")
@@ -62,7 +64,7 @@ def sql(
         raise UsageError("QUERY", f"only {given!r} is given: name a data folder (or --servers), and then it")
     query = query_of(given)
     where = reading.where(a_folder(folders[0]) if folders else None)
-    with spark_for("sql", reading, LITTLE) as spark:
+    with spark_for("sql", reading, LITTLE | {_WAREHOUSE: nowhere()}) as spark:
         views(spark, topics=topics, **where)
         found = spark.sql(query)
         if not found.columns:
@@ -97,13 +99,13 @@ def report(
     from datetime import UTC, datetime
 
     from brokers.pipeline import report as page
-    from brokers.pipeline.catalog import views
+    from brokers.pipeline.catalog import nowhere, views
 
     if reading.servers is not None:
         text = "a report tells of queues and sessions too, which a data folder has and no server gives"
         raise UsageError("--servers", text)
     where = reading.where(path)
-    with spark_for("report", reading, LITTLE) as spark:
+    with spark_for("report", reading, LITTLE | {_WAREHOUSE: nowhere()}) as spark:
         views(spark, topics=None, **where)
         figures = page.figures(spark)
     to.parent.mkdir(parents=True, exist_ok=True)

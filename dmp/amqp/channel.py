@@ -76,6 +76,7 @@ LARGE_WORK = 512
 # Looking at so many channels takes as long as putting a message into a queue.
 CHANNELS_PER_WORK = 16
 _CONSUMERS_PER_WORK = 2  # offering so many consumers nothing takes as long as putting a message into a queue
+PY_AMQP = "py-amqp"  # the product whose prefetch is always the channel's
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
 _HEAD_BYTES = 800
@@ -890,7 +891,11 @@ class Consumer:
         if room_bytes < 0 or not channel.flowing:
             return 0, 0
         if self.no_ack:
-            return _NO_LIMIT, room_bytes
+            # As with RabbitMQ a full channel gives it nothing, though it adds nothing. py-amqp did not ask
+            # for that, and a client that awaits a reply while it holds a message would wait for ever.
+            asked = channel.prefetch_all and channel.mux.product != PY_AMQP
+            waits = asked and self is not channel.reply_consumer and channel.room() <= 0
+            return 0 if waits else _NO_LIMIT, room_bytes
         count = channel.room()
         if self.prefetch:
             count = min(count, self.prefetch - self.unacked)

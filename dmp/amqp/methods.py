@@ -13,6 +13,7 @@ from pamqp import base, commands
 
 from dmp.amqp.channel import (
     CHANNELS_PER_WORK,
+    PY_AMQP,
     SETTLED_PER_WORK,
     Channel,
     Confirms,
@@ -333,7 +334,7 @@ def qos(channel: Channel, method: commands.Basic.Qos) -> None:
     """
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")
-    if method.global_ or channel.mux.product == "py-amqp":
+    if method.global_ or channel.mux.product == PY_AMQP:
         channel.prefetch_all = method.prefetch_count
         channel.dispatch()
     else:

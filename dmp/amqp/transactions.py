@@ -90,8 +90,9 @@ class Transaction:
         body_bytes = messages * post.head.stored_bytes
         if self.holds or len(bodies) > 1:  # a single message always fits
             self._need_room(messages, body_bytes)
-        check(self._memory, POST_BYTES)
-        self._memory.charge(POST_BYTES)
+        user = self._channel.mux.session.user
+        check(self._memory, POST_BYTES, user=user)
+        self._memory.charge(POST_BYTES, user)
         self._messages += messages
         self._bytes += body_bytes
         cost_bytes = post.head.cost_bytes * len(bodies)
@@ -244,7 +245,7 @@ class Transaction:
         broker.memory.give(self._cost_bytes)
         for body in [body for post, _, bodies in self._posts if post.head.large for body in bodies]:
             broker.bodies.let_go(body)
-        self._memory.give(len(self._posts) * POST_BYTES)
+        self._memory.give(len(self._posts) * POST_BYTES, self._channel.mux.session.user)
         self._posts.clear()
         self._deliveries = {}
         self._prepared = None

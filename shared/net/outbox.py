@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Protocol
 
 from shared.budget import Account
-from shared.by_size import BySize
+from shared.by_size import BySizeAndUser
 from shared.file_range import FileRange
 
 JOIN_BYTES = 256 * 1024
@@ -264,12 +264,17 @@ def _joined(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview
 class BacklogOwner(Protocol):
     """A connection with a backlog."""
 
+    @property
+    def user(self) -> str:
+        """Who has logged in; "" while nobody has."""
+
     def shed(self) -> int:
         """Free memory by policy: drop some of the backlog, or close. Returns the bytes still held."""
 
 
 class Backlogs:
-    """All backlogs of the process, within the limit of `memory`: above it large ones are shed.
+    """All backlogs of the process, within the limit of `memory`: above it large ones are shed. So are a
+    user's above his share of it.
 
     A backlog is unsent output, plus what has come of an incomplete large message. Connections without one are
     not in here, so those that keep up cost nothing.
@@ -278,24 +283,30 @@ class Backlogs:
     def __init__(self, memory: Account) -> None:
         self.memory = memory
         self.times_shed = 0
-        self._held: BySize[BacklogOwner] = BySize()
+        self._held = BySizeAndUser[BacklogOwner](lambda owner: memory.shares.bounded(owner.user))
 
     @property
     def held_bytes(self) -> int:
-        return self._held.total
+        return self._held.all.total
 
     def hold(self, owner: BacklogOwner, held_bytes: int) -> None:
         """`owner` now holds `held_bytes` (0: nothing). May make an owner shed, `owner` itself included."""
-        self._set(owner, held_bytes)
-        while self._held.total > self.memory.limit_bytes:
-            largest = self._held.large()
-            before = self._held[largest]
-            self._set(largest, 0)
-            self.times_shed += 1
-            held = largest.shed()
-            if 0 < held < before:  # otherwise it has been closed, and holds nothing
-                self._set(largest, held)
+        user, memory = self._set(owner, held_bytes), self.memory
+        while self.held_bytes > memory.limit_bytes:
+            self._shed(self._held.all.large())
+        while not memory.shares.fits(user, memory.limit_bytes, 0):
+            self._shed(self._held.large_of(user))
 
-    def _set(self, owner: BacklogOwner, held_bytes: int) -> None:
-        self.memory.charge(held_bytes - self._held[owner])
-        self._held[owner] = held_bytes
+    def _shed(self, owner: BacklogOwner) -> None:
+        before = self._held.all[owner]
+        self._set(owner, 0)
+        self.times_shed += 1
+        held = owner.shed()
+        if 0 < held < before:  # otherwise it has been closed, and holds nothing
+            self._set(owner, held)
+
+    def _set(self, owner: BacklogOwner, held_bytes: int) -> str:
+        more = held_bytes - self._held.all[owner]
+        user = self._held.put(owner, held_bytes)
+        self.memory.charge(more, user)
+        return user

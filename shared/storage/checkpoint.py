@@ -14,6 +14,7 @@ would take long, several share the syncs. Otherwise a stop would take a second f
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -65,8 +66,10 @@ class Checkpointer:
     checkpoints: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _sync_limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(_SYNC_THREADS))
-    _lock: trio.Lock = attrs.Factory(trio.Lock)
+    lock: trio.Lock = attrs.Factory(trio.Lock)
     """One checkpoint at a time: a second would record logs as safe that the first has not synced yet."""
+    vouches: Callable[[Log, int], bool] = lambda log, end: True
+    """Whether the next start will find a log's files, up to this end (`FileNames`)."""
     _due: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
     _waited_for: int = 0
@@ -123,9 +126,10 @@ class Checkpointer:
 
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
-        async with self._lock:
-            with paused(len(self._committer.tails.dirty)):
+        async with self.lock:
+            with paused(len(self._committer.tails.dirty)), suppress(MemoryError):
                 return await self._checkpoint(clean)
+        return False
 
     async def _checkpoint(self, clean: bool) -> bool:
         """Before the snapshot write as many tails, index entries and catalog lines as possible, so that few
@@ -148,8 +152,11 @@ class Checkpointer:
                 if not clean and len(snapshot.changed) > self._sync_all_logs:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
-                await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
-                good = True
+                nameless = await self._in_thread(self._nameless, snapshot, limiter=self._limiter)
+                if not nameless:
+                    await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
+                    good = True
+                self._committer.tails.unlooked |= dict.fromkeys(nameless)
             await _in_slices(self._unpin(pinned))
         except PoisonError as error:
             self._committer.poison(error)
@@ -185,7 +192,7 @@ class Checkpointer:
 
     def _snapshot(self, clean: bool) -> CatalogSnapshot | None:
         committer = self._committer
-        if committer.read_only is not None or committer.tails.failing:
+        if committer.read_only is not None or committer.tails.unwritable:
             return None  # the journal still holds what a log file lacks
         tails = committer.tails
         logs, tails.dirty, self._next_dirty = tails.dirty, self._next_dirty, {}
@@ -286,6 +293,11 @@ class Checkpointer:
         """Sync a log's file before its index: no entry is on disk before what it vouches for."""
         for file, fd in pinned:
             self._files.sync(file, fd)
+
+    def _nameless(self, snapshot: CatalogSnapshot) -> list[Log]:
+        """Logs of which the next start would not find what was synced."""
+        ends = zip(snapshot.changed, snapshot.ends, strict=True)
+        return [log for log, end in ends if not self.vouches(log, end)]
 
     def _put_in_place(self, snapshot: CatalogSnapshot, clean: bool) -> None:
         replace_file(self._disk, catalog.PATH, catalog.pack(snapshot.head, snapshot.lines.values()))

@@ -16,7 +16,8 @@ each log whose file it may touch. All else is the trio thread's.
 import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -78,6 +79,9 @@ _INLINE_BUSY = 8
 """On a busy loop, a sync on the loop may take this many times as long as on an idle one."""
 _RECENT_BYTES_MAX = 1 << 20
 """Up to this size, what has just gone to a log's file is kept in memory for the log's watchers."""
+_SPARE_BYTES = 8 << 20
+"""Address space that is kept for a commit which is in the journal and needs memory to end. It is never
+written, so it takes none."""
 _SYNCS_RECENT = 1000
 _SYNCS_IN_THREAD = 8
 """How many syncs in threads are looked at. The shortest counts: one of them nearly always found the
@@ -266,14 +270,17 @@ class Commit:
     """From this many bytes on, a log's records may later go to its file alone; 0: never."""
     logs: dict[Log, LogCommit] = attrs.Factory(dict)
     """All logs but those with light appends."""
+    spare: bytearray = attrs.Factory(bytearray)
+    """Memory that is given up where there is no other."""
     room: int = 0
     """Descriptors opened here that may stay open."""
+    begun: bool = False
     in_thread: bool = False
     """Runs in a thread, beside the loop."""
     good: int = 0
-    error: OSError | None = None
+    error: OSError | MemoryError | None = None
     poison: PoisonError | None = None
-    direct_error: OSError | None = None
+    direct_error: OSError | MemoryError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
@@ -281,6 +288,9 @@ class Commit:
 
     def run(self) -> None:
         """Write, sync, then update the logs' files. Never raises: the outcome is in the fields."""
+        if self.error is not None:
+            return  # there was no memory to begin it
+        self.begun = True
         to_sync = False
         try:
             try:
@@ -289,7 +299,7 @@ class Commit:
                     self._write(batch)
                     self.good += 1
                     to_sync |= Mode.SYNCED in batch.tickets
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self.error = error
                 self._cut_references(self.batches[self.good])
             if to_sync or self._referred:
@@ -302,6 +312,13 @@ class Commit:
             self.good = 0
         except Exception as error:
             self.fail(error)
+
+    def not_run(self, error: MemoryError) -> None:
+        """There was no memory to call `run`, or to hand it to a thread."""
+        if self.begun:
+            self.fail(error)
+        else:
+            self.error = error
 
     def fail(self, error: Exception) -> PoisonError:
         """A bug: what it left on the disk is unknown."""
@@ -320,8 +337,8 @@ class Commit:
                 self._open(target)
                 try:
                     self._sync_by_name(target)
-                except FileGone:
-                    continue
+                except (FileGone, FileNotFoundError):
+                    continue  # deleted, or removed by somebody: `FileNames`
                 except OSError as error:
                     raise PoisonError(f"{target.log.file.path} could not be synced") from error
                 target.synced_first = True
@@ -342,6 +359,8 @@ class Commit:
 
         Raises OSError if nothing of it was written, PoisonError if that is unknown.
         """
+        if isinstance(batch.broken, MemoryError):
+            raise batch.broken.with_traceback(None)
         if batch.broken is not None:
             raise PoisonError("what was promised to a batch is not in it") from batch.broken
         pieces: list[bytes | memoryview] = []
@@ -480,14 +499,14 @@ class Commit:
                     self._remove(change.log)
             for part in batch.appends.values():
                 if part.journaled:
-                    self._apply_journaled(part)
+                    self._with_spare(partial(self._apply_journaled, part))
                 else:
                     direct.append(part)
         if direct:
             try:
                 for part in direct:
                     self._apply_direct(part)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self.direct_error = error
             else:
                 self._write_direct_entries()
@@ -507,7 +526,7 @@ class Commit:
         again.
         """
         target = self.logs[part.log]
-        data, part.written = part.written, None
+        data = part.written
         if data is None:  # the log's file has it already
             self._index(target, part)
             return
@@ -522,9 +541,20 @@ class Commit:
                 target.failed = True
             if not target.kept:
                 self._let_go(target)
+        self._index(target, part)
         if target.late or target.failed:
             target.tail.append(data)
-        self._index(target, part)
+        part.written = None
+
+    def _with_spare(self, work: Callable[[], None]) -> None:
+        """Do what must be done, for the journal has it: where memory is short, with what is kept for this.
+        `work` may begin twice.
+        """
+        try:
+            work()
+        except MemoryError:
+            self.spare.clear()
+            work()
 
     def _write_before(self, target: LogCommit) -> None:
         """Write the log's tail first, so that no hole is left before what follows."""
@@ -574,8 +604,9 @@ class Commit:
                     self._write_entries(target, [*target.waiting_entries, *target.closed, *newest])
                 except FileGone:
                     pass
-                except OSError as error:
+                except (OSError, MemoryError) as error:
                     self.direct_error = error
+                    self.spare.clear()
                     self._take_back_direct_entries()
                     return
                 finally:
@@ -616,14 +647,15 @@ class Commit:
     def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
         """Write entries behind those that the index file has. Raises FileGone and OSError."""
         if target.index_fd < 0:
-            target.index_fd = index.open_at(self.disk, self.files, target.log, target.entries_written)
+            log, number = target.log, target.entries_written
+            target.index_fd = index.open_at(self.disk, self.files, log, number, entries[0].offset)
         data, position = index.packed_entries(target.log, target.entries_written, entries)
         write_all(self.disk, target.index_fd, data, position)
 
     def _open(self, target: LogCommit) -> None:
         """Open the log's file, if that is still to be done. Raises FileGone and OSError."""
         if target.fd < 0:
-            target.fd = open_log(self.files, target.log, target.made)
+            target.fd = open_log(self.files, target.log, target.log.tail_start, target.made)
             target.made = True
             target.kept = self.room > 0
             self.room -= 1
@@ -638,11 +670,24 @@ class Commit:
             target.index_fd = target.pinned_index_fd
 
 
-def open_log(files: OpenFiles, log: Log, made: bool = False) -> int:
-    """A descriptor of the log's own file, creating the file if needed. Raises FileGone and OSError."""
+def open_log(files: OpenFiles, log: Log, end: int, made: bool = False) -> int:
+    """A descriptor of the log's own file, creating the file if needed. Raises FileGone and OSError.
+
+    `end`: the file was written up to there. If it is shorter, somebody has removed or cut it.
+    """
     if log.fresh and not made:
         return files.make(log.file, f"{log.file.path}.stray-{log.id}")
-    return files.open(log.file, create=True)
+    fd = files.open(log.file, create=True)
+    if log.first_kept < end:
+        report_short(files, log, files.size(fd), end)
+    return fd
+
+
+def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
+    """Report what is lost where a log's file has only `size` of the bytes that were written, up to `end`."""
+    if size < end:
+        start = max(size, log.first_kept)
+        files.damage.in_log(log.id, log.file.path, start, end - start)
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -680,6 +725,8 @@ class Committer:
     _filling_since: float = 0.0  # monotonic: since then appends wait for the end of a commit
     _busy: bool = False
     _running: bool = False
+    _memory_short: bool = False
+    _spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
     _together: bool = False
     """Inside `together`: all appends go into the newest batch, which is not taken."""
     _wake: trio.Event = attrs.Factory(trio.Event)
@@ -1030,7 +1077,10 @@ class Committer:
         running = self._running
         while not running or self._is_quick():
             commit = self._take()
-            commit.run()
+            try:
+                commit.run()
+            except MemoryError as error:
+                commit.not_run(error)
             self.counts.inline_commits += 1
             self._finish(commit)
             if running or self._busy or not self._batches or self._batches[0].held:
@@ -1064,6 +1114,8 @@ class Committer:
                     with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                         try:
                             await self._in_thread(commit.run, limiter=self._limiter)
+                        except MemoryError as error:
+                            commit.not_run(error)
                         except Exception as error:
                             commit.fail(error)
                         for _ in self._advance_light(commit):
@@ -1151,9 +1203,28 @@ class Committer:
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
+        commit = Commit(
+            batches,
+            self.journal,
+            self._disk,
+            self._files,
+            self._clock,
+            now_ms=self._clock.wall_ms(),
+            reference_bytes=self._settings.reference_bytes,
+            spare=self._spare,
+        )
+        try:
+            self._sort(commit)
+        except MemoryError as error:
+            commit.error = error
+        return commit
+
+    def _sort(self, commit: Commit) -> None:
+        """Say which way each append of the commit goes. MemoryError: nothing of it may be written."""
+        batches = commit.batches
         # Only in a batch alone: another may want more of the same log. A log costs a commit 1.3 us so, and
         # 7 us with a `LogCommit`.
-        light_most = self._light_most if count == 1 else -1
+        light_most = self._light_most if len(batches) == 1 else -1
         heavy: dict[Log, list[LogAppend]] = {}
         firsts: set[Log] = set()
         for batch in batches:
@@ -1180,15 +1251,6 @@ class Committer:
                     kept[log] = part
                     heavy.setdefault(log, []).append(part)
             batch.appends = kept
-        commit = Commit(
-            batches,
-            self.journal,
-            self._disk,
-            self._files,
-            self._clock,
-            now_ms=self._clock.wall_ms(),
-            reference_bytes=self._settings.reference_bytes,
-        )
         for log in firsts:
             if log.direct_dirty:
                 heavy.setdefault(log, [])
@@ -1197,7 +1259,6 @@ class Committer:
             for log, parts in heavy.items():
                 commit.logs[log] = self._take_log(log, parts, synced=synced, has_first=log in firsts)
             commit.room = self._files.room
-        return commit
 
     def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool, has_first: bool) -> LogCommit:
         """Say which way a log's appends go: all of them that the commit has, in whatever batches, at once.
@@ -1207,12 +1268,13 @@ class Committer:
         sizes = [part.end - part.offset for part in parts]
         # Earlier bytes may be in the journal and not in the file: bytes around the journal would leave a hole
         # before them.
-        journaled = log.tail_bytes > 0 or any(part.journaled for part in parts)
+        nameless = log in self.tails.nameless
+        journaled = log.tail_bytes > 0 or nameless or any(part.journaled for part in parts)
         late = not parts or (journaled and self.tails.takes(log, sum(sizes)))
+        before = log.tail if not late else bytearray()  # first: it may take memory that is not there
         target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
-        target.sync_first = log.direct_dirty and (journaled or has_first)
-        if not late:
-            target.before = log.tail
+        target.sync_first = log.direct_dirty and (journaled or has_first) and not nameless
+        target.before = before
         refers = synced and journaled and not late and self._may_refer(log)
         for part, size in zip(parts, sizes, strict=True):
             part.journaled = journaled
@@ -1263,6 +1325,8 @@ class Committer:
             counts, journal = self.counts, self.journal
             good = commit.batches[: commit.good]
             failure = commit.error or commit.direct_error  # a poison sets `read_only`
+            if isinstance(failure, MemoryError):
+                self._say_memory_is_short()
             error = None if failure is None else error_for_unwritten(failure)
             direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
             watched = self._publish_logs(commit, now) if commit.logs else []
@@ -1320,6 +1384,24 @@ class Committer:
         except Exception as error:
             self._give_up(commit, error)
 
+    def _say_memory_is_short(self) -> None:
+        if not self._memory_short:
+            self._memory_short = True
+            logger.error(
+                "the system gives the server no memory: what was to be written is refused, all else goes on; "
+                "raise the limit (`ulimit -v`, the control group), or have fewer clients"
+            )
+
+    def look_at_memory(self) -> None:
+        """Once a second: keep memory for commits that cannot do without, if there is some again."""
+        if len(self._spare) < _SPARE_BYTES:
+            try:
+                self._spare = bytearray(_SPARE_BYTES)
+            except MemoryError:
+                self._say_memory_is_short()
+                return
+        self._memory_short = False
+
     def _publish_logs(self, commit: Commit, now: float) -> list[Log]:
         """Update the logs of which a commit touched more than the tail, and make what is durable of them
         visible; returns those that somebody watches.
@@ -1337,7 +1419,8 @@ class Committer:
                     self.direct.written(log, size, now)
                 log.visible = part.end
                 if log.watchers and size <= _RECENT_BYTES_MAX and not commit.logs[log].late:
-                    self._registry.remember(log, part.offset, part.chunks)
+                    with suppress(MemoryError):
+                        self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
             target = commit.logs[log]
@@ -1345,6 +1428,7 @@ class Committer:
             self.direct.bytes += target.referred_bytes
         self.tails.charge()
         self.tails.unindexed |= moved
+        self.tails.unlooked |= moved
         self.tails.dirty |= moved  # before changes of the catalog: a deleted log leaves both again
         return [log for log in moved if log.watchers or log.advanced is not None]
 

@@ -24,6 +24,9 @@ class Disk(Protocol):
 
     def close(self, fd: int) -> None: ...
 
+    def put_in_place(self, fd: int, of: int) -> None:
+        """Have the descriptor `of` mean the file that `fd` means; reads under way may come from either."""
+
     def size(self, fd: int) -> int: ...
 
     def read(self, fd: int, length: int, offset: int) -> bytes:
@@ -84,8 +87,8 @@ class Disk(Protocol):
         """The names in a folder, sorted; empty if there is no such folder."""
 
     def is_gone(self, path: str, fd: int) -> bool:
-        """Whether the path, below the data folder, no longer leads to the open file: it was removed. False if
-        that cannot be told.
+        """Whether the path, below the data folder, no longer leads to the open file: that was removed, or
+        another is in its place. False if that cannot be told.
         """
 
     def free_bytes(self) -> tuple[int, int]:

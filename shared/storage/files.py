@@ -134,6 +134,17 @@ class OpenFiles:
                 self._disk.rename(file.path, stray_path)
                 return self._disk.open(file.path, create=True, exclusive=True)
 
+    def rename(self, file: LogFile, new_path: str, stray_path: str) -> None:
+        """Give the file's name to the file at `new_path`; one that has it is moved to `stray_path`. Raises
+        FileGone and OSError.
+        """
+        with self._names:
+            if file.gone:
+                raise FileGone(file.path)
+            with suppress(FileNotFoundError):
+                self._disk.rename(file.path, stray_path)
+            self._disk.rename(new_path, file.path)
+
     def remove(self, file: LogFile) -> None:
         """Unlink a deleted log's file. Raises OSError; the next start tries again."""
         with self._names:
@@ -176,6 +187,10 @@ class OpenFiles:
             self._close(file)
         elif len(self._open) > self._files_max:
             self._evict()
+
+    def size(self, fd: int) -> int:
+        """The length of an open file."""
+        return self._disk.size(fd)
 
     def sync(self, file: LogFile, fd: int) -> None:
         """Sync a file. `fd`: as from `pin`. A missing file needs no sync: it was deleted, or never had a
@@ -248,12 +263,11 @@ def describe(error: BaseException | None) -> str:
     """An error in words, for messages."""
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    return str(error)
+    return "out of memory" if isinstance(error, MemoryError) else str(error)
 
 
-def error_for_unwritten(error: OSError | None) -> StoreError:
+def error_for_unwritten(error: OSError | MemoryError) -> StoreError:
     """The error for appends whose bytes were not written."""
-    assert error is not None
-    if out_of_space(error):
+    if isinstance(error, OSError) and out_of_space(error):
         return StoreFull(f"not written: {describe(error)}")
     return StoreError(f"not written: {describe(error)}")

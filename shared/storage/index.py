@@ -232,12 +232,21 @@ def packed_entries(log: Log, number: int, entries: Sequence[IndexEntry]) -> tupl
     return memoryview(bytearray().join(packed)), entry_position(number) if number else 0
 
 
-def open_at(disk: Disk, files: OpenFiles, log: Log, number: int) -> int:
-    """The index file's descriptor, for `packed_entries` from `number` on. Raises FileGone and OSError."""
+def open_at(disk: Disk, files: OpenFiles, log: Log, number: int, end: int) -> int:
+    """The index file's descriptor, for `packed_entries` from `number` on, which cover what follows `end`.
+    Raises FileGone and OSError.
+    """
     if number == 0:  # a new file takes one system call, as its header comes with the first entry
         with suppress(FileExistsError):
             return files.open(log.index_file, create=True, exclusive=True)
-    return open_for_writing(disk, files, log)
+    fd = open_for_writing(disk, files, log)
+    if disk.size(fd) < entry_position(number) and log.first_kept < end:  # removed or cut while it was closed
+        try:
+            mend(disk, files, log, 0, log.first_kept, number, end)
+        except BaseException:
+            disk.close(fd)
+            raise
+    return fd
 
 
 def open_for_writing(disk: Disk, files: OpenFiles, log: Log) -> int:

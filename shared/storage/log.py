@@ -243,7 +243,8 @@ class CommitBatch:
         """Take a log out of `singles`: something else is appended or done to it. `end`: of its records, once
         the batch is sealed.
         """
-        records = b"".join(chunks := self.singles.pop(log))
+        records = b"".join(chunks := self.singles[log])
+        del self.singles[log]
         ticket, end, count = self.tickets[log.mode.waits_for], log.end if end is None else end, len(chunks)
         offset = end - len(records)
         self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count])
@@ -408,7 +409,7 @@ class Log:
     open_since: float = math.inf  # monotonic: since when an entry is open; inf: none is
     last_ms: int = 0
     tail_bytes: int = 0  # of the newest visible records, not yet in the file
-    tail_new: list[bytes] = attrs.field(init=False, factory=list)
+    tail_new: list[bytes | memoryview] = attrs.field(init=False, factory=list)
     """The end of the tail, joined to it when it is read: a buffer that grows is copied again and again. A log
     with 1 KiB a commit had each byte copied nine times on the way to 64 KiB."""
     not_indexed: list[tuple[int, int, int]] = attrs.field(init=False, factory=list)
@@ -593,11 +594,12 @@ class Log:
         while commits:
             end = commits.index(ENTRY_ENDS) if ENTRY_ENDS in commits else len(commits)
             group, ended = commits[:end], end < len(commits)
-            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
             stop = start + sum([size for _, size, _ in group])
-            found = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
-            closed, self._open_entry = found
+            closed, newest = extend_by_tail(self._open_entry, offset + stop, tail[start:stop], group)
+            # There may have been no memory for it: from here on nothing large is made.
+            del commits[: end + 1]  # a new list for each of 50,000 logs is work for the garbage collector
             self._closed_entries += closed
+            self._open_entry = newest
             if ended and self._open_entry is not None:
                 self._closed_entries.append(self._open_entry)
                 self._open_entry = None
@@ -681,6 +683,11 @@ class Tails:
     account: Account = attrs.Factory(unbounded)
     bytes: int = 0
     failing: dict[Log, None] = attrs.Factory(dict)
+    nameless: dict[Log, None] = attrs.Factory(dict)
+    """Logs of which a file was removed or replaced. Nothing is written to them until it is there again, and
+    no checkpoint is made, so that their records stay in the journal too."""
+    unlooked: dict[Log, None] = attrs.Factory(dict)
+    """Logs that got records since `FileNames` looked at their files."""
     unindexed: dict[Log, None] = attrs.Factory(dict)
     """Logs with entries that their index files lack."""
     dirty: dict[Log, None] = attrs.Factory(dict)
@@ -701,6 +708,8 @@ class Tails:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
         tail: that is one large write anyway, and saves two copies.
         """
+        if log in self.nameless:
+            return True
         if log.tail_bytes:
             return size < self.log_bytes // 16 or log in self.writing or log in self.failing
         return not log.direct and size < self.log_bytes // 16
@@ -709,10 +718,13 @@ class Tails:
         """Add visible bytes to the end of a log's tail. Call `charge` when all logs have theirs."""
         if not log.tail_bytes:
             self._since[log] = now
-        log.tail_new.append(bytes(data))
+        try:
+            log.tail_new.append(bytes(data))
+        except MemoryError:  # it keeps the journal's batch in memory, and needs no more
+            log.tail_new.append(data)
         log.tail_bytes += len(data)
         self.bytes += len(data)
-        if log.tail_bytes >= self.log_bytes and log not in self.failing:
+        if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
             self._long[log] = None
 
     def add_light(self, appends: Sequence[LightAppend], now_ms: int, now: float) -> list[Log]:
@@ -725,6 +737,7 @@ class Tails:
         moved = dict.fromkeys(map(_LOG_OF, appends))
         self.unindexed |= moved
         self.dirty |= moved
+        self.unlooked |= moved
         watched: list[Log] = []
         for log, offset, records, count in appends:
             size = len(records)
@@ -741,9 +754,10 @@ class Tails:
             if log.open_since == math.inf:
                 log.open_since = now
             elif len(log.not_indexed) >= _NOT_INDEXED_MAX:
-                log.make_entries()
+                with suppress(MemoryError):
+                    log.make_entries()
             self.bytes += size
-            if log.tail_bytes >= self.log_bytes and log not in self.failing:
+            if log.tail_bytes >= self.log_bytes and log not in self.unwritable:
                 self._long[log] = None
             if log.watchers or log.advanced is not None:
                 watched.append(log)
@@ -763,12 +777,17 @@ class Tails:
     def _filling(self) -> bool:
         """The oldest are written before commits must wait. Not where files take nothing: each commit would
         try again."""
-        return self.bytes > self.bytes_max * 3 // 4 and not self.failing
+        return self.bytes > self.bytes_max * 3 // 4 and not self.unwritable
+
+    @property
+    def unwritable(self) -> dict[Log, None]:
+        """Logs whose files take nothing for now."""
+        return self.failing | self.nameless
 
     @property
     def failing_bytes(self) -> int:
         """Bytes of tails that their files refuse."""
-        return sum(log.tail_bytes for log in self.failing)
+        return sum(log.tail_bytes for log in self.unwritable)
 
     def due(self, now: float) -> Iterator[Log]:
         """Logs to be written now: failing, long and old tails; of many bytes also the oldest others. Commits
@@ -809,10 +828,18 @@ class Tails:
             self.failing[log] = None
             self._long.pop(log, None)
 
+    def named(self, log: Log) -> None:
+        """The log's files have their names."""
+        if self.nameless.pop(log, log) is None:
+            self.unindexed[log] = self.dirty[log] = None
+            self.wake()
+
     def drop(self, log: Log) -> None:
         """The log is deleted."""
         self.unindexed.pop(log, None)
         self.dirty.pop(log, None)
+        self.unlooked.pop(log, None)
+        self.nameless.pop(log, None)
         if log in self._since:
             self.bytes -= log.tail_bytes
             log.drop_tail()

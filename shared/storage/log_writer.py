@@ -6,6 +6,7 @@ there. Writes go in steps of many logs, in a thread, while commits go on.
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -74,7 +75,7 @@ class LogWriter:
     _clock: Clock
     _in_thread: Callable[..., Awaitable[Any]]
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
-    _lock: trio.Lock = attrs.Factory(trio.Lock)
+    lock: trio.Lock = attrs.Factory(trio.Lock)
     """One flush at a time: two would write and count the same entries twice."""
     _wake: trio.Event = attrs.Factory(trio.Event)
     _done: trio.Event = attrs.Factory(trio.Event)
@@ -92,7 +93,8 @@ class LogWriter:
                 await self._wake.wait()
             self._wake = trio.Event()
             if self._tails.unindexed:
-                await self.flush_due()
+                with suppress(MemoryError):  # it is tried again
+                    await self.flush_due()
             done, self._done = self._done, trio.Event()
             done.set()
             self._end_step()
@@ -110,7 +112,7 @@ class LogWriter:
 
     async def flush_due(self) -> bool:
         """Write tails that are old, long or too many, and closed index entries."""
-        async with self._lock:
+        async with self.lock:
             now = self._clock.monotonic()
             due: dict[Log, None] = {}
             async for logs in _in_slices(self._tails.due(now)):
@@ -130,7 +132,7 @@ class LogWriter:
 
         Commits may go on meanwhile.
         """
-        async with self._lock:
+        async with self.lock:
             return await self._flush(self._tails.unindexed, open_entries=True)
 
     async def _flush(self, logs: Iterable[Log], *, open_entries: bool = False) -> bool:
@@ -162,6 +164,8 @@ class LogWriter:
             log = left.popleft()
             if log.gone or log.indexed:
                 self._tails.unindexed.pop(log, None)
+                continue
+            if log in self._tails.nameless:
                 continue
             offset = log.tail_start
             end = self._cut(log, STEP_BYTES - size)
@@ -286,7 +290,7 @@ class LogWriter:
         """True if the log's file was opened here. Raises FileGone, OSError."""
         if writing.tail.fd >= 0:
             return False
-        writing.tail.fd = open_log(self._files, writing.log)
+        writing.tail.fd = open_log(self._files, writing.log, writing.tail.offset)
         writing.made = True
         return True
 
@@ -298,7 +302,8 @@ class LogWriter:
         write.data, write.offset = index.packed_entries(log, writing.number, writing.entries)
         if write.fd >= 0:
             return False
-        write.fd = index.open_at(self._disk, self._files, log, writing.number)
+        end = writing.entries[0].offset
+        write.fd = index.open_at(self._disk, self._files, log, writing.number, end)
         return True
 
 

@@ -94,6 +94,9 @@ class OsDisk:
     def close(self, fd: int) -> None:
         os.close(fd)
 
+    def put_in_place(self, fd: int, of: int) -> None:
+        os.dup2(fd, of, inheritable=False)
+
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
@@ -237,8 +240,11 @@ class OsDisk:
             return True
         except OSError:
             return False
-        # Two signs, as some network file systems count no links, and some number their files anew.
-        return held.st_nlink == 0 and not os.path.samestat(held, found)
+        if os.path.samestat(held, found):
+            return False
+        # A second sign: some network file systems count no links, and some number their files anew.
+        same = (held.st_size, held.st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+        return held.st_nlink == 0 or not same
 
     def free_bytes(self) -> tuple[int, int]:
         found = os.fstatvfs(self._root)

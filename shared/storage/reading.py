@@ -241,6 +241,8 @@ class Reader:
             return
         except StoreError as error:
             result = error.with_traceback(None)  # it holds this frame, which holds it
+        except MemoryError as error:
+            result = self._error_for(request.log, request.offset, error)
         if result is not _LATER:
             request.done(result)
 
@@ -525,6 +527,8 @@ class Reader:
                     result = checked(found[1])
                 except StoreError as error:
                     result = error.with_traceback(None)  # it holds this frame, which holds it
+                except MemoryError as error:
+                    result = self._error_for(log, offset, error)
             request.done(result)
 
         self.cold_reads += 1

@@ -79,7 +79,7 @@ class RetentionKeeper:
                     log.drop_below(first)
                 if log.first_kept > self._punched.get(log, 0):
                     await self._punch(log)
-            except (StoreError, OSError, FileGone) as error:
+            except (StoreError, OSError, FileGone, MemoryError) as error:
                 if not log.deleted:
                     logger.warning(
                         "retention failed for a log: it keeps its old records, and is tried again; look at "

@@ -13,7 +13,7 @@ from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import entry_matches
 from shared.storage.inventory import Inventory
-from shared.storage.log import Log, opaque
+from shared.storage.log import Log, Tails, opaque
 from shared.storage.reading import Reader
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -30,6 +30,7 @@ class Scrub:
     _reader: Reader
     _disk: Disk
     _files: OpenFiles
+    _tails: Tails
     _bytes_per_second: int
     _in_thread: Callable[..., Awaitable[Any]]
     rounds: int = 0
@@ -44,9 +45,10 @@ class Scrub:
             for number, log in enumerate(self._inventory.all_logs(), 1):
                 if number % _LOGS_AT_ONCE == 0:
                     await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                self._tails.unlooked[log] = None  # so that its files are looked at
                 try:
                     await self._scrub(log)
-                except (StoreError, OSError, FileGone) as error:
+                except (StoreError, OSError, FileGone, MemoryError) as error:
                     if not log.deleted:
                         logger.error(
                             "the background check cannot read a log: it is tried again; look at the disk",

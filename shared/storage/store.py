@@ -18,10 +18,12 @@ import trio
 from shared.budget import Account
 from shared.errors import StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
+from shared.storage import reserve_file
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
-from shared.storage.files import OpenFiles
+from shared.storage.file_names import FileNames
+from shared.storage.files import OpenFiles, out_of_space
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
@@ -31,6 +33,7 @@ from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk, SystemClock
 from shared.storage.reading import Reader
 from shared.storage.recovery import Recovered, recover
+from shared.storage.reserve_file import ReserveFile
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
@@ -44,6 +47,9 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 _SEGMENTS_LEAST = 4
 _SEGMENT_BYTES_LEAST = 64 << 10
 """On a small file system segments are shorter, so that four fit, but never shorter than this."""
+
+_RESERVE_SEGMENTS = 2
+"""A start makes one segment; the other is for what it replays, and for acknowledgements after it."""
 
 InThread = Callable[..., Awaitable[Any]]
 """`trio.to_thread.run_sync`, or something that takes the same arguments."""
@@ -71,6 +77,7 @@ class StoreStatistics:
     journal_bytes: int = current("Size of the journal on disk.")
     pending_bytes: int = current("Bytes that wait for the disk.")
     unapplied_logs: int = current("Logs whose own file could not be written; they are served from memory.")
+    restored_files: int = current("Files of logs written anew: somebody had removed or replaced them.")
     open_files: int = current("Handles of logs kept open.")
     free_bytes: int = current("Free on the file system of the data folder.")
     full: bool = current("1: publishing has stopped for want of space.")
@@ -135,7 +142,9 @@ class Store:
             settings.sync_all_logs,
             in_thread,
         )
-        self._watch = FolderWatch(self._committer, disk, settings, journal, lock)
+        self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
+        reserve = ReserveFile(disk, _RESERVE_SEGMENTS * journal.segment_bytes, in_thread)
+        self._watch = FolderWatch(committer, disk, settings, journal, lock, self._names, reserve)
         self._retention = RetentionKeeper(
             self._committer,
             self._inventory,
@@ -149,7 +158,13 @@ class Store:
             self._checkpointer.request,
         )
         self._scrub = Scrub(
-            self._inventory, self._reader, disk, files, settings.scrub_bytes_per_second, in_thread
+            self._inventory,
+            self._reader,
+            disk,
+            files,
+            committer.tails,
+            settings.scrub_bytes_per_second,
+            in_thread,
         )
 
     @classmethod
@@ -177,7 +192,7 @@ class Store:
         try:
             if own:
                 lock = FolderLock.take(folder)
-            recovered, journal = await in_thread(_start, disk, clock, settings)
+            recovered, journal = await in_thread(_start_anywhere, disk, clock, settings)
             store = cls(disk, clock, settings, in_thread, recovered, journal, lock)
             store.folder = folder if own else None
             return store
@@ -290,6 +305,7 @@ class Store:
     async def snapshot(self) -> list[LogSnapshot]:
         """Every log as of one moment, just after a checkpoint if one can be made."""
         if self.read_only is None:
+            await self.keep_names()
             await self.checkpoint()
         return await self._committer.between_commits(
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
@@ -326,6 +342,8 @@ class Store:
             self._watch.look_at_files()
             committer.end_hold()
             committer.commit_pending()
+            if committer.read_only is None:
+                await self.keep_names()
             committer.closed = True  # recovery would not find appends after the last checkpoint
             committer.sync_journal()
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
@@ -341,6 +359,11 @@ class Store:
         finally:
             committer.closed = True
             self.abandon()
+
+    async def keep_names(self) -> None:
+        """Write the files anew that have lost their names, of all logs that are open."""
+        logs = self._inventory.all_logs()
+        await self._names.look([log for log in logs if log.file.fd >= 0 or log.index_file.fd >= 0])
 
     def abandon(self) -> None:
         """Release the folder as a crash would: nothing more is written. For tests, and after an error."""
@@ -371,7 +394,8 @@ class Store:
             journal_bytes=self._journal.disk_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,
-            unapplied_logs=len(committer.tails.failing),
+            unapplied_logs=len(committer.tails.unwritable),
+            restored_files=self._names.restored,
             open_files=len(self._files),
             free_bytes=self._watch.free_bytes,
             full=committer.full,
@@ -395,6 +419,21 @@ class Store:
     def sync_times(self) -> Histogram:
         """How long syncs of the journal took."""
         return self._committer.counts.sync_times
+
+
+def _start_anywhere(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:
+    """Start, on a full volume in the space that was set aside for this."""
+    try:
+        return _start(disk, clock, settings)
+    except OSError as error:
+        if not out_of_space(error) or not reserve_file.give_up(disk):
+            raise
+        logger.error(
+            "the volume is full: the start goes on in the space that was set aside for it; publishing is "
+            "refused until there is space",
+            path=reserve_file.PATH,
+        )
+        return _start(disk, clock, settings)
 
 
 def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:

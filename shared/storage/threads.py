@@ -32,7 +32,7 @@ class ReaderThreads:
             return
         try:
             found = work()
-        except (OSError, FileGone) as error:
+        except (OSError, FileGone, MemoryError) as error:
             found = error
         then(found)
 
@@ -40,7 +40,7 @@ class ReaderThreads:
         found: Any = StoreClosed("the store is shutting down")
         try:
             found = await self._in_thread(work, limiter=self._limiter)
-        except (OSError, FileGone) as error:
+        except (OSError, FileGone, MemoryError) as error:
             found = error
         finally:
             call(then, found)
@@ -48,8 +48,8 @@ class ReaderThreads:
 
 
 class Threads:
-    """Runs blocking work in a thread, like `trio.to_thread.run_sync`. If the system gives us no thread (a
-    limit on processes), the work runs on the loop, which waits: anything else would end the store.
+    """Runs blocking work in a thread, like `trio.to_thread.run_sync`. Limits on processes or memory may
+    leave us no thread. Then the work runs on the loop, which waits: anything else would end the store.
     """
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Threads:
 
         try:
             found = await trio.to_thread.run_sync(begin, limiter=limiter, abandon_on_cancel=abandon_on_cancel)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if begun:
                 raise
             if not self._failing:
                 self._failing = True
                 logger.warning(
                     "no thread can be started: the loop waits for the disk, and everybody with it; "
-                    "raise the limit on processes and threads",
+                    "raise the limit on processes and threads, or on memory",
                     reason=str(error),
                 )
             return work(*arguments)

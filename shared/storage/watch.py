@@ -4,19 +4,25 @@ Short of space publishing stops while there is still room for acknowledgements a
 file system turns read-only, the store does too.
 
 Files may be removed while the store has them open, as by `rm -rf` of the data folder. Writes and syncs go on
-without an error then, into files that have no names and end with the process.
+without an error then, into files that have no names and end with the process. Those of logs are written anew
+(`FileNames`), and so is the catalog; without its journal or lock the store is read-only.
 """
+
+from contextlib import suppress
 
 import attrs
 import structlog
 import trio
 
+from shared.storage import catalog
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk
+from shared.storage.disk import Disk, size_of
+from shared.storage.file_names import FileNames
 from shared.storage.files import describe
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.log import opaque
+from shared.storage.reserve_file import ReserveFile
 from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -29,7 +35,7 @@ LOOK_BYTES = 8 << 20
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class FolderWatch:
     """Looks once a second; at the space also whenever `LOOK_BYTES` were written, at the files also at the
-    end. The store is read-only once the journal or the lock is gone.
+    end.
 
     A folder that was moved as a whole is none of it: its files are found below the folder's handle.
     """
@@ -39,9 +45,12 @@ class FolderWatch:
     _settings: StorageSettings
     _journal: Journal
     _lock: FolderLock | None
+    _names: FileNames
+    _reserve: ReserveFile
     free_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
+    _reserve_fits: bool = False
     _total_bytes: int = 0
     _failing: bool = False
 
@@ -73,6 +82,7 @@ class FolderWatch:
         )
         left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve
+        self._reserve_fits = left >= 2 * reserve + self._reserve.size
         full = left < reserve
         # Log files that refuse writes leave their records in memory: stop publishing before that is full.
         full |= committer.tails.failing_bytes > settings.pending_bytes_max
@@ -108,11 +118,28 @@ class FolderWatch:
                 "writing to the folder"
             )
             self._committer.poison(PoisonError(what, "stop every server of this folder, then start one"))
+        else:
+            self._look_at_catalog()
+
+    def _look_at_catalog(self) -> None:
+        with suppress(OSError):
+            if not size_of(self._disk, catalog.PATH):
+                logger.error(
+                    "the data folder's file was removed or emptied while the server ran: it is written anew; "
+                    "find out who does that",
+                    path=catalog.PATH,
+                )
+                self._committer.request_checkpoint()
 
     async def run(self) -> None:
         while True:
+            if self._reserve_fits:
+                await self._reserve.make()
             await trio.sleep(LOOK_SECONDS)
             self.look_at_space()
+            self._committer.look_at_memory()
             if self._disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
             self.look_at_files()
+            with suppress(MemoryError):
+                await self._names.look()

@@ -132,3 +132,6 @@ def test_a_copy_with_damage_in_it_is_told_by_its_exit_code(severity: str, code: 
     outcome = server_cli.copied({"bytes": 3, "check": check}, True)
     assert outcome.code == code
     assert outcome.shown["damaged"] is (severity == "damage")
+    changed = server_cli.copied({"bytes": 3, "check": check, "changed": ["a is gone"]}, True)
+    assert changed.code == ExitCode.FAILED
+    assert changed.shown["changed"] == ["a is gone"]

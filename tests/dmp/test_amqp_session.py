@@ -124,6 +124,30 @@ async def test_prefetch_for_the_channel_counts_all_its_consumers(peer: Peer) -> 
     assert bodies(peer.say(C.Basic.Ack(0, True))) == [b"e"]
 
 
+async def test_a_channel_that_is_full_gives_nothing_to_who_does_not_acknowledge(peer: Peer) -> None:
+    peer.ask(C.Basic.Qos(0, 1, True))
+    for name in "ab":
+        peer.ask(C.Queue.Declare(0, name))
+        peer.ask(C.Basic.Consume(0, name, name, no_ack=name == "b"))
+    peer.publish("", "a", b"held")
+    assert bodies(peer.frames()) == [b"held"]
+    peer.publish("", "b", b"1", b"2")
+    assert bodies(peer.frames()) == []
+    assert bodies(peer.say(C.Basic.Ack(1))) == [b"1", b"2"]
+
+
+async def test_replies_come_also_on_a_channel_that_is_full(peer: Peer) -> None:
+    peer.ask(C.Basic.Qos(0, 1, True))
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Basic.Consume(0, "amq.rabbitmq.reply-to", "replies", no_ack=True))
+    peer.ask(C.Basic.Consume(0, "q", "q"))
+    peer.publish("", "q", b"asked", properties=b"\x02\0\x15amq.rabbitmq.reply-to")
+    assert bodies(peer.frames()) == [b"asked"]
+    (reply_to,) = peer.world.broker.reply_queues
+    peer.publish("", reply_to.decode(), b"reply")
+    assert bodies(peer.frames()) == [b"reply"]
+
+
 async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t"))

@@ -11,6 +11,7 @@ from pamqp import base, commands
 
 from dmp import bodies as dmp_bodies
 from dmp import dead_letters
+from dmp.amqp.transactions import POST_BYTES
 from dmp.amqp.wire import Direct, encode
 from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES, TRIED_AGAIN, UNUSED_MAX
 from dmp.settings import DmpSettings
@@ -130,6 +131,26 @@ async def test_a_transaction_that_holds_too_much_is_refused_and_gives_all_back(c
     assert budget.account("transactions").used_bytes == 0
     peer.lose()
     assert budget.used_bytes == before
+
+
+async def test_a_user_s_transactions_have_their_share_of_memory(world: World) -> None:
+    world.queue(b"served")
+    world.budget.percent_of = lambda user: 50
+    account = world.budget.account("transactions")
+    account.limit_bytes = 10 * POST_BYTES
+    greedy, other = Peer(world).login(), Peer(world).login()
+    other.session.user = "ann"
+    for peer in (greedy, other):
+        peer.ask(C.Tx.Select())
+        for number in range(5):
+            peer.publish("", "served", b"x", properties=b"\x80\0\x05%05d" % number)
+        if peer is greedy:
+            peer.publish("", "served", b"x", properties=b"\x80\0\x05again")
+            assert closed(peer) == ("Channel.Close", 406)
+    assert account.shares.of(greedy.session.user) == 0
+    assert account.shares.of("ann") == 5 * POST_BYTES
+    other.lose()
+    assert account.shares.of("ann") == account.used_bytes == 0
 
 
 async def test_large_bodies_without_end_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Memory that clients make grow ends in a refusal; neighbours are served on, and all is given back."""
 
+import pytest
+
 from dms.engine import BUDGET_SLACK_BYTES, CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack, pack_name
@@ -51,6 +53,63 @@ def test_what_is_held_ends_in_a_refusal_until_some_of_it_is_acknowledged() -> No
     assert statuses(peer.ack(*held)) == [Status.OK] * len(held)
     assert [body for _, body in neighbour.consume("other")] == [b"x"]
     assert len(peer.consume("orders")) == 1
+
+
+def of_two_users() -> World:
+    process = Account("process", 400_000)
+    process.percent_of = lambda user: 50
+    return World(MEMORY, budget=process)
+
+
+def test_a_user_s_queues_have_their_share_of_memory_and_who_consumes_makes_room() -> None:
+    world = of_two_users()
+    greedy, other = with_queue(world, "mine", user="mal"), with_queue(world, "also", user="mal")
+    neighbour = with_queue(world, "theirs", user="ann")
+    found = [
+        status
+        for number in range(MANY)
+        for status in statuses((greedy, other)[number % 2].produce(("mine", "also")[number % 2], BODY))
+    ]
+    assert set(found) == {Status.OK, Status.QUEUE_FULL}
+    assert 180 < found.count(Status.OK) < (200_000 + BUDGET_SLACK_BYTES) / len(BODY)
+    assert statuses(neighbour.produce("theirs", BODY)) == [Status.OK]
+    for _ in range(80):
+        for held, _ in other.consume("also"):
+            assert statuses(other.ack(held)) == [Status.OK]
+    assert statuses(greedy.produce("mine", BODY)) == [Status.OK]
+
+
+@pytest.mark.parametrize("ends", ["ack", "nack", "lose"])
+def test_what_a_user_s_consumers_hold_has_its_share(ends: str) -> None:
+    world = of_two_users()
+    one, two = with_queue(world, user="mal"), world.connect(user="mal")
+    neighbour = world.connect(user="ann")
+    held: list[int] = []
+    refused = False
+    shares = world.engine.unacked.shares
+    for number in range(130):
+        assert statuses(neighbour.produce("orders", BODY)) == [Status.OK]
+        consumer = (one, two)[number % 2]
+        frames = consumer.consume("orders")
+        if refused := not frames:
+            break
+        held += [frames[0][0]] if consumer is one else []
+    assert refused
+    assert 100_000 < shares.of("mal") < 102_000
+    assert len(neighbour.consume("orders")) == 1
+    if ends == "lose":
+        one.lose()
+    elif ends == "ack":
+        assert set(statuses(one.ack(*held))) == {Status.OK}
+    else:
+        for each in held:
+            one.nack(each)
+    assert shares.of("mal") < 60_000
+    assert statuses(neighbour.produce("orders", BODY)) == [Status.OK]
+    assert len(two.consume("orders")) == 1
+    one.lose()
+    two.lose()
+    assert shares.of("mal") == 0
 
 
 def test_queues_end_in_a_refusal_and_are_all_there_after_a_restart_whatever_the_budget_says() -> None:

@@ -80,8 +80,11 @@ def test_a_queue_says_once_that_messages_are_lost_and_gives_out_the_others_in_or
 def test_a_queue_whose_log_file_is_gone_is_not_taken_for_empty() -> None:
     world = filled(20)
     log = log_of(world)
+    trio.run(world.store.close)
+    world.disk = world.disk.kill()
     world.disk.unlink(log.file.path)
-    restart(world)
+    world.peers.clear()
+    world.open()
     peer = world.connect()
     assert drained(peer) == ([], 1)
     assert [data for _, data in deliveries(peer.produce("orders", body(7)))] == [body(7)], "to who waits now"

@@ -42,7 +42,7 @@ def test_a_dead_letter_queue_that_is_deleted_is_told_with_the_number_of_queues_t
 def test_dead_messages_that_are_held_back_are_told_once_a_minute_and_measured() -> None:
     from dms.metrics import GAUGES
 
-    held_back = next(gauge for gauge in GAUGES if gauge.name == "messages_held_back")
+    held_back = next(gauge for gauge in GAUGES if gauge.name == "messages_dead")
     with capture_logs() as logged:
         world = World(MEMORY)
         peer = world.connect()

@@ -16,7 +16,7 @@ from dms.session import Session
 from dms.settings import DmsSettings
 from dms.times import Times
 from dms.wire import Frame, Status, Type
-from shared.access import Guard
+from shared.access import ANONYMOUS, Guard
 from shared.budget import Account, unbounded
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
@@ -74,8 +74,9 @@ class World:
         self.refusals = Refusals(self.engine.counts, LOG)
         self.settle()
 
-    def connect(self, *, handshake: bool = True, bound: int = 1 << 20) -> "Peer":
+    def connect(self, *, handshake: bool = True, bound: int = 1 << 20, user: str = ANONYMOUS) -> "Peer":
         peer = Peer(self, MemoryConnection(now=self.now, bound=bound))
+        peer.session.user = user
         self.peers.append(peer)
         if handshake:
             peer.send(wire.pack(Type.HANDSHAKE, 1, b"test"))
@@ -237,8 +238,8 @@ def statuses(frames: Sequence[Frame]) -> list[Status]:
     return [Status(frame[2]) for frame in frames]
 
 
-def with_queue(world: World, name: str = "orders", options: bytes = b"") -> Peer:
+def with_queue(world: World, name: str = "orders", options: bytes = b"", user: str = ANONYMOUS) -> Peer:
     """A connection that has made a queue."""
-    peer = world.connect()
+    peer = world.connect(user=user)
     assert statuses(peer.create(name, options)) == [Status.OK]
     return peer

@@ -54,6 +54,8 @@ class Model:
 
     def fetch(self, topic: str, offset: int, size: int) -> Asked:
         line = b"FETCH %b %d %d\n" % (topic.encode(), offset, size)
+        if topic in self.topics and offset > self.end(topic):
+            return Asked(line, (b"ERR OUT_OF_RANGE the end is %d\n" % self.end(topic),))
         place = self._place(topic, offset)
         if isinstance(place, bytes):
             return Asked(line, (place,))

@@ -136,3 +136,19 @@ def test_a_listing_that_nobody_reads_holds_no_list_of_names(world: World) -> Non
     names = [line.split()[1] for line in got.splitlines()[:-1]]
     assert got.endswith(b"END\n")
     assert names == [b"t%04d" % number for number in range(1999)] + [b"t1998b"]
+
+
+def test_a_user_s_readers_that_wait_leave_others_room() -> None:
+    budget = Account("process", 100 * READER_BYTES)
+    budget.percent_of = lambda user: 50 if user == "mal" else 100
+    world = World(budget=budget)
+    readers = budget.account("readers")
+    readers.limit_bytes = 4 * READER_BYTES
+    greedy, again, neighbour = world.connect(), world.connect(), world.connect()
+    greedy.session.user = again.session.user = "mal"
+    assert greedy.ask(b"FETCH a 0 100 60000\n" * 2) == b""
+    assert b"mal's share of readers" in again.ask(b"FETCH a 0 100 60000\n")
+    assert b"mal's share of readers" in again.ask(b"TAIL a 0\n")
+    assert neighbour.ask(b"TAIL c 0\n") == b""
+    greedy.lose()
+    assert readers.shares.of("mal") == 0

@@ -1,5 +1,7 @@
 """A FETCH that waits: for a record, for its topic, for its time."""
 
+import pytest
+
 from tests.logmq.world import Peer, World, record, slow_reads
 
 
@@ -77,15 +79,16 @@ def test_what_follows_a_waiting_fetch_is_executed_and_may_end_its_wait(peer: Pee
     assert peer.take() == b"CHUNK 0 7 7\n" + record(b"one") + b"OK 0\n"
 
 
-def test_a_fetch_beyond_the_end_waits_until_the_log_gets_there(world: World) -> None:
-    writer, reader, lost = world.connect(), world.connect(), world.connect()
-    reader.send(b"FETCH t 7 100 5000\n")
-    lost.send(b"FETCH t 9 100 5000\n")
+@pytest.mark.parametrize("request_line", [b"FETCH t 9 100\n", b"FETCH t 9 100 5000\n", b"TAIL t 9\n"])
+def test_an_offset_beyond_the_end_is_of_another_topic_by_that_name(world: World, request_line: bytes) -> None:
+    writer, early, late = world.connect(), world.connect(), world.connect()
+    early.send(request_line)
     writer.ask(b"PRODUCE t one\n")
-    assert reader.take() == b""
-    writer.ask(b"PRODUCE t two\n")
-    assert reader.take() == b"CHUNK 7 7 14\n" + record(b"two")
-    assert lost.take() == b"ERR BAD_OFFSET not the start of a record; the nearest below is 7\n"
+    late.send(request_line)
+    assert late.take() == b"ERR OUT_OF_RANGE the end is 7\n"
+    waits = request_line != b"FETCH t 9 100\n"
+    assert early.take() == (b"ERR OUT_OF_RANGE the end is 0\n" if waits else b"EOF\n")
+    assert late.ask(b"FETCH t 7 100\nPING\n") == b"EOF\nPONG\n", "the end itself is not beyond it"
 
 
 def test_a_deleted_topic_ends_a_fetch_that_waits_and_its_successor_does_not_serve_it(

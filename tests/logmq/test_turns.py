@@ -344,15 +344,3 @@ def test_a_record_for_many_tails_is_sent_in_turns_and_none_is_lost_or_sent_twice
     for peer in peers[:-2]:
         assert peer.ask(b"") == b"MESSAGE 5 1 y\nMESSAGE 10 1 y\n"
     assert late.ask(b"") == b"MESSAGE 0 1 x\nMESSAGE 5 1 y\nMESSAGE 10 1 y\n"
-
-
-def test_offsets_that_no_fetch_waits_at_any_more_are_forgotten(world: World) -> None:
-    peer = world.connect()
-    peer.ask(b"PRODUCE t x\n")
-    for number in range(1000):
-        assert peer.ask(b"FETCH t %d 100 1\n" % (10_000 + number)) == b""
-        peer.advance(1)
-        assert peer.take() == b"EOF\n"
-    peer.send(b"FETCH t 20000 100 60000\n")
-    watch = world.broker.topics.feeds.of(world.log("t"))
-    assert len(watch.offsets) < 100

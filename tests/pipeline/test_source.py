@@ -116,11 +116,16 @@ def test_sql_reads_through_a_temporary_view(spark: "SparkSession", folder: Path)
         spark.sql(f"CREATE TABLE {what}")
 
 
-def test_a_table_that_spark_has_no_options_for_says_what_to_do(spark: "SparkSession", server: Server) -> None:
-    frame = spark.range(1).selectExpr("'left' AS topic", "'x' AS value")
-    frame.write.format("logmq").option("servers", where(server)).saveAsTable("left_behind")
+def test_a_table_that_spark_has_no_options_for_says_what_to_do(
+    spark: "SparkSession", server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.txt").write_text("x\n")
+    stream = spark.readStream.format("text").load(str(tmp_path / "lines")).writeStream.format("logmq")
+    stream = stream.options(servers=where(server), topic="left", checkpointLocation=str(tmp_path / "c"))
+    stream.trigger(availableNow=True).toTable("left_behind").awaitTermination()
     try:
-        for statement in ("SELECT * FROM left_behind", "INSERT INTO left_behind VALUES ('t', 'x')"):
+        for statement in ("SELECT * FROM left_behind", "INSERT INTO left_behind VALUES ('x')"):
             with pytest.raises(Exception, match=r"saveAsTable or toTable cannot be used: drop it;"):
                 spark.sql(statement).collect()
     finally:

@@ -62,6 +62,37 @@ def test_a_session_counts_for_who_owns_it() -> None:
         join(served, f"x{n}", "anonymous")
 
 
+def test_above_his_share_a_user_s_own_clients_lose_what_is_kept() -> None:
+    served = world(kept_bytes_total_max=1000)
+    for client_id, user in (("a", "ann"), ("m1", "mal"), ("m2", "mal")):
+        client = join(served, client_id, user)
+        served.sessions.subscribe(client, client_id.encode(), keeps=True)
+        served.sessions.leave(client)
+    kept = served.sessions.kept
+    kept.add([b"a"], b"a" * 400)
+    for letter in (b"b", b"c", b"d"):
+        kept.add([b"m1"], letter * 200)
+        kept.add([b"m2"], letter * 100)
+    assert kept.held(b"a") == (1, 400)
+    assert kept.held(b"m1")[1] + kept.held(b"m2")[1] <= 500
+    assert kept.take(b"m2").count(b"d") == 100
+    kept.add([b"m1"], b"e" * 100)
+    assert kept.held(b"m1")[1] > 100
+
+
+def test_a_user_has_his_share_of_the_memory_of_what_is_kept() -> None:
+    served = world(limit_bytes=64 << 10)
+    for client_id, user in (("a", "ann"), ("m", "mal")):
+        client = join(served, client_id, user)
+        served.sessions.subscribe(client, client_id.encode(), keeps=True)
+        served.sessions.leave(client)
+    for _ in range(100):
+        served.sessions.kept.add([b"m"], b"m" * 400)
+    assert served.sessions.kept.held(b"m")[1] <= 32 << 10
+    served.sessions.kept.add([b"a"], b"a" * 400)
+    assert served.sessions.kept.held(b"a") == (1, 400)
+
+
 def test_a_user_has_his_share_of_memory() -> None:
     served = world(limit_bytes=4 * SESSION_BYTES)
     for n in range(2):

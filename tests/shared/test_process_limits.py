@@ -29,6 +29,18 @@ def test_memory_is_the_machines_unless_a_control_group_says_less(monkeypatch: py
     assert memory_limit_bytes() == 32 << 20
 
 
+def test_the_limit_on_address_space_counts_without_what_takes_no_memory() -> None:
+    program = """
+import resource
+from shared.process_limits import memory_limit_bytes
+
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+print(memory_limit_bytes() >> 20)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 100 < int(done.stdout) < 600 - 64
+
+
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc's malloc")
 def test_freed_memory_is_kept_and_costs_no_page_faults_again() -> None:
     program = """

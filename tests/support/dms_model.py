@@ -68,11 +68,16 @@ class Fate:
 
 @attrs.define
 class Course:
-    """A message's deliveries from its own queue: in the server's life `life`, and in all its lives."""
+    """A message's deliveries from its own queue: in the server's life `life`, and in all its lives.
+
+    The server may have counted fewer: one that nobody could try does not count. One that was NACKed does.
+    """
 
     life: int = 0
     deliveries: int = 0
     deliveries_ever: int = 0
+    nacks: int = 0
+    """Deliveries in this life that came after a NACK."""
     nacked: float = -math.inf
     """When the NACK of the last delivery was sent; -inf: none was."""
 
@@ -85,17 +90,18 @@ class Course:
         `late`: how much later than it is due something may happen.
         """
         if self.life != life:
-            self.life, self.deliveries, self.nacked = life, 0, -math.inf
+            self.life, self.deliveries, self.nacks, self.nacked = life, 0, 0, -math.inf
         self.deliveries += 1
         self.deliveries_ever += 1
         since_nack, self.nacked = now - self.nacked, -math.inf
+        self.nacks += since_nack < math.inf
         if most < fate.delay_ms / 1000:
             yield f"delivered after {most:.3f} s, before its delay is over"
         if fate.ttl_ms and least > fate.ttl_ms / 1000 + late:
             yield f"delivered after {least:.3f} s of service at least, past its lifetime"
         if fate.max_deliveries and self.deliveries > fate.max_deliveries:
             yield f"delivered for the {self.deliveries}. time"
-        if fate.retry_ms and since_nack < fate.retry_seconds(max(self.deliveries - 1, 1)):
+        if fate.retry_ms and since_nack < fate.retry_seconds(max(self.nacks, 1)):
             yield f"delivered {since_nack:.3f} s after its NACK"
 
 

@@ -348,6 +348,9 @@ class FakeDisk:
             name for (folder, name), entry in self._names.seen.items() if folder == path and entry != ABSENT
         )
 
+    def put_in_place(self, fd: int, of: int) -> None:
+        self._open[of] = self._open[fd]
+
     def is_gone(self, path: str, fd: int) -> bool:
         return self._files.get(self._find(path)[1]) is not self._open[fd]
 

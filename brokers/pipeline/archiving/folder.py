@@ -28,7 +28,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
-from brokers.pipeline.archiving.manifest import Manifest
+from brokers.pipeline.archiving.manifest import Manifest, Part
 from shared.errors import StoreInUse
 from shared.storage import format
 from shared.storage.lock import FolderLock
@@ -186,9 +186,11 @@ class ArchiveFolder:
         }
         for part in self.manifest.moves:
             if part.fresh_path in fresh:
-                for folder in _folders(part.path):
-                    self._make(folder)
-                self.files.rename(part.fresh_path, part.path)
+                try:
+                    self._publish(part)
+                except FileNotFoundError:  # its day was removed since the folder was made
+                    self._durable.difference_update(_folders(part.path))
+                    self._publish(part)
             elif not exists(self.files, part.path) and exists(self.files, _parent(part.path)):
                 # A day that is gone as a whole was removed: archives have an age.
                 raise ArchiveDamaged(f"{part.path} was committed, and is not there")
@@ -198,6 +200,11 @@ class ArchiveFolder:
         # Sync where they left, too: after a power cut they might be in both places.
         for folder in {_parent(part.fresh_path) for part in self.manifest.moves}:
             self.files.sync_folder(folder)
+
+    def _publish(self, part: Part) -> None:
+        for folder in _folders(part.path):
+            self._make(folder)
+        self.files.rename(part.fresh_path, part.path)
 
     def _prune(self) -> None:
         for version in _versions(self.files):

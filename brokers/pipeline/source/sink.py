@@ -64,6 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._name = options.writer or f"spark-{secrets.token_hex(8)}"
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> Done:
+        _refuse_table()
         return _write(self._options, self._name, self._options.epoch, iterator)
 
     def commit(self, messages: Messages) -> None:
@@ -132,6 +133,21 @@ def _task() -> TaskContext:
     context = TaskContext.get()
     assert context is not None, "a sink's write runs in a task"
     return context
+
+
+def _refuse_table() -> None:
+    """Raise ConfigError in `saveAsTable` and CREATE TABLE ... AS, whose table nobody could read.
+
+    Spark runs their write within another execution, as else only the function of `foreachBatch` does. When
+    the write fails, it drops the table.
+    """
+    context = _task()
+    own, root = map(context.getLocalProperty, ("spark.sql.execution.id", "spark.sql.execution.root.id"))
+    if own != root and context.getLocalProperty(_QUERY_ID) is None:
+        text = (
+            "a source in Python is not told a table's options, so nobody could read it; rows are written by"
+        )
+        raise ConfigError("saveAsTable", f"{text} save(), or by INSERT INTO a temporary view")
 
 
 def _write(options: SinkOptions, name: str, epoch: int, batches: "Iterable[pa.RecordBatch]") -> Done:

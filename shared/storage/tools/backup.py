@@ -25,7 +25,7 @@ from shared.local_path import sync_folder
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index
 from shared.storage.catalog import Catalog, LogLine
-from shared.storage.disk import Disk, opened, write_all, write_file
+from shared.storage.disk import Disk, opened, size_of, write_all, write_file
 from shared.storage.format import FORMAT_PATH, MANIFEST_PATH, IndexEntry
 from shared.storage.index import checked_from
 from shared.storage.inventory import LogSnapshot
@@ -39,6 +39,7 @@ from shared.storage.tools.fsck import FsckReport, check
 from shared.storage.tools.view import FolderView, LogView, viewing
 
 _NUMBER = 1
+_FORMAT = format.FORMAT_TEXT % format.FORMAT_NUMBER
 
 
 class FileLine(NamedTuple):
@@ -112,12 +113,15 @@ def _is_data(path: str) -> bool:
 
 @attrs.frozen
 class BackupReport:
-    """The content of a backup or a restored folder; `check`: what reading all of it found."""
+    """The content of a backup or a restored folder; `check`: what reading all of it found. `changed`: a line
+    for each file that is not as it was when the backup was made.
+    """
 
     folder: str
     files: int
     bytes: int
     check: FsckReport
+    changed: tuple[str, ...] = ()
 
 
 def backup(source: Path, target: Path, *, now_ms: int) -> BackupReport:
@@ -164,27 +168,43 @@ def _start(view: FolderView, log: LogView) -> int:
     return min([start, *(reference.offset for reference in log.references)])
 
 
-def restore(source: Path, target: Path) -> BackupReport:
+def restore(source: Path, target: Path, *, strict: bool = False) -> BackupReport:
     """Make the data folder `target` (empty or not there) from the backup `source`.
 
-    Every file is compared with its CRC in the manifest. Raises StoreFormat where `source` is not a backup or
-    is not as it was made, or `target` is not empty; and OSError. A target that was left half-made has no
-    FORMAT, and no broker takes it.
+    Every file is compared with its CRC in the manifest. One that has changed since is brought as it is, and
+    one that is gone is left out. The report names them; what only they had is lost. With `strict` they are a
+    StoreError. Raises StoreFormat where `source` is not a backup, or `target` is not empty; and
+    OSError. A target that was left half-made has no FORMAT, and no broker takes it.
     """
     found = read_manifest(source)
+    changed: list[str] = []
     found = attrs.evolve(found, files=[line for line in found.files if _is_data(line.path)])
     last = [line for line in found.files if line.path == FORMAT_PATH]
     with OsDisk(source, create=False, read_only=True) as disk, _made(source, target) as copy:
         for lines in [line for line in found.files if line.path != FORMAT_PATH], last:
             for line in lines:
-                try:
-                    copied = _copy_file(disk, copy, line.path, line.start, line.end)
-                except FileNotFoundError:
-                    raise StoreError(f"{source / line.path} is gone since the backup was made") from None
-                if copied.crc32c != line.crc32c:
-                    raise StoreError(f"{source / line.path} is not as it was when the backup was made")
+                why = _restore_file(disk, copy, line)
+                if why:
+                    changed.append(f"{source / line.path} {why}")
+                    if strict:
+                        raise StoreError(changed[0])
             _sync_folders(copy, lines)
-    return BackupReport(str(target), len(found.files), _bytes(found.files), check(target))
+    return BackupReport(str(target), len(found.files), _bytes(found.files), check(target), tuple(changed))
+
+
+def _restore_file(source: Disk, target: Disk, line: FileLine) -> str:
+    """Bring a file, and return how it differs from the backup that was made; empty if it does not."""
+    try:
+        size = size_of(source, line.path)
+        if line.path == FORMAT_PATH and crc32c(_FORMAT) == line.crc32c:
+            write_file(target, FORMAT_PATH, _FORMAT)  # known without its file
+            return ""
+        copied = _copy_file(source, target, line.path, min(line.start, size), min(line.end, size))
+    except FileNotFoundError:
+        return "is gone since the backup was made"
+    if size < line.end:
+        return f"has {size} of the {line.end} bytes that it had when the backup was made"
+    return "" if copied.crc32c == line.crc32c else "is not as it was when the backup was made"
 
 
 def check_target(source: Path, target: Path) -> None:
@@ -258,7 +278,7 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
         next_id = max((line.id for line in lines), default=0) + 1
         whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
         files.append(_write(copy, catalog_file.PATH, whole.pack()))
-        files.append(_write(copy, FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER))
+        files.append(_write(copy, FORMAT_PATH, _FORMAT))
         return _finish(target, copy, Manifest(now_ms, True, files))
 
 

@@ -20,6 +20,7 @@ from shared.storage.lock import LOCK_NAME
 from shared.storage.rebuild import NO_LOGS
 from shared.storage.recovery import MISSING
 from shared.storage.replay import seeming_end
+from shared.storage.reserve_file import PATH as RESERVE_PATH
 from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
@@ -34,7 +35,8 @@ from shared.storage.tools.view import (
 )
 
 _OURS = frozenset(
-    {FORMAT_PATH, LOCK_NAME, catalog.PATH, catalog.NEW_PATH, "control.sock", "admin.token", MANIFEST_PATH}
+    {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH}
+    | {"control.sock", "admin.token"}
     | NO_LOGS
 )
 

@@ -1,5 +1,6 @@
 """What readers of an archive find, also while an archiver commits, and what is missing or double in it."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
     ):
         folder.files.unlink(path)
         assert faults(folder.files) == [ArchiveFault("orders", what, missing)]
+
+
+def test_a_day_may_be_removed_under_an_archive_that_goes_on_writing_it(tmp_path: Path) -> None:
+    with opened(tmp_path, "logmq") as folder:
+        folder.commit(added(folder, 0, 10, direct_bytes=1))
+        for topic in tmp_path.glob("topic=*"):
+            shutil.rmtree(topic)
+        folder.commit(added(folder, 10, 20, direct_bytes=1))
+        found = committed(folder.files)
+        assert [(name.start, name.end) for name, _ in found.named()] == [(10, 20)]
+        assert [fault.what for fault in faults(folder.files)] == ["removed"]
 
 
 def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:

@@ -181,6 +181,7 @@ class BacklogOwner:
     halves: bool
     held: int = 0
     paid: int = 0
+    user: str = "anonymous"
 
     def hold(self, held: int) -> None:
         self.held = held
@@ -202,6 +203,24 @@ def test_the_largest_pays_first_and_only_as_often_as_needed() -> None:
     assert (small.paid, large.paid, large.held) == (0, 1, 300)
     assert backlogs.held_bytes == 750
     assert backlogs.times_shed == 1
+
+
+def test_above_his_share_a_user_pays_himself_with_his_largest() -> None:
+    process = Account("process", 1000)
+    process.percent_of = lambda user: 50
+    backlogs = Backlogs(process.account("backlogs"))
+    other = BacklogOwner(backlogs, halves=True, user="ann")
+    small, large = (BacklogOwner(backlogs, halves=True, user="mal") for _ in range(2))
+    other.hold(450)
+    small.hold(150)
+    large.hold(300)
+    assert (other.paid, small.paid, large.paid) == (0, 0, 0)
+    small.hold(240)
+    assert (other.paid, small.paid, large.paid, large.held) == (0, 0, 1, 150)
+    small.user = "ann"  # what he holds counts for whom it began with
+    small.hold(0)
+    large.hold(500)
+    assert (other.paid, large.paid) == (0, 1)
 
 
 def test_who_cannot_pay_in_part_pays_with_everything() -> None:

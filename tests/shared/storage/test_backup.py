@@ -1,7 +1,9 @@
 """Backups: whole, checked, sparse, and taken while the folder is written."""
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,22 +125,49 @@ def test_what_is_not_a_whole_backup_is_not_restored(tmp_path: Path, folder: Path
     assert not (tmp_path / "restored").exists()
 
 
-@pytest.mark.parametrize("name", ["logmq/orders.log", "logmq/orders.idx", "CATALOG", "FORMAT"])
-def test_a_backup_that_changed_since_is_not_restored(tmp_path: Path, folder: Path, name: str) -> None:
+_FILES = ["logmq/orders.log", "logmq/orders.idx", "CATALOG"]
+
+
+@pytest.mark.parametrize("name", _FILES)
+def test_a_strict_restore_stops_at_a_file_that_changed_since(tmp_path: Path, folder: Path, name: str) -> None:
     backup(folder, tmp_path / "backup", now_ms=5)
     flip(tmp_path / "backup" / name, 20)
     with pytest.raises(StoreError, match=f"{name} is not as it was"):
-        restore(tmp_path / "backup", tmp_path / "restored")
-    if name != "FORMAT":
-        assert not (tmp_path / "restored" / "FORMAT").exists(), "no broker takes it"
+        restore(tmp_path / "backup", tmp_path / "restored", strict=True)
+    assert not (tmp_path / "restored" / "FORMAT").exists(), "no broker takes it"
 
 
-def test_a_backup_that_lacks_a_file_says_which(tmp_path: Path, folder: Path) -> None:
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _change(path: Path) -> None:
+    flip(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("name", [*_FILES, "FORMAT"])
+@pytest.mark.parametrize("damage", [_remove, _shorten, _change])
+def test_one_damaged_file_costs_its_own_range_and_the_rest_of_a_backup_is_restored(
+    tmp_path: Path, folder: Path, name: str, damage: Callable[[Path], None]
+) -> None:
     made = tmp_path / "backup"
     backup(folder, made, now_ms=5)
-    (made / "logmq" / "orders.log").unlink()
-    with pytest.raises(StoreError, match=f"^{made}/logmq/orders.log is gone since the backup was made$"):
-        restore(made, tmp_path / "restored")
+    damage(made / name)
+    report = restore(made, tmp_path / "restored")
+    found = {"_remove": "is gone", "_shorten": "has .* of the .* bytes", "_change": "is not as it was"}
+    if name == "FORMAT":
+        assert report.changed == (), "its text is known"
+    else:
+        (line,) = report.changed
+        assert re.match(f"{made}/{name} {found[damage.__name__]}", line)
+    if name == "logmq/orders.log":
+        assert {finding.path for finding in report.check.findings} == {name}
+    else:
+        assert contents(tmp_path / "restored") == WORDS
 
 
 def test_a_manifest_cannot_lead_out_of_the_backup(tmp_path: Path, folder: Path) -> None:
@@ -215,8 +244,8 @@ def test_a_manifest_that_claims_more_than_a_file_has_is_refused(tmp_path: Path, 
     found = read_manifest(tmp_path / "backup")
     longer = [line._replace(end=1 << 50) for line in found.files]
     (tmp_path / "backup" / MANIFEST_PATH).write_bytes(Manifest(5, False, longer).pack())
-    with pytest.raises(StoreError, match="fewer than"):
-        restore(tmp_path / "backup", tmp_path / "restored")
+    with pytest.raises(StoreError, match=f"of the {1 << 50} bytes"):
+        restore(tmp_path / "backup", tmp_path / "restored", strict=True)
 
 
 def test_damage_is_copied_and_told(tmp_path: Path, folder: Path) -> None:
@@ -246,7 +275,7 @@ async def test_no_broker_takes_a_folder_that_was_left_half_made(tmp_path: Path) 
     await store.close()
     flip(tmp_path / "backup" / "logmq" / "orders.log", 5)
     with pytest.raises(StoreError, match="not as it was"):
-        restore(tmp_path / "backup", tmp_path / "restored")
+        restore(tmp_path / "backup", tmp_path / "restored", strict=True)
     with pytest.raises(StoreFormat, match="cut short"):
         await open_folder(tmp_path / "restored")
 

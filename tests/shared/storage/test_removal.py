@@ -102,3 +102,14 @@ def test_a_file_is_gone_where_its_path_leads_elsewhere_or_nowhere(tmp_path: Path
         assert disk.is_gone("journal/b", fd)
         disk.close(fd)
         assert not disk.is_gone("journal/b", fd), "a closed descriptor tells nothing"
+
+
+async def test_a_catalog_that_is_removed_is_written_anew(autojump_clock: MockClock) -> None:
+    disk, store = await fresh_store()
+    await logs_of(store, ALWAYS)
+    async with running(store):
+        disk.unlink("CATALOG")
+        with capture_logs() as said:
+            await trio.sleep(3)
+    assert disk.contents()["CATALOG"]
+    assert [line["path"] for line in said] == ["CATALOG"]

@@ -1,19 +1,26 @@
 """The scrub, where logs have nothing to be read."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import trio
 import trio.testing
 
+from shared.storage.log import Tails
 from shared.storage.scrub import Scrub
+
+
+class Empty:
+    """A log that has no records."""
+
+    first = visible = 0
+    deleted = False
 
 
 class Logs:
     """So many that have no records."""
 
     def all_logs(self) -> list[Any]:
-        return [SimpleNamespace(first=0, visible=0, deleted=False)] * 2000
+        return [Empty()] * 2000
 
 
 class Steps(trio.abc.Instrument):
@@ -27,8 +34,9 @@ async def test_very_many_logs_without_anything_to_read_are_passed_over_in_turns(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     nothing: Any = None
+    tails = Tails(0, 0)
     logs: Any = Logs()
-    scrub, steps = Scrub(logs, nothing, nothing, nothing, 1 << 20, nothing), Steps()
+    scrub, steps = Scrub(logs, nothing, nothing, nothing, tails, 1 << 20, nothing), Steps()
     trio.lowlevel.add_instrument(steps)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(scrub.run, name="the scrub")
