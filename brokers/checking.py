@@ -1,29 +1,39 @@
-"""Finds everything that would keep the settings from being served: files, addresses, exposure, ports.
+"""Finds everything that would keep the settings from being served: files, folders, addresses and ports.
 
-`config check` asks for all of it. `serve` asks before it touches the data folder, except for its ports, which
-it binds anyway.
+`config check` asks for all of it. `serve` asks before it touches the data folder, except for the folder, the
+definitions and the ports, which it then opens, loads and binds anyway.
 """
 
+import errno
 import os
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
 
 from brokers import control, definitions, users
 from brokers.config import FILE_VARIABLE, Config, load
-from brokers.errors import Failure, InvalidSettings, Problem
+from brokers.errors import Failure, InvalidSettings, Problem, folder_errors
 from brokers.plugins import load_working
-from shared.errors import ConfigError
+from shared.errors import ConfigError, StoreError
 from shared.net.datagrams import allowed_networks
 from shared.net.listeners import CannotListen, bind_each, check_exposure
 from shared.net.tls import faults
+from shared.plugin import Plugin
+from shared.storage.os_disk import OsDisk
+from shared.storage.recovery import check_number, format_number
+from shared.units import MIB
 
 
-def checked(file: Path | None) -> Config:
-    """Return the settings as serving would read them. Raises InvalidSettings with all that is wrong."""
+def checked(file: Path | None, *, ports: bool = True) -> Config:
+    """Return the settings as serving would read them. Raises InvalidSettings with all that is wrong.
+
+    `ports`: try the ports and addresses, too.
+    """
     working, broken = load_working()
     found: list[Problem] = []
     config = load(working, file=file, environ=os.environ, broken=broken, wrong=found)
@@ -38,9 +48,15 @@ def checked(file: Path | None) -> Config:
         start = start_problems(config, protocols)
         of_users = [Problem(error.key, error.text) for error in _raised_by(users.load, config)]
         document = config.serve.definitions
-        of_document = [] if document is None else _raised_by(trio.run, definitions.rows_of, document)
-        unread = [Problem(error.key, error.text) for error in of_document]
-        more = (*start, *of_users, *unread, *taken_ports(config, protocols))
+        chosen = [plugin for plugin in working if plugin.name in protocols]
+        of_document = (
+            []
+            if document is None or found
+            else _raised_by(trio.run, _try_definitions, document, config, chosen)
+        )
+        unmade = [Problem(error.key, error.text) for error in of_document]
+        taken = taken_ports(config, protocols) if ports else ()
+        more = (*start, *of_users, *_folder_problems(config), *unmade, *taken)
         found += [problem for problem in more if problem.key not in told]
     if found:
         raise InvalidSettings(tuple(found))
@@ -110,6 +126,52 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
     allow = getattr(config.protocols[protocol], "allow", None)
     for some in [[text] for text in allow or ()] or ([[]] if allow is not None else []):
         yield from _raised_by(allowed_networks, f"{protocol}.allow", host, some)
+
+
+async def _try_definitions(path: Path, config: Config, plugins: Sequence[Plugin]) -> None:
+    """Make what a start's file defines, in an empty folder that is removed. Raises ConfigError."""
+    rows = await definitions.rows_of(path)
+    from brokers import logs
+    from shared.access import Access
+    from shared.client.nursery import open_nursery
+    from shared.plugin import Context
+    from shared.storage.store import Store
+
+    log = logs.configure("error", config.serve.log_format)
+    with tempfile.TemporaryDirectory() as folder:
+        store = await Store.open(Path(folder), attrs.evolve(config.storage, segment_bytes=MIB))
+        try:
+            async with open_nursery() as nursery:
+                await nursery.start(store.run)
+                each = []
+                for plugin in plugins:
+                    service = await plugin.open(Context(store, log), config.protocols[plugin.name])
+                    each += [(plugin.name, section) for section in getattr(service, "definitions", ())]
+                own = definitions.of_users(Access(users.load(config)), config.users_file)
+                await definitions.take(definitions.Document(each, own, store), rows, path, dry_run=True)
+        finally:
+            with trio.CancelScope(shield=True):
+                await store.close()
+
+
+def _folder_problems(config: Config) -> Iterator[Problem]:
+    """Yield why the data folder cannot be made or written, or is of a newer version."""
+    folder = config.serve.data_dir.absolute()
+    source = config.sources.get(("serve", "data_dir"), "")
+    try:
+        with folder_errors(folder):
+            there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+            try:
+                if not there.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+                tempfile.TemporaryDirectory(dir=there).cleanup()
+            except OSError as error:  # it names a file that nobody asked for
+                raise OSError(error.errno, error.strerror, str(folder)) from None
+            if there == folder:
+                with OsDisk(there, create=False, read_only=True) as disk:
+                    check_number(format_number(disk) or 0)
+    except (Failure, StoreError) as error:
+        yield Problem("serve.data_dir", str(error), source)
 
 
 def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from brokers.bridges.settings import BridgeSettings, ends_of, parse_bridges
+from brokers.bridges.settings import BridgeSettings, bridge_values, ends_of, parse_bridges
 from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.flags import Flag
 from brokers.plugins import enabled, load_working
@@ -133,6 +133,11 @@ class Config:
             Shown(written(key), plain(value, field, human=human), self.sources.get(key, "default"))
             for name, section in {**own, **self.protocols}.items()
             for key, value, field in leaves(section, (name,))
+        ] + [
+            Shown(written(("bridge", bridge.name, key)), value, self.sources[BRIDGES])
+            for bridge in self.bridges
+            for key, value in bridge_values(bridge).items()
+            if key != "name"
         ]
 
 
@@ -162,7 +167,8 @@ def load(
         _from_environment(environ, sections, broken, plugins, alone),
         _from_flags(flags, sections),
     )
-    bridges = _bridges(given.pop(BRIDGES, None), plugins, problems)
+    of_bridges = given.pop(BRIDGES, None)
+    bridges = _bridges(of_bridges, plugins, problems)
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
     if not problems:
         _spread_durability(given, ranks, protocols)
@@ -178,7 +184,10 @@ def load(
     return Config(
         **{name: built[name] for name in OWN_SECTIONS},
         protocols={name: built[name] for name in protocols},
-        sources={key: value.source for key, value in given.items()},
+        sources={
+            **{key: value.source for key, value in given.items()},
+            **({BRIDGES: of_bridges.source} if of_bridges else {}),
+        },
         bridges=bridges,
     )
 

@@ -299,9 +299,13 @@ def of_users(access: Access, path: Path, giver: str | None = None) -> Definition
 
 async def load(document: Document, path: Path) -> Taken:
     """Import a file at a start. Raises ConfigError; nothing is changed then."""
-    rows = await rows_of(path)
+    return await take(document, await rows_of(path), path, dry_run=False)
+
+
+async def take(document: Document, rows: Mapping[str, Sequence[Row]], path: Path, *, dry_run: bool) -> Taken:
+    """Create what the rows of a start's file describe. Raises ConfigError."""
     try:
-        return await document.take(rows, dry_run=False)
+        return await document.take(rows, dry_run=dry_run)
     except BrokerError as error:
         raise ConfigError("serve.definitions", f"{path}: {error}") from None
 

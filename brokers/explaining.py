@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import textwrap
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
+from brokers.bridges.settings import BridgeSettings, bridge_values
 from brokers.errors import did_you_mean
 from brokers.render import cell
 from brokers.structure import Key, fields, item_class, plain, settings_class, written
@@ -17,6 +19,8 @@ from shared.errors import UsageError
 from shared.units import format_quantity, unit_of
 
 _COLUMNS = 80
+_TABLE, _PATTERN, _LIST = "a table", "tables by pattern", "tables, [[bridge]] each"
+BRIDGE = "bridge"
 _BOUNDS = {">=": "{} at least", ">": "above {}", "<=": "{} at most", "<": "below {}"}
 
 
@@ -37,9 +41,50 @@ class Explained:
 
 
 def explained(sections: Mapping[str, type[Any]]) -> Iterator[Explained]:
-    """Yield every setting and table of settings, in order of section."""
+    """Yield every setting and table of settings, in order of section; those of bridges are the last."""
     for name, settings in sections.items():
         yield from _of(settings, (name,))
+    about = " ".join((BridgeSettings.__doc__ or "").partition(" `source`")[0].split())
+    yield Explained(BRIDGE, None, _LIST, about)
+    meanings = _meanings(BridgeSettings)
+    defaults = bridge_values(BridgeSettings("", "", ""))
+    for field, (key, default) in zip(fields(BridgeSettings), defaults.items(), strict=True):
+        yield Explained(f"{BRIDGE}.{key}", None if default == "" else default, "", meanings.get(field, ""))
+
+
+def as_toml(rows: Iterable[Explained]) -> str:
+    """A settings file in which these rows stand in comments."""
+    about: dict[str, str] = {}
+    tables: dict[str, list[Explained]] = {}
+    for row in rows:
+        if row.takes in (_TABLE, _PATTERN, _LIST):
+            about[row.setting] = row.meaning
+        else:
+            tables.setdefault(row.setting.rpartition(".")[0], []).append(row)
+    lines: list[str] = []
+    for table, settings in tables.items():
+        meaning = about.get(table) or about.get(table.removesuffix('."*"'), "")
+        lines += [*_commented(meaning), _header(table), ""]
+        for row in settings:
+            value = '"..."' if row.default is None else json.dumps(row.default)
+            takes = f"  ({row.takes})" if row.takes else ""
+            lines += [
+                *_commented(f"{row.meaning}{takes}"),
+                f"# {row.setting.rpartition('.')[2]} = {value}",
+                "",
+            ]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _header(table: str) -> str:
+    """A table's header; in a comment if the table must not be empty."""
+    if table == BRIDGE:
+        return f"# [[{table}]]"
+    return f"# [{table}]" if '"*"' in table else f"[{table}]"
+
+
+def _commented(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, _COLUMNS - 2)]
 
 
 def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
@@ -63,10 +108,10 @@ def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
     for name, field in fields(settings).items():
         key, meaning = (*above, name), meanings.get(name, "")
         if nested := settings_class(field.type):
-            yield Explained(written(key), None, "a table", meaning)
+            yield Explained(written(key), None, _TABLE, meaning)
             yield from _of(nested, key)
         elif item := item_class(field.type):
-            yield Explained(written(key), None, "tables by pattern", meaning)
+            yield Explained(written(key), None, _PATTERN, meaning)
             yield from _of(item, (*key, "*"))
         else:
             default = plain(getattr(defaults, name), field, human=True)

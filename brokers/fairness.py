@@ -154,11 +154,11 @@ class LoopWatch(trio.abc.Instrument):
         late = perf_counter() - self._due
         at, self._at = self._at, ""
         if late > LONG_SECONDS:
-            self._was_late(late, thread_time() - self._worked, at)
+            self.was_late(late, thread_time() - self._worked, at)
         if self._due > self._tell_at:
-            self._tell(perf_counter())
+            self.tell(perf_counter())
 
-    def _was_late(self, seconds: float, worked: float, at: str) -> None:
+    def was_late(self, seconds: float, worked: float, at: str) -> None:
         """`worked`: seconds of processor that the loop's thread had meanwhile."""
         self.long_count += 1
         if seconds > self.longest_seconds:
@@ -168,7 +168,8 @@ class LoopWatch(trio.abc.Instrument):
             stretches.add(seconds, worked, at)
             self._tell_at = min(self._tell_at, stretches.tell_at)
 
-    def _tell(self, now: float) -> None:
+    def tell(self, now: float) -> None:
+        """Log what is to be told by now, on the clock of `perf_counter`."""
         self._tell_at = math.inf
         for stretches in (self._held, self._late):
             if stretches.count and now > stretches.tell_at:
@@ -184,10 +185,10 @@ class LoopWatch(trio.abc.Instrument):
                 self._woken.wait()
             sleep(BEAT_SECONDS)
             if not self._at and perf_counter() - self._due > LONG_SECONDS:
-                self._at = _place(sys._current_frames().get(loop), self._packages)
+                self._at = place_in(sys._current_frames().get(loop), self._packages)
 
 
-def _place(frame: FrameType | None, packages: Collection[str]) -> str:
+def place_in(frame: FrameType | None, packages: Collection[str]) -> str:
     """`dms.engine:Engine.give_back`: the innermost call of these packages; "" if it is the loop's own."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")

@@ -29,8 +29,8 @@ app, command = protocol_app(
 PROBE = b"\r\n\r\n(is this a KqueueMsgQ server?)".ljust(60, b".")
 """A name to unsubscribe from, which nobody has subscribed to. It shows what the server speaks.
 
-KqueueMsgQ does nothing and sends nothing, any other protocol answers or closes: it has the two ends of a line
-that HTTP waits for, and what pub/sub takes for the type of a command is none."""
+KqueueMsgQ does nothing and sends nothing; any other protocol answers or closes. For HTTP it has two ends of a
+line. Pub/sub finds a wrong type of command in it."""
 LOOK_SECONDS = 0.01
 """For what the server has said to the probe before it had read all messages."""
 

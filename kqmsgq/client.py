@@ -10,7 +10,7 @@
 
 The protocol has no answers: `send` returns once the kernel has the bytes. The end of a producer's block waits
 until the server has read everything and closed. A lost connection raises `Disconnected`. It is unknown what
-arrived, so nothing is sent again. `NotTaken` says that the server ended with a reset instead: it dropped
+arrived, so nothing is sent again. `NotAllTaken` says that the server ended with a reset instead: it dropped
 messages that no rule allows, or it stopped. A consumer with `retry_seconds` connects and subscribes again; it
 misses messages that are sent meanwhile.
 
@@ -35,7 +35,7 @@ __all__ = [
     "Consumer",
     "Disconnected",
     "Message",
-    "NotTaken",
+    "NotAllTaken",
     "Producer",
     "Unreachable",
     "open_consumer",
@@ -47,7 +47,7 @@ NAME_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 
 
-class NotTaken(Disconnected):
+class NotAllTaken(Disconnected):
     """The server reset the connection at its end."""
 
     exit_code = 1
@@ -81,13 +81,13 @@ class Producer:
     async def finish(self) -> None:
         """End sending, and wait until the server has read everything and closed.
 
-        Raises Disconnected, and NotTaken.
+        Raises Disconnected, and NotAllTaken.
         """
         try:
             await self._sender.finish()
         except Disconnected as error:
             if isinstance(error.__cause__, trio.BrokenResourceError):
-                raise NotTaken from error
+                raise NotAllTaken from error
             raise
 
     def _message(self, queue: str | bytes, body: bytes) -> bytes:

@@ -67,21 +67,28 @@ class BridgeFilter:
 
 @attrs.frozen
 class BridgeSettings:
-    """One bridge. `source`, `target`: addresses, `from` and `to` in TOML. `rate`: messages a second.
-
-    `on_refused`: `wait`, `drop` or `dead:<address>`; empty: wait for what can pass later, and
-    `dead:logmq:dead.<name>` for what never can.
-    """
+    """A bridge carries messages of one address to another. `source`, `target` and `form` are `from`, `to` and
+    `as` in TOML."""
 
     name: str
+    """1 to 64 of A-Z, a-z, 0-9 and ._-; offsets and metrics of the bridge have this name."""
     source: str
+    """The address that messages come from, as `pubsub:home/+/temperature`."""
     target: str
+    """The address that they go to, as `logmq:readings`; it may have fields, as `logmq:{name.1}`."""
     form: Form = "raw"
+    """What is carried: `raw` bytes, `text`, or `json` with name, time, sender and type beside the value."""
     start: str = "end"
+    """Where a new bridge begins in its source: `first`, `end`, an offset, or a time (RFC 3339)."""
     filter: BridgeFilter = BridgeFilter()
+    """The messages that are carried, others are not: `key` (a glob), `min_bytes`, `max_bytes`."""
     rate: float | None = None
+    """The most messages a second, as `1000/s`."""
     on_refused: str = ""
+    """What happens to a message that the target refuses: `wait`, `drop` or `dead:<address>`. Empty: wait for
+    what can pass later, and `dead:logmq:dead.<name>` for what never can."""
     may_circle: bool = False
+    """Allow bridges that feed each other, where something else ends the circle."""
 
     @property
     def dead(self) -> str:
@@ -89,6 +96,22 @@ class BridgeSettings:
         if self.on_refused.startswith("dead:"):
             return self.on_refused.removeprefix("dead:")
         return f"logmq:dead.{self.name}"
+
+
+WORDS = {"source": "from", "target": "to", "form": "as"}
+"""The keys in TOML of fields that are called otherwise."""
+
+
+def bridge_values(bridge: BridgeSettings) -> Mapping[str, Any]:
+    """A bridge's values by their keys, as settings show them."""
+    values = {
+        **attrs.asdict(bridge),
+        "rate": None if bridge.rate is None else f"{bridge.rate:g}/s",
+        "filter": {
+            name: value for name, value in attrs.asdict(bridge.filter).items() if value not in ("", 0, None)
+        },
+    }
+    return {WORDS.get(name, name): value for name, value in values.items()}
 
 
 class _WrongError(ValueError):

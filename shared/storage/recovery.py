@@ -144,14 +144,19 @@ def format_number(disk: Disk) -> int | None:
         return None
 
 
-def _check_format(disk: Disk, found: Catalog | None, in_files: DamagedPlaces) -> None:
-    """Check FORMAT; a good catalog replaces a damaged one. Raises StoreFormat."""
-    number = format_number(disk) or 0
+def check_number(number: int) -> None:
+    """Raises StoreFormat for a folder of a newer version."""
     if number > format.FORMAT_NUMBER:
         raise StoreFormat(
             f"the data folder has format {number}, written by a newer version; this one knows "
             f"{format.FORMAT_NUMBER}"
         )
+
+
+def _check_format(disk: Disk, found: Catalog | None, in_files: DamagedPlaces) -> None:
+    """Check FORMAT; a good catalog replaces a damaged one. Raises StoreFormat."""
+    number = format_number(disk) or 0
+    check_number(number)
     if found is not None:
         if number != format.FORMAT_NUMBER:
             in_files.in_file(

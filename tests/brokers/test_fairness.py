@@ -1,8 +1,9 @@
 """How long the loop was held, and where."""
 
-import sys
+import inspect
 from collections.abc import Callable
 from time import sleep, thread_time
+from types import FrameType
 
 import attrs
 import pytest
@@ -77,22 +78,24 @@ def test_what_keeps_the_loop_often_is_one_line_a_minute_with_count_and_longest()
     watch = LoopWatch(get_logger())
     with capture_logs() as told:
         for milliseconds in (150, 945, 120, 50):
-            watch._was_late(milliseconds / 1000, 0.003, "")
-            watch._tell(0.0)
-        watch._tell(TELL_SECONDS + 1)
+            watch.was_late(milliseconds / 1000, 0.003, "")
+            watch.tell(0.0)
+        watch.tell(TELL_SECONDS + 1)
     assert [(line["count"], line["longest_milliseconds"]) for line in told] == [(1, 150), (2, 945)]
     assert all("at" not in line for line in told)
 
 
 def test_the_place_is_in_our_code_and_not_in_a_library() -> None:
-    frames = []
+    frames: list[FrameType | None] = []
 
     def check(_: object, __: object, value: object) -> None:
-        frames.append(sys._getframe())
+        frames.append(inspect.currentframe())
 
     made = attrs.make_class("Made", {"field": attrs.field(validator=[check])})  # attrs calls it
     made(1)
-    assert fairness._place(frames[0].f_back, ("tests",)).startswith(f"{__name__}:")
+    (frame,) = frames
+    assert frame is not None
+    assert fairness.place_in(frame.f_back, ("tests",)).startswith(f"{__name__}:")
 
 
 class Steps(trio.abc.Instrument):
