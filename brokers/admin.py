@@ -82,6 +82,9 @@ def application(host: "Host") -> Starlette:
     async def status(request: Request) -> Response:
         return api.as_json({**host.status(), "client": request.client})
 
+    async def nowhere(_: Request) -> Response:
+        raise HTTPException(404)
+
     async def scrape(_: Request) -> Response:
         # One at a time, and all that have waited get the next one: a flood of scrapes costs as much as two.
         nonlocal scrapes, scraped
@@ -246,8 +249,9 @@ def application(host: "Host") -> Starlette:
             Route("/verbs", verbs),
             *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
             *api.routes(host.objects, host.overview, operations),
-            *views.routes(host.objects, host.overview),
+            *views.routes(host.objects, host.overview, host.status),
             Route("/{protocol}/{verb}", call, methods=["POST"]),
+            Route("/{path:path}", nowhere, methods=["GET"]),  # else one of two parts is POST's alone: 405
         ],
         exception_handlers=dict.fromkeys(
             (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
@@ -374,6 +378,8 @@ async def _failed(request: Request, error: Exception) -> Response:
             return problem(400, "the body did not come whole, or not in time")
         case HTTPException():
             status, text = error.status_code, error.detail
+            if status == 400:
+                more = {"exit_code": int(ExitCode.USAGE)}
         case ObjectMissing():
             status, text = 404, str(error)
         case BadArgument():

@@ -368,9 +368,9 @@ class Gate:
             return user
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
             return user
-        return self._unknown(
-            "log in: as a user with an admin rule, or with the token in the data folder", headers
-        )
+        how = "log in: as a user with an admin rule, or with the token in the data folder"
+        ended = "your session has ended: 12 hours passed without a request, or the server was restarted; "
+        return self._unknown((ended if self._key(headers) else "") + how, headers)
 
     async def _by_header(self, said: str, headers: Headers, caller: Caller) -> str | Response:
         kind, _, value = said.partition(" ")

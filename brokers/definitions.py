@@ -93,6 +93,10 @@ def _value(text: str, at: int) -> tuple[Any, int]:
     return value, _behind_space(text, at)
 
 
+EXPORTED = tuple(section for section in SECTIONS if section != "bridges")
+"""Bridges stand in the settings. An empty list of them would say that there are none."""
+
+
 @attrs.frozen
 class Taken:
     """The result of an import: the numbers of rows created, already there, and left out, with reasons."""
@@ -116,7 +120,7 @@ class Document:
         """Yield the document in pieces, a row a line."""
         names: set[tuple[str, str, str]] = set()
         yield b"{"
-        for number, section in enumerate(SECTIONS):
+        for number, section in enumerate(EXPORTED):
             yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
             first = True
             for protocol, each in self._services:

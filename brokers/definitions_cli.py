@@ -27,7 +27,12 @@ PATH = f"{ROOT}/definitions"
 @command("export definitions.json", "export --context prod | jq .queues")
 def export(
     file: Annotated[
-        Path | None, Parameter(help="The file to write; else standard output.", converter=a_path)
+        Path | None,
+        Parameter(
+            help="The file to write; - or none is standard output.",
+            converter=a_path,
+            allow_leading_hyphen=True,
+        ),
     ] = None,
     *,
     at: ServerAddress,
@@ -36,7 +41,7 @@ def export(
     client = at.client()
     with waiting("asking"):
         document = client.read(PATH)
-    if file is None:
+    if file is None or str(file) == "-":
         return document
     try:
         replace_file(file, document)

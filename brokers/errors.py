@@ -78,8 +78,12 @@ def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
         # The error names a file relative to the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
         why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
-        advice = f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
-        raise Failure(f"{what} {where}: {why}{advice}", ExitCode.DATA_FOLDER) from error
+        raise Failure(f"{what} {where}: {why}{advice_of(error)}", ExitCode.DATA_FOLDER) from error
+
+
+def advice_of(error: OSError) -> str:
+    """What to do about an error of the system in a data folder, as the end of a line."""
+    return f": {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
 
 
 SPACE_ADVICE = "free some there and try again; nothing that was acknowledged is lost"
@@ -130,7 +134,8 @@ class InvalidSettings(BrokerError):
 def exit_code(error: BaseException) -> int:
     """Return the exit code for an error that ended a command.
 
-    A refused connection means that the server is not running which a command needs.
+    A refused connection means that the server is not running which a command needs, and so does one without
+    a common TLS.
     """
     if isinstance(error, Failure | InvalidSettings):
         return error.code
@@ -138,7 +143,8 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, ConfigError):
         return ExitCode.CONFIGURATION
-    return ExitCode.UNAVAILABLE if _is_refused(error) else ExitCode.FAILED
+    is_tls = isinstance(error, OSError) and type(error).__module__ == "ssl"  # which takes long to import
+    return ExitCode.UNAVAILABLE if is_tls or _is_refused(error) else ExitCode.FAILED
 
 
 def _is_refused(error: BaseException | None) -> bool:

@@ -20,6 +20,10 @@ _REPAIR = (
     "Put right what can be: rebuild lost indexes (marked unverified), move what no log owns aside. Damaged "
     "data is never deleted."
 )
+_NEXT = (
+    "these ranges are lost here and cannot be repaired: brokers restore brings them from a backup. A server "
+    "can run on the folder: what is damaged costs its own range, and all else is served"
+)
 Name = Annotated[str, Parameter(help="The log's name, as a LogMQ topic's.")]
 
 
@@ -55,6 +59,8 @@ def fsck(
         "bytes_read": report.bytes_read,
         "result": "in order" if report.ok else "damaged",
     }
+    if not report.ok:
+        sums["next"] = _NEXT if repair else "brokers fsck --repair puts right what can be"
     repairs = [{"repair": text} for text in report.repairs]
     return CommandResult(Several((*filter(None, (report.findings, repairs)), sums)), code)
 

@@ -48,7 +48,7 @@ from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects, ObjectsByProtocol
 from shared.plugin import Context, Plugin, Service, Verb
-from shared.process_limits import memory_limit_bytes
+from shared.process_limits import memory_limit_bytes, resident_bytes
 from shared.recording.recorder import Recording
 from shared.storage.rebuild import BACKUPS
 from shared.storage.settings import StorageSettings
@@ -495,6 +495,7 @@ class Host:
                 }
                 for account in self._budget.all()
             ],
+            "resident_bytes": resident_bytes(),
             "loop": {
                 name: getattr(self._watch, name, None)
                 for name in ("longest_seconds", "longest_at", "long_count")

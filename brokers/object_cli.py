@@ -11,6 +11,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.flags import host_command
 from brokers.render import CommandResult, Listing, Watched
 from brokers.server_address import ServerAddress
+from shared.cli.commands import warn
 from shared.cli.options import Json, at_least_one, flag
 from shared.errors import UsageError
 from shared.objects import KINDS, UNSORTED, ObjectKind
@@ -34,7 +35,7 @@ def list_app(kind: ObjectKind) -> App:
         )
         for column in kind.columns
     )
-    own = (f"{kind.name} protocol=NAME",) if "protocol" in kind.filters else ()
+    own = (f"{kind.name} protocol=dmp",) if "protocol" in kind.filters else ()
     before = f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
     command = host_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
     return command(_list_verb(kind))
@@ -61,7 +62,8 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing | Watched]:
 
         return Watched(look) if watch else look()
 
-    list_objects.__doc__ = f"List the {kind.name}.\n\n{kind.help}"
+    more = "" if kind.help.startswith("Every ") else f"\n\n{kind.help}"  # else it says the same again
+    list_objects.__doc__ = f"List the {kind.name}.{more}"
     return list_objects
 
 
@@ -111,7 +113,7 @@ def _query(wanted: Sequence[str]) -> dict[str, str]:
     return query
 
 
-@host_command("kick", "kick dms-12")
+@host_command("kick", "kick dms-12", "kick dms-12 logmq-3")
 def kick(
     connection: Annotated[
         tuple[str, ...],
@@ -134,6 +136,7 @@ def kick(
         except Failure as error:
             if error.code != ExitCode.MISSING:
                 raise
+            warn(str(error))
             rows.append({"connection": each, "closed": 0})
             code = ExitCode.MISSING
     return CommandResult(rows, code)

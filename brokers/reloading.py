@@ -141,6 +141,11 @@ class Reloader:
             )
             for name, settings in new.protocols.items()
         }
+        bridges = ({bridge.name: bridge for bridge in config.bridges} for config in (old, new))
+        before, after = bridges
+        changed += [
+            f"bridge.{name}" for name in sorted({*before, *after}) if before.get(name) != after.get(name)
+        ]
         config = attrs.evolve(new, **own, protocols=protocols)
         # What is asked for has to start one day, and what comes out of it is served now.
         for each in (new, config):

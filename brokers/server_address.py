@@ -347,6 +347,9 @@ def _of_url(plugin: "Plugin", host: str, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(where, str(error)) from None
     if url is None:
+        name, colon, port = host.partition(":")
+        if colon and port.isdecimal():  # an IPv6 address has more colons
+            raise UsageError(where, f"a host has no port in it: --host {name} --port {port}")
         return {"host": host}
     files = {name: Path(value) for name, value in url.files.items()}
     said = {"host": url.host, "port": url.port, "tls": url.tls, "user": url.user, **files}

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from shared.plugin import ApiRequest, VerbRequest
 
 
+STORE_SHOWN = (
+    *("full", "read_only", "damaged_ranges", "free_bytes", "journal_bytes", "logs"),
+    *("sync_seconds_median", "sync_seconds_p99", "retention_paused"),
+)
+"""Of the store's statistics those that an operator acts on: with the others the state scrolls away."""
+
+
 @host_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
 def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     """Show what runs on a data folder, or behind a URL.
@@ -26,7 +33,7 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     State, addresses, connections, and how the store is. The exit code is 0
     where it is ready, and 69 where no server runs. It is 1 where it is not
     ready: starting, draining, read-only, a protocol down, or no answer in 30
-    s.
+    s. --json has all numbers of the store.
     """
     found = at.client().request("GET", "/status")
     found.pop("client", None)
@@ -35,7 +42,7 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
         return CommandResult(found, code)
     found = dict(found)
     protocols = found.pop("protocols")
-    store = found.pop("store")
+    store = {name: value for name, value in found.pop("store").items() if name in STORE_SHOWN}
     return CommandResult(Several((found, protocols, store)), code)
 
 
@@ -54,9 +61,8 @@ def reload(*, at: ServerAddress) -> str:
     up.
     """
     found = at.client().request("POST", "/reload", {})
-    lines = [f"reloaded: {found['users']} users"]
-    for text, keys in (("changed", found["changed"]), ("these take a restart", found["restart"])):
-        lines += [f"{text}: {', '.join(keys)}"] if keys else []
+    lines = [f"reloaded: {found['users']} users", f"changed: {', '.join(found['changed']) or 'no setting'}"]
+    lines += [f"these take a restart: {', '.join(found['restart'])}"] if found["restart"] else []
     return "\n".join(lines)
 
 

@@ -13,6 +13,7 @@ import structlog
 import trio
 
 from brokers.config import Config
+from brokers.errors import advice_of
 from brokers.plugins import check_rule
 from shared.access import Access, User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
@@ -56,7 +57,9 @@ def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:
     except (FileNotFoundError, NotADirectoryError):  # whoever opens a data folder that is none says so
         return None
     except OSError as error:
-        raise ConfigError("access.users_file", f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(
+            "access.users_file", f"cannot read {path}: {error.strerror}{advice_of(error)}"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError("access.users_file", f"{path} is not UTF-8 at byte {error.start}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -304,7 +304,7 @@ class Admin:
         takes={
             "name": "up to 255 bytes",
             "type": "direct, fanout, topic or headers",
-            "durable": "true or false",
+            "durable": "true or false, usually true",
             "auto_delete": "true or false",
             "internal": "true or false",
             "alternate": "the exchange that gets what it cannot route",

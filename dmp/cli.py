@@ -12,7 +12,7 @@ from dmp.amqp_client import Client, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
-from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given
+from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.errors import NotThere, UsageError
@@ -126,9 +126,13 @@ async def get(
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)
         with lost_is_refused():
-            async with open_feed(bindings, queue=feed, **_given(server)) as opened:
+            async with (
+                open_feed(bindings, queue=feed, **_given(server)) as opened,
+                waiting_is_told(feed) as came,
+            ):
                 while left:
                     messages = left.of(await opened.batch())
+                    came()
                     for item in _shown(messages, json=json, raw=raw):
                         yield item
 

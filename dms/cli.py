@@ -3,13 +3,11 @@
 Flags and defaults are those of the specification's own server and client, and some are added.
 """
 
-import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import trio
 from cyclopts import Parameter
 
 from dms.client import (
@@ -27,18 +25,15 @@ from dms.feeder import Feeder
 from dms.plugin import OWN_FOLDER
 from dms.stress import stress as run_stress
 from shared.cli.app import protocol_app
-from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, warn
+from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told, warn
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
-from shared.client.nursery import open_nursery
 from shared.errors import NotThere, UsageError
 from shared.plugin import ApiRequest, ServeRequest, VerbRequest
 
 PREFETCH = 64
-TOLD_SECONDS = 1.0
-"""After so long without a message `consume` says on a terminal that it waits."""
 LEVELS = ("debug", "info", "warning", "error")
 
 app, command = protocol_app(
@@ -192,7 +187,7 @@ async def consume(
             _connected(server) as client,
             client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left.count) as consumer,
             _nacked(consumer) as refused,
-            _waiting_is_told(queue) as found,
+            waiting_is_told(queue) as found,
         ):
             while left:  # it takes no more than that: `at_most`
                 some = left.of(await consumer.several() if continuous else [await consumer.receive()])
@@ -220,23 +215,6 @@ async def _ack(consumer: Consumer, messages: Sequence[Message], *, go_on: bool) 
         if not go_on:
             raise Disconnected(text)
         warn(text)
-
-
-@asynccontextmanager
-async def _waiting_is_told(queue: str) -> AsyncIterator[Callable[[], None]]:
-    """Tell on a terminal that messages are waited for, unless what is yielded is called within a second."""
-
-    waiting = trio.CancelScope()
-
-    async def tell() -> None:
-        with waiting:
-            await trio.sleep(TOLD_SECONDS)
-            warn(f"{queue} has no message to give; waiting for one (Ctrl-C ends this)")
-
-    async with open_nursery() as nursery:
-        if sys.stderr.isatty():
-            nursery.start_soon(tell)
-        yield waiting.cancel
 
 
 @asynccontextmanager

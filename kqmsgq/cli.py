@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from kqmsgq.client import Consumer, Message, open_consumer, open_producer
 from shared.cli.app import protocol_app
-from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given
+from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told
 from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
 from shared.client.dial import Address, Disconnected
 from shared.client.nursery import open_nursery
@@ -129,7 +129,8 @@ async def consume(
                     await consumer.subscribe_all()
                 if names:
                     await consumer.subscribe(*names)
-                messages = await _first_words(consumer, server)
+                async with waiting_is_told(", ".join(queue) or "any queue"):
+                    messages = await _first_words(consumer, server)
                 while True:
                     for item in _shown(left.of(messages), json=json, raw=raw):
                         yield item

@@ -14,11 +14,18 @@ from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import examples, protocol_app
-from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused, warn
+from shared.cli.commands import (
+    Remaining,
+    StandardInput,
+    bodies_shown,
+    counting_input,
+    line_runs,
+    lost_is_refused,
+    warn,
+)
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json, Max, Messages, Server, Words, flag
 from shared.cli.output_reader import OutputReader
-from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 from shared.units import moment_ms
@@ -106,7 +113,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     first: int | None = None
     last: int | None = None
     done = size = 0
-    with counting("messages") as update:
+    with counting_input() as update:
 
         def on_written(_: int, offsets: Sequence[int]) -> None:
             nonlocal first, last, done

@@ -31,7 +31,7 @@ class Admin:
                 lambda parts: sessions.clients.get(parts[0].encode()),
                 self.session,
                 (self._delete,),
-                begin="brokers pubsub subscriber A 127.0.0.1 7070",
+                begin="brokers pubsub subscriber A",
             ),
             Objects(
                 SUBSCRIPTIONS,

@@ -107,7 +107,8 @@ def _subscribed(
     except ssl.SSLError:
         raise
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have that name (`a..b`)
-        said = f"no pub/sub server answers ({error})"
+        why = (isinstance(error, OSError) and error.strerror) or error
+        said = f"no pub/sub server answers ({why})"
         raise ConnectionRefusedError(errno.ECONNREFUSED, said, where) from error
     with sock:
         sock.settimeout(None)

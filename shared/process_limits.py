@@ -80,12 +80,22 @@ def _address_limit() -> Iterator[int]:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return
+    mapped, resident = _mapped_and_resident()
+    yield max(soft - (mapped - resident) - _STACKS_BYTES, 0)
+
+
+def resident_bytes() -> int:
+    """The memory that this process takes now; 0 where the system does not tell."""
+    return _mapped_and_resident()[1]
+
+
+def _mapped_and_resident() -> tuple[int, int]:
+    page = os.sysconf("SC_PAGE_SIZE")
     try:
-        mapped, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
+        mapped, resident = Path("/proc/self/statm").read_text().split()[:2]
+        return int(mapped) * page, int(resident) * page
     except (OSError, ValueError):
-        mapped = resident = 0
-    unused = (mapped - resident) * os.sysconf("SC_PAGE_SIZE")
-    yield max(soft - unused - _STACKS_BYTES, 0)
+        return 0, 0
 
 
 def _cgroup_limits() -> Iterator[int]:

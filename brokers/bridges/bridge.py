@@ -286,6 +286,10 @@ class Bridge:
         return ends.lag_of(service, self._source_place, self._positions)
 
     @property
+    def lag_unit(self) -> str:
+        return "bytes" if self._end(self._source_protocol).keeps_position else "messages"
+
+    @property
     def paused(self) -> bool:
         return self._positions.paused
 

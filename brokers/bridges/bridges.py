@@ -340,17 +340,18 @@ def row(bridge: Bridge) -> dict[str, Any]:
     return {
         "name": bridge.name,
         "state": bridge.state,
+        "carried": counts.carried,
+        "lag": bridge.lag,
+        "lag_unit": bridge.lag_unit,
+        "last_error": bridge.last_error or None,
         "from": bridge.settings.source,
         "to": bridge.settings.target,
         "as": bridge.settings.form,
         "guarantee": bridge.guarantee or None,
-        "carried": counts.carried,
-        "lag": bridge.lag,
         "filtered": counts.filtered + counts.circled,
         "dead": counts.dead.total(),
         "dropped": counts.dropped.total() + counts.lost.total(),
         "bytes": bridge.inbox.bytes,
-        "last_error": bridge.last_error or None,
         "last_error_time": None if bridge.last_error_ms is None else time_text(bridge.last_error_ms),
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ NARROW = 24
 """A value of so many characters fits any cell."""
 SECONDS_MAX = 600
 """From here on an age is shown in minutes."""
+MS_MAX = 1e13
+"""From here on milliseconds are no duration, but a number that a publisher has chosen."""
 BODY_MAX = 4096
 """Characters of a message that a list shows."""
 NOTHING = Markup('<span class="nothing">&ndash;</span>')
@@ -113,6 +116,8 @@ def age(moment: str) -> str:
 
 def statistic(value: Any, name: str) -> str | Markup:
     """A figure whose name gives its unit."""
+    if _is_number(value) and name.endswith("_ms") and abs(value) < MS_MAX:
+        return cell(value / 1000, "seconds", name)
     if _is_number(value) and (unit := named_unit(name)) in ("bytes", "seconds"):
         return cell(value, unit, name)
     return cell(value, "", name)
@@ -132,6 +137,22 @@ def label(name: str) -> str:
     *first, last = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"] or [name]
     words = [*(word for word in first if word != "seconds"), _UNITS.get(last, last)]
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
+
+
+def here(commands: str, data_dir: str) -> str:
+    """Commands for the server's machine. They name its data folder, because other servers may run there."""
+    lines = commands.split("\n")
+    return "\n".join(
+        f"{line} -D {shlex.quote(data_dir)}" if line.startswith("brokers ") else line for line in lines
+    )
+
+
+def prose(words: str) -> Markup:
+    """A help text, whose code stands between backticks."""
+    parts = words.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts)
+    )
 
 
 _UNITS = {"bytes": "size", "seconds": "time"}
@@ -155,7 +176,22 @@ _templates.globals["file"] = files.url
 _templates.filters.update(
     {
         each.__name__: each
-        for each in (cell, whole, right, text, number, rate, size, duration, age, statistic, body, label)
+        for each in (
+            cell,
+            whole,
+            right,
+            text,
+            number,
+            rate,
+            size,
+            duration,
+            age,
+            statistic,
+            body,
+            label,
+            here,
+            prose,
+        )
     }
 )
 for _name in _templates.list_templates():  # compiled at import, so that no request waits for it

@@ -95,8 +95,10 @@ class Field:
 
     @classmethod
     def of(cls, name: str, help_text: str) -> "Field":
-        if help_text == "true or false":
+        if help_text.startswith("true or false"):
             return cls(name, help_text, "checkbox")
+        if name == "type":
+            return cls(name, help_text, "select")
         if name in ("limit", "offset", "from", "records_back"):
             return cls(name, help_text, "number")
         return cls(name, help_text, "textarea" if name == "text" else "text")
@@ -129,11 +131,15 @@ class ActionForm:
 
     @property
     def fields(self) -> list[Field]:
-        return [Field.of(*each) for each in self.action.takes.items()]
+        """Those that a person can fill in: a table that must be empty is none."""
+        takes = self.action.takes.items()
+        return [Field.of(*each) for each in takes if not each[1].startswith("an empty table")]
 
 
 def routes(
-    everything: Callable[[], ObjectsByProtocol], overview: Callable[[], Mapping[str, Any]]
+    everything: Callable[[], ObjectsByProtocol],
+    overview: Callable[[], Mapping[str, Any]],
+    status: Callable[[], Mapping[str, Any]],
 ) -> list[Route]:
     """The routes of the page. `everything` returns (protocol, its objects of one kind) pairs."""
 
@@ -142,6 +148,9 @@ def routes(
 
     def page(make: Callable[..., Awaitable[Mapping[str, Any]]], kind: ObjectKind) -> Endpoint:
         return _as_page(partial(make, kind, of))
+
+    def data_dir() -> str:
+        return str(status()["data_dir"])
 
     @_as_page
     async def front(_: Request) -> Mapping[str, Any]:
@@ -165,7 +174,7 @@ def routes(
         Route("/store", store),
         Route("/logs", logs),
         Route("/trace", trace),
-        *(Route(f"/{kind.name}", page(_list, kind)) for kind in KINDS.values()),
+        *(Route(f"/{kind.name}", page(partial(_list, data_dir), kind)) for kind in KINDS.values()),
         *(Route(f"/{kind.name}/{{rest:names}}", page(_one, kind)) for kind in KINDS.values()),
         *files.routes(),
     ]
@@ -270,7 +279,10 @@ def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 async def _list(
-    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], request: Request
+    data_dir: Callable[[], str],
+    kind: ObjectKind,
+    of: Callable[[ObjectKind], ObjectsByProtocol],
+    request: Request,
 ) -> Mapping[str, Any]:
     those = of(kind)
     query = {name: value for name, value in request.query_params.items() if value}
@@ -302,6 +314,7 @@ async def _list(
             for _, each in those
             if each.make is not None
         ],
+        "data_dir": data_dir(),
         "begins": [each.begin for _, each in those if each.begin],
     }
 
@@ -389,7 +402,10 @@ async def _one(
             for each in _row(kind, row, kind.columns)
             if each[0].name not in kind.parts or (kind.name, each[0].name) in LINKS
         ],
-        "actions": [_action_form(action, path, row, kind) for action in objects.actions if not action.looks],
+        "actions": sorted(
+            (_action_form(action, path, row, kind) for action in objects.actions if not action.looks),
+            key=lambda form: form.dangerous,  # the same order for all protocols' queues
+        ),
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, found, request),
         "related": [

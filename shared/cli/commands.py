@@ -4,18 +4,21 @@ import errno
 import os
 import select
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
 
 import attrs
 import trio
 
-from shared.cli.progress import counting
+from shared.cli.progress import Update, counting
 from shared.client.dial import Disconnected
+from shared.client.nursery import open_nursery
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, UsageError
 
 READ_BYTES = 256 * 1024
+TOLD_SECONDS = 1.0
+"""After so long without a message a command that waits says so on a terminal."""
 LOOK_SECONDS = 0.05
 """How often standard input is looked at while nothing is there."""
 T = TypeVar("T")
@@ -99,6 +102,34 @@ def warn(text: str) -> None:
         print(f"brokers: {text}", file=sys.stderr, flush=True)
 
 
+@asynccontextmanager
+async def waiting_is_told(queue: str) -> AsyncIterator[Callable[[], None]]:
+    """Tell on a terminal that messages are waited for, unless what is yielded is called within a second."""
+    waiting = trio.CancelScope()
+
+    async def tell() -> None:
+        with waiting:
+            await trio.sleep(TOLD_SECONDS)
+            warn(f"{queue} has no message to give; waiting for one (Ctrl-C ends this)")
+
+    async with open_nursery() as nursery:
+        if sys.stderr.isatty():
+            nursery.start_soon(tell)
+        yield waiting.cancel
+
+
+@contextmanager
+def counting_input() -> Iterator[Update]:
+    """Count what is sent of standard input. Somebody who types it is told how to end it, and sees no counter
+    over what he types."""
+    if sys.stdin.isatty():
+        warn("each line that you type is a message; Ctrl-D ends this")
+        yield lambda done, size: None
+        return
+    with counting("messages") as update:
+        yield update
+
+
 @contextmanager
 def lost_is_refused(lost: type[Disconnected] = Disconnected) -> Iterator[None]:
     """Turn a lost connection (the exception class `lost`) into the error of a refused command."""
@@ -126,7 +157,7 @@ async def send_given(
         if whole:
             await send([await stdin.read()])
             return 1
-        with counting("messages") as update:
+        with counting_input() as update:
             async with aclosing(line_runs(stdin)) as runs:
                 async for lines in runs:
                     await send(lines)

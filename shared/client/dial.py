@@ -1,6 +1,7 @@
 """How every client reaches its server: address, TCP or TLS, new attempts after growing pauses."""
 
 import errno
+import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable
@@ -165,9 +166,17 @@ def _why(error: Exception) -> str:
     if isinstance(error, trio.TooSlowError):
         return f"nothing in {CONNECT_SECONDS:g} s"
     tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
-    return ", ".join(
-        dict.fromkeys(str((isinstance(each, OSError) and each.strerror) or each or "reset") for each in tried)
-    )
+    return ", ".join(dict.fromkeys(map(_in_words, tried)))
+
+
+def _in_words(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error) or "reset"
+    if (
+        error.errno is not None and error.errno in errno.errorcode
+    ):  # trio's own text has the address as a Python tuple in it
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or "reset"
 
 
 def _probe(sock: trio.socket.SocketType) -> None:

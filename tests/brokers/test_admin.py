@@ -222,7 +222,7 @@ async def test_every_error_of_the_control_socket_is_a_problem_document(
     assert (code, kind, found["status"]) == (status, "application/problem+json", status)
     assert found["title"]
     assert isinstance(found["detail"], str)
-    assert found.get("exit_code") == (66 if path == "/a/miss" else None)
+    assert found.get("exit_code") == (66 if path == "/a/miss" else 2 if status == 400 else None)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])

@@ -78,7 +78,7 @@ def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[st
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["topics", "colour=red"], ExitCode.FAILED, "colour: no parameter of this list"),
+        (["topics", "colour=red"], ExitCode.USAGE, "colour: no parameter of this list"),
         (["topics", "--sort", "colour"], ExitCode.USAGE, "not sorted by colour; but by name, "),
         (["queues", "--sort", "settings"], ExitCode.USAGE, "not sorted by settings; but by protocol, "),
         (["queues", "nix", "--columns", "nmae"], ExitCode.USAGE, "no column nmae; did you mean name?"),

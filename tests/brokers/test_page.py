@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import pytest
@@ -23,7 +26,7 @@ from shared.access import Rule, Secret, User
 from shared.objects import KINDS
 from tests.brokers.asking import Api
 from tests.e2e.users import write_users
-from tests.support.server import Server, speak, until
+from tests.support.server import Server, run_here, speak, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SEEN_BY_NAME = ("queues", "topics", "groups", "exchanges")
@@ -220,6 +223,91 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
     visit.page.clock.fast_forward(6000)
     expect(visit.page.locator(".messages pre")).to_have_count(4)
     assert visit.page.evaluate("document.body.dataset.mark") == "the same document"
+
+
+@needs_browser
+def test_a_server_that_is_gone_is_not_called_ready(browser: Browser, tmp_path: Path) -> None:
+    with Server(tmp_path) as server, closing(browser.new_context()) as context:
+        page = logged_in(server, context)
+        state = page.locator("[data-state]")
+        expect(state).to_have_text("Ready")
+        server.kill()
+        expect(state).to_have_text("No answer", timeout=30_000)
+        expect(state).to_have_class("bad")
+
+
+def logged_in(server: Server, context: BrowserContext) -> Page:
+    page = context.new_page()
+    page.goto(f"{server.ready['page']}?token={(server.data / 'admin.token').read_text().strip()}")
+    return page
+
+
+@needs_browser
+def test_commands_that_the_page_shows_reach_this_server_and_no_other(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They went to the usual ports, where another server may listen."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
+    with (
+        Server(tmp_path, data=tmp_path / "own") as server,
+        closing(browser.new_context()) as context,
+    ):
+        page = logged_in(server, context)
+        shown = page.locator("main pre code").all_inner_texts()
+        commands = [line for text in shown for line in text.splitlines()]
+        assert len(commands) == 3
+        for command in commands:
+            assert run_here(*shlex.split(command)[1:]).returncode == 0, command
+        page.goto(f"{server.ready['page']}topics")
+        expect(page.locator("tbody")).to_contain_text("orders")
+
+
+@needs_browser
+def test_who_was_logged_out_by_a_restart_is_told_why_and_a_failed_login_stands_above_the_forms(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with Server(tmp_path) as server, closing(browser.new_context()) as context:
+        page = logged_in(server, context)
+        port = urlsplit(server.ready["page"]).port
+        server.kill()
+        server.start("--admin-port", str(port))
+        page.goto(server.ready["page"])
+        expect(page.locator(".why")).to_contain_text("the server was restarted")
+        page.get_by_label("Token").fill("wrong")
+        page.get_by_role("button", name="Log in with the token").click()
+        told = page.locator("#told")
+        expect(told).not_to_be_empty()
+        above, form = told.bounding_box(), page.locator("form").first.bounding_box()
+        assert above is not None
+        assert form is not None
+        assert above["y"] < form["y"]
+
+
+@needs_browser
+def test_memory_is_that_of_the_process(served: Api, visits: Callable[..., Visit]) -> None:
+    tiles = visits().page.locator(".tiles div").all_inner_texts()
+    (memory,) = [tile for tile in tiles if tile.startswith("Memory")]
+    assert "MiB" in memory
+    assert served.get("overview")["resident_bytes"] > 10 << 20
+    assert any(tile.startswith("Held for clients") for tile in tiles)
+
+
+@needs_browser
+def test_a_form_asks_what_a_person_can_answer(visits: Callable[..., Visit]) -> None:
+    visit = visits()
+    visit.go("/exchanges")
+    visit.page.get_by_role("button", name="Declare").click()
+    dialog = visit.page.locator("dialog[open]")
+    types = dialog.get_by_label("Type").locator("option").all_inner_texts()
+    assert types == ["direct", "fanout", "topic", "headers"]
+    expect(dialog.get_by_label("Durable")).to_be_checked()
+    visit.go("/queues/dms/jobs")
+    visit.page.get_by_role("button", name="Publish").click()
+    expect(visit.page.locator("dialog[open]").get_by_label("Properties")).to_have_count(0)
+    buttons = visit.page.locator(".actions button").all()
+    classes = [each.get_attribute("class") or "" for each in buttons]
+    assert classes == sorted(classes), "what destroys stands last"
 
 
 @needs_browser

@@ -359,7 +359,7 @@ def test_on_a_terminal_a_consumer_of_an_empty_queue_says_that_it_waits(
     dms: Command, monkeypatch: pytest.MonkeyPatch, on_terminal: bool
 ) -> None:
     dms("create", "-q", "silent", "--exist-ok")
-    monkeypatch.setattr("dms.cli.TOLD_SECONDS", 0.0)
+    monkeypatch.setattr("shared.cli.commands.TOLD_SECONDS", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
     code, _, said = dms("consume", "-q", "silent")
     assert code == ExitCode.TEMPORARY

@@ -129,6 +129,11 @@ async function refresh() {
   } catch {
     failures += 1;
   }
+  const state = $("[data-state]");
+  if (state && failures) {
+    state.textContent = "No answer";
+    state.className = "bad";
+  }
   const sign = $("#fresh");
   if (sign) {
     sign.hidden = false;
