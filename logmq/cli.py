@@ -16,7 +16,7 @@ from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.cli.app import examples, protocol_app
 from shared.cli.commands import Remaining, StandardInput, bodies_shown, line_runs, lost_is_refused, warn
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Server, Words, flag
+from shared.cli.options import Json, Max, Messages, Server, Words, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import BrokerError, UsageError
@@ -73,9 +73,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
 
 @command("serve", "serve --port 0 --data-dir /var/lib/logmq")
 def serve(
-    port: Annotated[
-        int | None, Parameter(name=("--port", "-p"), help="Bind this port (8080 unless set); 0 picks one.")
-    ] = None,
+    port: Annotated[int | None, bound_port(8080)] = None,
 ) -> ServeRequest:
     """Serve LogMQ alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("logmq", {"logmq": {"port": port}})
