@@ -123,12 +123,9 @@ def _run(arguments: Sequence[str]) -> int:
         _complain(f"{' '.join(error.unused_tokens or ())}: nothing is expected there; --help says what is")
         return ExitCode.USAGE
     except MissingArgumentError as error:
-        name, chain = (
-            error.keyword or (error.argument.name if error.argument else ""),
-            error.command_chain or (),
-        )
+        name = error.keyword or (error.argument.name if error.argument else "")
         missing = "needs a value" if error.keyword else "is missing"
-        _complain(f"{' '.join(chain)}: {name} {missing}; --help says what is expected")
+        _complain(f"{' '.join(error.command_chain or ())}: {name} {missing}; --help says what is expected")
         return ExitCode.USAGE
     except CycloptsError as error:
         _complain(" ".join(str(error).split()))

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from brokers import plugins
 from brokers.errors import Failure
 from brokers.flags import server_flags, with_flags, with_host_flags, with_table_flags
-from brokers.server_address import ServerAddress, folder_of
+from brokers.server_address import ServerAddress, folder_of, with_server
 from shared.cli.confirm import Yes, confirm
 from shared.cli.options import Place, Port
 from shared.plugin import ApiRequest, Plugin, VerbRequest
@@ -119,7 +119,7 @@ def _for_server(result: Any, server: ServerAddress, name: str | None) -> Any:
         return _awaited(result, server, name)
     if isinstance(result, ApiRequest | VerbRequest):
         return attrs.evolve(result, server=server, name=name)
-    return result if name is None else {**result, "server": name}
+    return with_server(result, name)
 
 
 async def _awaited(result: Any, server: ServerAddress, name: str | None) -> Any:

@@ -333,6 +333,12 @@ def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> s
     return host if is_same else bound
 
 
+def with_server(answer: Any, name: str | None) -> Any:
+    """A command's answer, with the server's name where the command destroys something (else `name` is
+    None)."""
+    return answer if name is None else {**answer, "server": name}
+
+
 def folder_of(plugin: "Plugin") -> Path:
     """The data folder of a protocol's commands if nothing names another."""
     own = Path(plugin.own_folder)

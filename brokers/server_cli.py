@@ -11,7 +11,7 @@ from brokers import plugins
 from brokers.errors import ExitCode, Failure, copy_errors
 from brokers.flags import host_command
 from brokers.render import CommandResult, Several, json_value
-from brokers.server_address import ServerAddress, folder_of, require_folder
+from brokers.server_address import ServerAddress, folder_of, require_folder, with_server
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
 
@@ -95,7 +95,7 @@ def ask_api(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
     client = request.server.client()
     with waiting("asking"):
-        return _named(request.ask(client), request.name)
+        return with_server(request.ask(client), request.name)
 
 
 def ask(request: "VerbRequest") -> Any:
@@ -111,7 +111,7 @@ def ask(request: "VerbRequest") -> Any:
     with waiting(request.verb):
         try:
             answer = client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
-            return _named(answer, request.name)
+            return with_server(answer, request.name)
         except Failure as error:
             if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
@@ -120,12 +120,7 @@ def ask(request: "VerbRequest") -> Any:
         from brokers import offline
 
         answer = offline.call(folder, request.protocol, request.verb, arguments, server.config)
-        return _named(answer, request.name)
-
-
-def _named(answer: Any, name: str | None) -> Any:
-    """An answer with the server that gave it, where a command destroys something."""
-    return answer if name is None else {**answer, "server": name}
+        return with_server(answer, request.name)
 
 
 @host_command(

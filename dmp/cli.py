@@ -14,7 +14,7 @@ from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag
 from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 
@@ -49,9 +49,7 @@ def _given(server: Server) -> dict[str, Any]:
 
 @command("serve", "serve 5672 --host 0.0.0.0 --insecure")
 def serve(
-    port: Annotated[
-        int | None, Parameter(name=("--port", "-p"), help="Bind this port (5672 unless set); 0 picks one.")
-    ] = None,
+    port: Annotated[int | None, bound_port(5672)] = None,
 ) -> ServeRequest:
     """Serve AMQP 0-9-1 and DMP alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("dmp", {"dmp": {"port": port}})

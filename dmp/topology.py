@@ -248,9 +248,7 @@ class Topology:
             log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
             queue.keep_in(QueueLog(log))
         broker.queues[name] = queue
-        self._charge_queue(queue)
-        self._of_users["queues_max"].take(queue, user)
-        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
+        self._count_queue(queue, user)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues[queue] = None
@@ -281,10 +279,14 @@ class Topology:
         check(self._memory.queues, _queue_bytes(name, kind), user=user)
         queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
+        self._count_queue(queue, user)
+        return queue
+
+    def _count_queue(self, queue: Queue, user: str) -> None:
+        """Charge for a queue that a user has made."""
         self._charge_queue(queue)
         self._of_users["queues_max"].take(queue, user)
         self._memory.queues.shares.take(queue, user, queue.memory_bytes)
-        return queue
 
     def _charge_queue(self, queue: Queue) -> None:
         """Charge for a queue that is new or has changed."""
@@ -642,7 +644,7 @@ class Topology:
         gone: list[Binding] = []
         # Versions before kept the fields of a table as they came.
         in_order = {binding: _in_order(binding) for binding in saved.bindings}
-        older = [binding for binding, sorted_ in in_order.items() if binding != sorted_]
+        older = [binding for binding, sorted_ in in_order.items() if binding is not sorted_]
         if older and broker.store.read_only is None:
             for binding in older:
                 broker.topology_table.put_binding(in_order[binding])
@@ -705,7 +707,8 @@ def _binding(source: bytes, destination: Destination, key: bytes, table: bytes) 
 
 
 def _in_order(binding: Binding) -> Binding:
-    return attrs.evolve(binding, arguments=sorted_table(binding.arguments))
+    table = sorted_table(binding.arguments)
+    return binding if table == binding.arguments else attrs.evolve(binding, arguments=table)
 
 
 def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:

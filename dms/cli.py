@@ -27,7 +27,7 @@ from dms.stress import stress as run_stress
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told, warn
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Server, Words, a_path, flag
+from shared.cli.options import Json, Max, Messages, Server, Words, a_path, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import NotThere, UsageError
@@ -65,9 +65,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
 
 @command("serve", "serve -p 9191 -d 5000 -P -D /var/lib/dms", "serve -l 0")
 def serve(
-    port: Annotated[
-        int | None, Parameter(name=("--port", "-p"), help="Bind this port (9090 unless set); 0 picks one.")
-    ] = None,
+    port: Annotated[int | None, bound_port(9090)] = None,
     *,
     depth: Annotated[
         int | None, Parameter(name=("--depth", "-d"), help="Messages in a queue at most (10000 unless set).")

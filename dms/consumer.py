@@ -1,7 +1,7 @@
 """A client's consumer: it asks ahead for messages of one queue, and acknowledges them."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Self
 
 import attrs
@@ -126,20 +126,12 @@ class Consumer:
         for link in links:
             ids = [message.id for message in messages if message._link is link]
             answer = Answer(type_, ids)
-            try:
-                await link.ask(b"".join(wire.pack(type_, each) for each in ids), answer)
+            if await _reaches(link.ask(b"".join(wire.pack(type_, each) for each in ids), answer)):
                 answers.append(answer)
-            except Unreachable:
-                raise
-            except Disconnected:
+            else:
                 settled = False
         for answer in answers:
-            try:
-                await answer.wait()
-            except Unreachable:
-                raise
-            except Disconnected:
-                settled = False
+            settled &= await _reaches(answer.wait())
         return settled
 
     # What the link calls (`link.DeliveryTaker`).
@@ -183,3 +175,14 @@ class Consumer:
     async def leave(self) -> None:
         """Say DISCONNECT and close. Messages that are not acknowledged go back to the queue."""
         await leave(self._reconnecting)
+
+
+async def _reaches(work: Awaitable[None]) -> bool:
+    """Whether the link holds until this is done. Raises Unreachable where the client is closed."""
+    try:
+        await work
+    except Unreachable:
+        raise
+    except Disconnected:
+        return False
+    return True

@@ -79,9 +79,8 @@ class Link(PipelinedConnection[Answer]):
     def __init__(self, stream: trio.abc.Stream, taker: DeliveryTaker | None, rest: bytes) -> None:
         super().__init__(stream, rest)
         self._taker = taker
-        self._scope.shield = (
-            True  # it is left by DISCONNECT, also where the program is cancelled: see `leave`
-        )
+        # It is left by DISCONNECT, also where the program is cancelled: see `leave`.
+        self._scope.shield = True
         self._consuming: deque[int] = deque()
         self._next_id = 2  # 1 was the handshake
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from kqmsgq.client import Consumer, Message, open_consumer, open_producer
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told
-from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, flag
+from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag
 from shared.client.dial import Address, Disconnected
 from shared.client.nursery import open_nursery
 from shared.errors import RemoteProtocolError, UsageError
@@ -37,9 +37,7 @@ LOOK_SECONDS = 0.01
 
 @command("serve 8000", "serve --host 0.0.0.0 --insecure")
 def serve(
-    port: Annotated[
-        int | None, Parameter(name=("--port", "-p"), help="Bind this port (8000 unless set); 0 picks one.")
-    ] = None,
+    port: Annotated[int | None, bound_port(8000)] = None,
 ) -> ServeRequest:
     """Serve KqueueMsgQ alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("kqmsgq", {"kqmsgq": {"port": port}})

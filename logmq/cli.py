@@ -24,7 +24,7 @@ from shared.cli.commands import (
     warn,
 )
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Server, Words, flag
+from shared.cli.options import Json, Max, Messages, Server, Words, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.errors import BrokerError, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
@@ -80,9 +80,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
 
 @command("serve", "serve --port 0 --data-dir /var/lib/logmq")
 def serve(
-    port: Annotated[
-        int | None, Parameter(name=("--port", "-p"), help="Bind this port (8080 unless set); 0 picks one.")
-    ] = None,
+    port: Annotated[int | None, bound_port(8080)] = None,
 ) -> ServeRequest:
     """Serve LogMQ alone, until SIGTERM, SIGINT or the line "exit"."""
     return ServeRequest("logmq", {"logmq": {"port": port}})

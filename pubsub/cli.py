@@ -19,7 +19,7 @@ from pubsub import wire
 from pubsub.wire import Kind
 from shared.cli.app import protocol_app
 from shared.cli.confirm import destroys
-from shared.cli.options import Json, Place, Port, Server, flag
+from shared.cli.options import Json, Place, Port, Server, bound_port, flag
 from shared.errors import NotThere, UsageError
 from shared.plugin import ServeRequest, VerbRequest
 
@@ -43,10 +43,7 @@ app, command = protocol_app(
     brokers pubsub serve 7070 --host 0.0.0.0 --insecure"""
 )
 def serve(
-    port: Annotated[
-        int | None,
-        Parameter(name=("--port", "-p"), help="Bind this port, TCP and UDP (7070 unless set); 0 picks one."),
-    ] = None,
+    port: Annotated[int | None, bound_port(7070, ", TCP and UDP")] = None,
 ) -> ServeRequest:
     """Serve pub/sub alone, until SIGTERM, SIGINT or the line "exit".
 

@@ -122,9 +122,14 @@ class Rule:
         if not self.covers(other.protocol, other.action):
             return False
         # Characters stand in place of the other's wildcards: one only `*` matches, one `?` does, too.
-        glob = self.pattern.replace("[", "[[]").replace("?", f"[!{_ANY}]")
+        glob = _sparing(self.pattern, _ANY)
         text = other.pattern.replace("*", _ANY).replace("?", _LEVEL)
         return expression(glob, sets=True).match(text) is not None
+
+
+def _sparing(pattern: str, symbols: str) -> str:
+    """A rule's pattern as a glob with sets, whose `?` matches none of these characters."""
+    return pattern.replace("[", "[[]").replace("?", f"[!{symbols}]")
 
 
 def text_of(name: str | bytes) -> str:
@@ -155,8 +160,7 @@ def covers_subscription(globs: Iterable[str]) -> Callable[[str], bool]:
     Levels of `pattern` are split at `/`; `*` matches zero or more levels, `+` exactly one. In place of each
     stands a character that only a glob's `*` matches.
     """
-    symbols = _ANY + _LEVEL + _REST
-    written = [glob.replace("[", "[[]").replace("?", f"[!{symbols}]") for glob in topic_globs(globs)]
+    written = [_sparing(glob, _ANY + _LEVEL + _REST) for glob in topic_globs(globs)]
     matches = matcher([*written, *(glob[:-2] + _REST for glob in written if glob.endswith("/*"))], sets=True)
 
     def covers(pattern: str) -> bool:

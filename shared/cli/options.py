@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from shared.client.dial import How
 
 
+def bound_port(usual: int, transport: str = "") -> Parameter:
+    """The port of a server that the command starts; the settings check it."""
+    help_ = f"Bind this port{transport} ({usual} unless set); 0 picks one."
+    return Parameter(name=("--port", "-p"), help=help_)
+
+
 def flag(help_: str, *names: str) -> Parameter:
     """A switch: given or not."""
     return Parameter(name=names or None, help=help_, negative="", show_default=False)
@@ -32,11 +38,6 @@ def _a_port(_: type, number: int | None) -> None:
         raise ValueError("a port is 1 to 65535")
 
 
-def _bindable(_: type, number: int) -> None:
-    if not 0 <= number <= 65535:
-        raise ValueError("a port is 1 to 65535; 0 picks one")
-
-
 def a_path(_: type, tokens: Sequence[Token]) -> Path:
     """A converter that refuses "" (`--data-dir "$UNSET"`), which pathlib would read as the current folder."""
     return local_path(tokens[0].value)
@@ -45,8 +46,6 @@ def a_path(_: type, tokens: Sequence[Token]) -> Path:
 Json = Annotated[bool, flag("JSON, one object a line, instead of text.")]
 Port = Annotated[int | None, Parameter(name=("--port", "-p"), help="Its port.", validator=_a_port)]
 """The port of a server to connect to."""
-BoundPort = Annotated[int, Parameter(help="Listen on this port; 0 picks one.", validator=_bindable)]
-"""The port of a server to start, for commands whose port is not checked by the settings."""
 Max = Annotated[
     int | None, Parameter(name=("--max", "-n"), help="Stop after so many messages.", validator=at_least_one)
 ]

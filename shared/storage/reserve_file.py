@@ -38,7 +38,7 @@ class ReserveFile:
         try:
             await self._in_thread(_make, self._disk, self.size)
             self.made, self._failing = True, False
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if not self._failing:
                 self._failing = True
                 logger.warning(
@@ -54,7 +54,7 @@ def _make(disk: Disk, size: int) -> None:
     try:
         with opened(disk, PATH, create=True) as fd:
             disk.allocate(fd, size)
-    except OSError:
+    except BaseException:
         give_up(disk)
         raise
 

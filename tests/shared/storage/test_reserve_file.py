@@ -75,3 +75,29 @@ async def test_without_the_file_a_start_on_a_full_volume_is_refused_and_takes_no
     store = await open_store(disk)
     assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == [b"one"]
     await store.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOSPC, "no space")])
+async def test_a_store_that_cannot_set_space_aside_goes_on_and_tries_again(error: Exception) -> None:
+    disk, store = await fresh_store()
+    tried = 0
+
+    def before(operation: Operation) -> None:
+        nonlocal tried
+        if operation.path == reserve_file.PATH and operation.kind == "allocate":
+            tried += 1
+            raise error
+
+    disk.before = before
+    log, _ = store.namespace("logmq", ALWAYS).create("orders")
+    async with running(store):
+        await append(store, log, b"one")
+        await wait_all_tasks_blocked()
+    assert tried
+    assert reserve_file.PATH not in disk.contents()
+    assert await read_all(log) == [b"one"]
+    disk.before = None
+    async with running(store):
+        await wait_all_tasks_blocked()
+    assert reserve_file.PATH in disk.contents()
+    await store.close()
