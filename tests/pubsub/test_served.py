@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pytest
 import trustme
 
-from brokers import control
+from brokers.commands import control
 from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
 from tests.support.server import Server, begun, run, run_here, until
