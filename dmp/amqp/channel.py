@@ -145,7 +145,7 @@ class Mux:
         """The client has logged in: its channels may come."""
         self.owner.user = user
         self.owner.account = self.session.user
-        self.dispatching = True
+        self.dispatching = not self.session.hung_up
 
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
