@@ -1,4 +1,4 @@
-"""Prose names things that exist: each name between backquotes of a docstring or comment is a word of the code."""
+"""Prose names what exists: each name between backquotes of a docstring or comment is in the code."""
 
 import ast
 import inspect
