@@ -7,7 +7,7 @@ comparison and one slice. What no template is known for is decoded frame by fram
 `remember` makes the next one like it fast.
 
 The fast path takes 0.4 us a message where the plain one takes 18. Measured with 200 publishes of 100 bytes a
-read, to a consumer without acknowledgements, without sockets. Both give the same: `test_amqp_session`, where
+read, to a consumer without acknowledgements, without sockets. Both give the same, as the tests show, where
 a dialog is cut anywhere.
 
 When memory is full, the connection is not read from its next publish on until there is room again. Its

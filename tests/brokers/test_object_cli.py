@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from brokers import control, object_cli, render
-from brokers.commands import OBJECT_KINDS
+from brokers.commands import control, objects, render
+from brokers.commands.catalog import OBJECT_KINDS
 from brokers.errors import ExitCode
 from shared.objects import KINDS
 from tests.brokers.conftest import Run
@@ -53,7 +53,7 @@ def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
     rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     monkeypatch.setattr(control, "PAGE", page)
-    monkeypatch.setattr(object_cli, "PAGE", page)
+    monkeypatch.setattr(objects, "PAGE", page)
 
     def names(*words: str) -> list[str]:
         return [row["name"] for row in rows("topics", "listed.*", *words)]
@@ -162,7 +162,7 @@ def test_a_watched_list_is_shown_anew_until_it_is_interrupted(
 
     monkeypatch.setattr(render, "sleep", rest)
     output = io.StringIO()
-    listing = object_cli.list_app(KINDS["topics"])
+    listing = objects.list_app(KINDS["topics"])
     watched = render.Watched(lambda: render.Listing([{"name": topics[0]}], {"name": ""}))
     with pytest.raises(KeyboardInterrupt):
         render.Output(output).show(watched)

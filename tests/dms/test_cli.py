@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli import run as run_here
+from brokers.commands.cli import run as run_here
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
 from tests.support.leaving import run_and_leave

@@ -13,10 +13,12 @@ from typing import Any, Self
 
 import trio
 
-from brokers import control, logs, plugins
-from brokers.collector import Collector
-from brokers.config import load
-from brokers.host import Host
+from brokers import plugins
+from brokers.commands import control
+from brokers.host import logs
+from brokers.host.collector import Collector
+from brokers.host.host import Host
+from brokers.settings.config import load
 from shared.process_limits import raise_file_limit
 
 PATIENCE_SECONDS = 120.0
