@@ -18,7 +18,7 @@ from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.pacing import Turn, Work
+from dmp.pacing import LongWork, Turn
 from dmp.queue_log import QueueLog
 from dmp.queue_records import QUEUES, put
 from dmp.queues import Application, Queue
@@ -131,7 +131,7 @@ class Broker:
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.work = Work(self.timers, self.report_crash)
+        self.work = LongWork(self.timers, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""

@@ -68,7 +68,7 @@ class Turn:
         return self._now() >= self._until
 
 
-class Work:
+class LongWork:
     """Long work, in turns: each iterator is taken further until the turn is over. `deadline` and `scheduled`
     are the timers'."""
 

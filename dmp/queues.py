@@ -30,7 +30,7 @@ from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.pacing import ITEMS_PER_LOOK, Turn, Work
+from dmp.pacing import ITEMS_PER_LOOK, LongWork, Turn
 from dmp.queue_log import Cold, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.settings import DmpSettings
@@ -56,7 +56,7 @@ class QueueContext(Protocol):
     settings: DmpSettings
     timers: Timers
     waits: Waits
-    work: Work
+    work: LongWork
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
