@@ -1,28 +1,24 @@
-"""How much of a connection's input is applied at a time, and why it is held back: AMQP's and sinks'."""
+"""Why the input of a connection is held back, beside the reasons of all protocols: AMQP's and sinks'."""
 
+from __future__ import annotations
+
+import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from shared.net.session import STOP_WORDS, SessionBase, Stop
-from shared.queues.sliced_work import SlicedWork
 
-# Messages put into queues, counted once for each queue. After this many, other connections get their turn.
-WORK_PER_STRETCH = 4096
-# A message takes 0.4 us in a long run, and a run itself 5 to 12 us for each of its queues. So it counts as so
-# many messages more, in each. Without it three messages to 2,000 queues were one stretch of 30 ms. 2,048 that
-# differ took 24 ms in a queue with priorities.
-RUN_WORK = 6
-# A message to more queues is put into them in slices: one to 50,000 took 310 ms.
-QUEUES_AT_ONCE = 2048
+if TYPE_CHECKING:
+    from shared.queues.timers import Timers
 
-
-# Reasons to hold input back, beside those of `Stop`.
 STOP_MEMORY = Stop.FIRST_OWN
 """Queues hold as much as they may."""
 STOP_BODIES = Stop.FIRST_OWN << 1
 """Large bodies come faster than the disk takes them."""
 STOP_READY = Stop.FIRST_OWN << 2
-"""What is asked for is being read from a queue's log, or comes when deleted messages are freed."""
+"""What is asked for is being read from a queue's log, or waits for the disk."""
 
 OWN_STOP_WORDS = STOP_WORDS | {
     STOP_MEMORY: "memory for messages",
@@ -37,10 +33,10 @@ def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], N
     That does not keep the session in memory, which may end before: the wait may be long, and clients come and
     go meanwhile.
     """
-    found = weakref.ref(session)
+    reference = weakref.ref(session)
 
     def go_on() -> None:
-        session = found()
+        session = reference()
         if session is not None:
             session.connection.attempt(session.go_soon, reason)
 
@@ -48,8 +44,60 @@ def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], N
     when(go_on)
 
 
-def wait_for_work(session: SessionBase, sliced_work: SlicedWork, *work: Iterator[None]) -> None:
-    """Have it done in slices; input waits meanwhile."""
-    stop_until(session, STOP_READY, sliced_work.when_idle)
-    for steps in work:
-        sliced_work.add(steps)
+TURN_SECONDS = 2e-3
+ITEMS_PER_LOOK = 32
+
+
+class Turn:
+    """A stretch of work, which ends by the clock: others are served then."""
+
+    __slots__ = ("_left", "_now", "_until")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._until = now() + TURN_SECONDS
+        self._left = ITEMS_PER_LOOK
+
+    def over(self, items: int = 1) -> bool:
+        """Whether the time is up, now that so many items more were handled. The clock is looked at for each
+        32."""
+        self._left -= items
+        if self._left > 0:
+            return False
+        self._left = ITEMS_PER_LOOK
+        return self._now() >= self._until
+
+
+class LongWork:
+    """Long work, in turns: each iterator is taken further until the turn is over. `deadline` and `scheduled`
+    are the timers'."""
+
+    def __init__(self, timers: Timers, on_crash: Callable[[Exception], None]) -> None:
+        self.deadline = self.scheduled = math.inf
+        self._timers = timers
+        self._on_crash = on_crash
+        self._left: deque[Iterator[None]] = deque()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._left)
+
+    def add(self, steps: Iterator[None]) -> None:
+        """Do it: now what fits this turn, unless other work is before it."""
+        self._left.append(steps)
+        if len(self._left) == 1:
+            self.expire(0)
+
+    def expire(self, now: float) -> None:
+        """The timers': go on."""
+        left, turn = self._left, Turn(self._timers.now)
+        while left and not turn.over():
+            try:
+                next(left[0])
+            except StopIteration:
+                left.popleft()
+            except Exception as error:
+                left.popleft()
+                self._on_crash(error)
+        if left:
+            self._timers.set(self, self._timers.now())
