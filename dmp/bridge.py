@@ -349,7 +349,7 @@ class DmpBridgeEnds:
     def open_source(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeSource:
         broker = service.broker
         parts = exchange_and_key(place)
-        if broker.sliced_work.busy:
+        if broker.long_work.busy:
             raise BridgeRefusal("busy", "a deletion is under way")
         if parts is not None:
             context.require(READ, parts[0])

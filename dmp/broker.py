@@ -30,15 +30,14 @@ from dmp.topology_table import TopologyTable
 from dmp.wide import Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
-from shared.queues.sliced_work import SlicedWork, taken_out
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
+from shared.turns import Work, taken_out
 
 LOGS_FLUSHED = 512  # of queues that something has left, at once: four milliseconds
-QUEUES_GOING = 64  # exclusive queues that go with their owner at once: half a millisecond
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
@@ -136,7 +135,7 @@ class Broker:
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.sliced_work = SlicedWork(self.timers, self.report_crash)
+        self.long_work = Work(self.timers, self.report_crash)
         """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
         purges or deletes: so nobody sees what is half done."""
         self.topology = Topology(self)
@@ -381,10 +380,10 @@ class Broker:
         return secrets.token_urlsafe(_NAME_BYTES).encode()
 
     def new_owner(self, user: str) -> Owner:
-        return Owner(user, lambda owner: self.sliced_work.add(self._queues_go([*owner.queues])))
+        return Owner(user, lambda owner: self.long_work.add(self._queues_go([*owner.queues])))
 
     def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
-        for some in taken_out(queues.pop, queues, QUEUES_GOING):  # to be freed in turns, too
+        for some in taken_out(queues.pop, queues):  # to be freed in turns, too
             for queue in some:
                 self.topology.delete_unused(queue)
             if queues:

@@ -151,7 +151,7 @@ class DeadLetters:
                 steps = self._deliver(queue, message, reason)
                 if next(steps, steps) is not steps:
                     self._wide = True
-                    self._broker.sliced_work.add(self._and_go_on(steps))
+                    self._broker.long_work.add(self._and_go_on(steps))
         finally:
             self._busy = False
             self._go_on()

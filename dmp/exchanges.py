@@ -19,10 +19,10 @@ from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import CacheBytes
-from shared.queues.sliced_work import batched
 from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, EveryName, Wildcards
+from shared.turns import batched
 
 DEFAULT = b""
 DEFAULT_IN_RULES = b"amq.default"
@@ -234,7 +234,6 @@ class HeadersIndex:
         offered = _offered(headers)
         items = offered.items()
         width = 1 + len(headers) // HEADERS_COMPARED
-        at_once = max(1, COMPARED_AT_ONCE // width)
         since = len(headers)
         for slot in chain((_EVERYWHERE,), starmap(_slot, items)):
             there = self._any.get(slot)
@@ -243,7 +242,7 @@ class HeadersIndex:
             row = self._all.get(slot)
             if row is None:
                 continue
-            for some in batched(tuple(row), at_once) if isinstance(row, dict) else ((row,),):
+            for some in batched(tuple(row)) if isinstance(row, dict) else ((row,),):
                 if since > COMPARED_AT_ONCE:
                     self.compared, since = self.compared + since, 0
                     yield

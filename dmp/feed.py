@@ -159,7 +159,7 @@ class Feed:
         broker.counts.feeds -= 1
         if not queue.deleted:
             queue.feed_lease = None
-            broker.sliced_work.add(self._come_back(self._not_begun()))
+            broker.long_work.add(self._come_back(self._not_begun()))
             broker.topology.consumer_left(queue)
         self._owner.release()
 

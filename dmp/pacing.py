@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from shared.net.session import STOP_WORDS, SessionBase, Stop
-from shared.queues.sliced_work import SlicedWork
+from shared.turns import Work
 
 # Messages put into queues, counted once for each queue. After this many, other connections get their turn.
 WORK_PER_STRETCH = 4096
@@ -48,8 +48,8 @@ def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], N
     when(go_on)
 
 
-def wait_for_work(session: SessionBase, sliced_work: SlicedWork, *work: Iterator[None]) -> None:
+def wait_for_work(session: SessionBase, long_work: Work, *work: Iterator[None]) -> None:
     """Have it done in slices; input waits meanwhile."""
-    stop_until(session, STOP_READY, sliced_work.when_idle)
+    stop_until(session, STOP_READY, long_work.when_idle)
     for steps in work:
-        sliced_work.add(steps)
+        long_work.add(steps)

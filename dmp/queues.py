@@ -37,21 +37,20 @@ from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_o
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
-from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
+from shared.turns import batched, taken_out
 
 if TYPE_CHECKING:
-    from shared.queues.sliced_work import SlicedWork
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
     from shared.storage.store import Ticket
+    from shared.turns import Work
 
 EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
 TRIMMED_AT_ONCE = 4096  # so many small messages that a large one pushes out, likewise
 GIVEN_AT_ONCE = 1024  # messages that consumers are given, likewise: their outboxes hold many times that
 GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
 PURGED_AT_ONCE = 16_384  # durable ones that leave in one step: two milliseconds
-FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
 CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
 
 
@@ -63,7 +62,7 @@ class QueueContext(Protocol):
     draining: bool
     memory: Memory
     settings: DmpSettings
-    sliced_work: SlicedWork
+    long_work: Work
     timers: Timers
     waits: Waits
 
@@ -959,7 +958,7 @@ class Queue(QueueBase):
         if log is not None and in_slices:
             ready, self.ready = self.ready, self._nothing_ready()
             self.ready_bytes = self._hot_bytes = 0
-            self._context.sliced_work.add(self._purged(log, ready, cold_numbers, whole))
+            self._context.long_work.add(self._purged(log, ready, cold_numbers, whole))
             return count
         if log is not None:
             log.take(self.ready)
@@ -975,14 +974,14 @@ class Queue(QueueBase):
         log.leave_in_slices()
         try:
             parts: list[bytes] = []
-            for some in batched(ready, FREED_AT_ONCE):
+            for some in batched(ready):
                 parts.append(log.numbers_of(some))
                 yield
             log.taken_later(parts, cold)
             self._context.log_changed(log)
             parts.clear()
             yield
-            for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
+            for some in taken_out(ready.popleft, ready):
                 log.left(some)
                 if self._has_large:
                     self._let_bodies_go(some)
@@ -998,10 +997,10 @@ class Queue(QueueBase):
         self.ready_bytes = self._hot_bytes = 0
         steps = self._freed(ready)
         if next(steps, steps) is not steps:
-            self._context.sliced_work.add(steps)
+            self._context.long_work.add(steps)
 
     def _freed(self, ready: Ready) -> Iterator[None]:
-        for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
+        for some in taken_out(ready.popleft, ready):
             if self._has_large:
                 self._let_bodies_go(some)
             if ready:

@@ -421,7 +421,7 @@ class Sink:
             broker.publish_in_slices(self._head(before), queues, bodies, refused).steps()
             for before, bodies in messages
         ]
-        wait_for_work(session, broker.sliced_work, *publications)
+        wait_for_work(session, broker.long_work, *publications)
 
     def _publish_optional(
         self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
@@ -492,7 +492,7 @@ class Sink:
     def _wait_for(self, search: RouteSearch) -> None:
         """Input waits until it is found, and comes again from this message on."""
         self._search = search
-        wait_for_work(self._session, self._broker.sliced_work, search.rest())
+        wait_for_work(self._session, self._broker.long_work, search.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""

@@ -5,7 +5,7 @@ What is durable is also written to the `TopologyTable`; the answer waits for tha
 with `amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
 
 *Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
-may be hundreds of thousands, go in slices (`Broker.sliced_work`), so that others are served in between. Until
+may be hundreds of thousands, go in slices (`Broker.long_work`), so that others are served in between. Until
 all are gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees a deletion
 half done, and what is declared by the same name meanwhile gets none of the old bindings. A crash in between
 leaves bindings, and a record that says whose they are, by which the next start drops them.
@@ -505,7 +505,7 @@ class Topology:
         if next(before, before) is before and not left:  # there was one step at most, which is done
             return ticket
         whole = Ticket()
-        self._broker.sliced_work.add(self._bindings_go(gone, left, ticket, before, whole))
+        self._broker.long_work.add(self._bindings_go(gone, left, ticket, before, whole))
         return None if whole.done and whole.error is None else whole
 
     def _bindings_go(

@@ -19,9 +19,9 @@ from dmp.queues import Queue
 from dmp.series import QUEUES_PER_STEP, Leaving, Series, bug
 from shared.errors import StoreError
 from shared.garbage import paused
-from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.storage.log import Log, Ticket
 from shared.storage.settings import Durability
+from shared.turns import Work, batched, taken_out
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
@@ -39,7 +39,7 @@ class WideContext(Protocol):
     """What both ask of the broker."""
 
     bodies: Bodies
-    sliced_work: SlicedWork
+    long_work: Work
     store: Store
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
@@ -207,22 +207,22 @@ class WideAppend:
             expected.pop()  # let go of here, for that takes as long
 
     def _tell_later(self, error: StoreError | None) -> None:
-        self._broker.sliced_work.add(self._tell(error))
+        self._broker.long_work.add(self._tell(error))
 
     def _tell(self, error: StoreError | None) -> Iterator[None]:
         """The disk has it, or it cannot be written. Whatever came to the queues later waits until all is told
         here."""
-        for those in batched(self._coming, QUEUES_PER_STEP):
+        for those in batched(self._coming):
             for _, messages, first, offset, size in those:
                 for place, message in enumerate(messages):
                     message.number, message.offset = first + place, offset + place * size
             yield
         self._stored.resolve(error)
-        for those in taken_out(self._coming.pop, self._coming, QUEUES_PER_STEP):
+        for those in taken_out(self._coming.pop, self._coming):
             for queue, *_ in those:
                 queue.synced(self._stored)
             yield
-        for some in batched(chain(self._gone, self._expected), QUEUES_PER_STEP):
+        for some in batched(chain(self._gone, self._expected)):
             for queue, _, messages in some:
                 queue.not_coming(messages)
             yield
@@ -291,7 +291,7 @@ class Publication:
             with paused(len(self._queues)):
                 yield from wide.steps(self._durable(Series(self._head, (body,)), queues))
             self._last = wide.done
-        for some in batched(queues, QUEUES_PER_STEP):
+        for some in batched(queues):
             try:
                 self._last = self._broker.publish_to(self._head, self._open(some), (body,)) or self._last
             except StoreError as error:  # of a queue that is paged
@@ -302,7 +302,7 @@ class Publication:
 
     def _durable(self, series: Series, others: list[Queue]) -> Iterator[list[tuple[Queue, Series]]]:
         """The queues that have a log, in slices; `others` gets those that have none."""
-        for some in batched(self._queues, QUEUES_PER_STEP):
+        for some in batched(self._queues):
             others += [queue for queue in some if not queue.durable]
             yield [(queue, series) for queue in self._open([queue for queue in some if queue.durable])]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from heapq import merge
-from itertools import chain, islice, repeat, takewhile
+from itertools import islice, takewhile
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ from dmp.refusals import Code, Refusal, shown
 from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
 from shared.net.session import SessionBase
-from shared.queues.sliced_work import STEPS_PER_TURN, batched
+from shared.turns import batched
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -414,7 +414,7 @@ class Mux:
     def add_work(self, steps: Iterator[None]) -> None:
         """Have `steps` taken, of half a millisecond each. Input waits meanwhile: a confirm says that all
         before its publish was taken."""
-        wait_for_work(self.session, self.broker.sliced_work, steps)
+        wait_for_work(self.session, self.broker.long_work, steps)
 
     def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
         """The deliveries return to their queues in slices. The queues give out nothing until all are
@@ -423,7 +423,7 @@ class Mux:
         queues = dict.fromkeys(map(_QUEUE, deliveries))
         for queue in queues:
             queue.await_returns()
-        self.broker.sliced_work.add(_come_back([reversed(deliveries)], queues))
+        self.broker.long_work.add(_come_back([reversed(deliveries)], queues))
 
     # -- channels that end
 
@@ -472,7 +472,7 @@ class Mux:
                 queue.remove_consumers(*those)
                 broker.topology.consumer_left(queue)
         if queues:
-            broker.sliced_work.add(_come_back(unacked, queues))
+            broker.long_work.add(_come_back(unacked, queues))
 
 
 def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
@@ -493,7 +493,7 @@ def settled_in_slices(deliveries: Collection[Delivery]) -> bool:
 
 def dispatched(queues: Iterable[Queue]) -> Iterator[None]:
     """Have queues dispatch which something has left, some at each step."""
-    for some in batched(queues, SETTLED_QUEUES_AT_ONCE):
+    for some in batched(queues):
         for queue in some:
             if not queue.deleted:
                 queue.dispatch()
@@ -563,10 +563,7 @@ def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
 
 
 def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Collection[Queue]) -> Iterator[None]:
-    steps = _and_all_are_back(_each_back(unacked), queues)
-    if len(queues) <= SETTLED_AT_ONCE:
-        return steps
-    return chain(repeat(None, STEPS_PER_TURN), steps)  # to stop so many was a turn
+    return _and_all_are_back(_each_back(unacked), queues)
 
 
 def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
@@ -580,7 +577,7 @@ def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
     work = 0
     for queue, rows in of.items():
         merged = merge(*rows.values(), key=_NUMBER, reverse=True)
-        for some in batched(merged, RETURNED_AT_ONCE):
+        for some in batched(merged):
             queue.requeue(some)
             work += _QUEUE_RETURNS + len(some)
             if work >= RETURNED_AT_ONCE:

@@ -302,9 +302,9 @@ class AmqpSession(SessionBase):
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
         mux.worked(mux.settle_now())
-        sliced_work = self.broker.sliced_work
-        if sliced_work.busy and method.index >> 16 in _TOPOLOGY:
-            raise NotYet(sliced_work.when_idle)
+        long_work = self.broker.long_work
+        if long_work.busy and method.index >> 16 in _TOPOLOGY:
+            raise NotYet(long_work.when_idle)
         try:
             handler(channel, method)
         except StoreError as error:

@@ -140,8 +140,8 @@ class Transaction:
             prepared.gather(self._deliveries)
             steps = prepared.address()
             if next(steps, steps) is not steps:  # bindings are made for a route to take long
-                broker.sliced_work.add(steps)
-        return None if self._prepared.whole else broker.sliced_work.when_idle
+                broker.long_work.add(steps)
+        return None if self._prepared.whole else broker.long_work.when_idle
 
     def commit(self) -> None:
         """Apply everything, and reply when it is on the disk. Raises Refusal; then nothing is applied."""

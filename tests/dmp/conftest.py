@@ -6,14 +6,20 @@ import pytest
 
 from dmp import wide as wide_appends
 from dmp.amqp import publishing
-from shared.queues import sliced_work
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
 from tests.dmp.served import Served, served
 from tests.dmp.world import World
 from tests.support.crashing import crashed
+from tests.support.turns import short_turns
 
 __all__ = ["crashed"]  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn takes `SLICES` slices."""
+    short_turns(monkeypatch)
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def peer(world: World) -> Peer:
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes to a thousand queues goes in slices: to 128 a step, and four steps a turn."""
     monkeypatch.setattr(wide_appends, "QUEUES_PER_STEP", 128)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
+    short_turns(monkeypatch, items=128)
     monkeypatch.setattr(publishing, "QUEUES_AT_ONCE", 500)
 
 

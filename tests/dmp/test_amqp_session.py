@@ -18,9 +18,9 @@ from dmp.amqp.states import (
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
-from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
+from tests.support.turns import SLICES
 
 C = commands
 
@@ -300,18 +300,18 @@ async def test_a_consumer_that_goes_before_it_hears_that_its_queue_has_gone_is_c
     peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
     for name in ("q", "other"):
         peer.ask(C.Queue.Declare(0, name))
-    tags = [str(number) for number in range(queues.CANCELLED_AT_ONCE * (STEPS_PER_TURN + 2))]
+    tags = [str(number) for number in range(queues.CANCELLED_AT_ONCE * (SLICES + 2))]
     for tag in tags:
         peer.ask(C.Basic.Consume(0, "q", tag))
     world.topology.delete_queue(world.broker.queues[b"q"])
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     peer.frames_now()
     if end == "lost":
         peer.lose()
     else:
         peer.send(encode(C.Basic.Cancel(tags[-1]), 1) + encode(C.Basic.Consume(0, "other", tags[-1]), 1))
     world.advance(0)
-    assert not world.broker.sliced_work.busy
+    assert not world.broker.long_work.busy
     assert world.broker.counts.consumers == (0 if end == "lost" else 1)
     if end == "cancelled":
         named = {value.consumer_tag for _, value in peer.frames() if value.name == "Basic.Cancel"}

@@ -232,7 +232,7 @@ async def test_who_has_gone_while_he_waited_is_kept_by_nobody(
 ) -> None:
     world = await World.open(DmpSettings(message_bytes_max=100))
     world.queue(b"served").await_returns()
-    world.broker.sliced_work.add(itertools.repeat(None))
+    world.broker.long_work.add(itertools.repeat(None))
     monkeypatch.setattr(dmp_bodies, "UNWRITTEN_BYTES_MAX", -1)
 
     def connections() -> int:

@@ -193,7 +193,7 @@ async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     else:
         world.topology.delete_exchange(b"e")
     world.settle()
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     for _ in range(2):
         world = await world.again()
         assert not len(world.topology.waiting)

@@ -10,11 +10,11 @@ from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.feed import IDLE_SECONDS, TAKEN_BACK_AT_ONCE
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.amqp_peer import Peer as AmqpPeer
 from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
 from tests.dmp.world import PERSISTENT, Taker, World
+from tests.support.turns import SLICES
 
 
 def names(first: int, last: int) -> list[bytes]:
@@ -252,7 +252,7 @@ async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
     queue = app.queue(b"q", b"quotes")
     first = app.open(app.feed_lease(b"q"))
     sink = app.sink(b"quotes")
-    most = STEPS_PER_TURN * TAKEN_BACK_AT_ONCE
+    most = SLICES * TAKEN_BACK_AT_ONCE
     given = names(0, 5 * most)
     sink.say(packed(*given))
     assert queue.depth == 0
@@ -263,7 +263,7 @@ async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
     turns = 0
     second = app.open(app.feed_lease(b"q"))
     sink.say(packed(b"new"))
-    while world.broker.sliced_work.busy:
+    while world.broker.long_work.busy:
         assert second.read + second.connection.taken() == b"", "what stands before it is not back yet"
         world.broker.timers.run_due()
         assert queue.depth - back <= most + TAKEN_BACK_AT_ONCE

@@ -14,9 +14,9 @@ from dmp.refusals import Code
 from dmp.series import QUEUES_PER_STEP
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.peers import Application, Peer, bodies, opened, packed, pieces, texts
 from tests.dmp.world import EIGHTEEN, World, bind_laboriously, bind_to_be_looked_at, long_keys, ready
+from tests.support.turns import SLICES
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -518,7 +518,7 @@ async def test_messages_for_very_many_queues_leave_others_their_turn_and_keep_th
     sink = app.sink(b"quotes")
     sent = [b"%d" % number for number in range(6)]
     sink.session.receive(packed(*sent, properties=properties))
-    most = 2 * STEPS_PER_TURN * QUEUES_PER_STEP  # what begins has a turn of its own
+    most = 2 * SLICES * QUEUES_PER_STEP  # what begins has a turn of its own
     reached = turns = 0
     while reached < len(sent) * len(queues):
         world.broker.timers.run_due()

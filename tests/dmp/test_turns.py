@@ -20,7 +20,7 @@ from dmp.dead_letters import LETTER_QUEUES, LETTERS_PER_TURN
 from dmp.message import Message
 from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queue_log import QueueLog
-from dmp.queues import FREED_AT_ONCE, GIVEN_AT_ONCE, GIVEN_BYTES_AT_ONCE, Queue
+from dmp.queues import GIVEN_AT_ONCE, GIVEN_BYTES_AT_ONCE, Queue
 from dmp.ready import ReadyRow
 from dmp.series import QUEUES_PER_STEP
 from dmp.settings import DmpSettings
@@ -28,13 +28,13 @@ from dmp.takers import LOOKED_AT_ONCE
 from dmp.topology import UNBOUND_AT_ONCE
 from dmp.wire import AMQP_HEADER
 from shared.garbage import MANY, PAUSES
-from shared.queues import sliced_work
-from shared.queues.sliced_work import STEPS_PER_TURN
 from shared.storage.committer import HeldBatch
+from shared.turns import ITEMS
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import EIGHTEEN, PERSISTENT, Taker, World, bind_to_be_looked_at, head, ready
 from tests.support.commits import fail, journal_write, watch
 from tests.support.crashing import failing
+from tests.support.turns import SLICES, short_turns
 
 C = commands
 EXPIRES_SOON = struct.pack(">H", 0x0100) + short(b"1")
@@ -42,16 +42,16 @@ EXPIRES_LATER = struct.pack(">H", 0x0100) + short(b"60000")
 VERY_MANY_QUEUES = QUEUES_AT_ONCE + 52
 RETURNED_PER_TURN = 4 * 512
 """Messages, with `returns`."""
-UNBOUND_PER_TURN = STEPS_PER_TURN * UNBOUND_AT_ONCE
+UNBOUND_PER_TURN = SLICES * UNBOUND_AT_ONCE
 
 
 def in_turns(
     world: World, left: Callable[[], int], most: int, seen: Callable[[], object] = lambda: None
 ) -> int:
-    """How many turns the sliced work takes, in each of which `most` of what is left go, or fewer. Nobody is
+    """How many turns the long work takes, in each of which `most` of what is left go, or fewer. Nobody is
     told or given anything (`seen`) before its end."""
     turns = 0
-    while world.broker.sliced_work.busy:
+    while world.broker.long_work.busy:
         assert not seen()
         before = left()
         world.broker.timers.run_due()
@@ -65,7 +65,6 @@ def returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tests' numbers want it: a client cannot be given any number of messages."""
     monkeypatch.setattr(channels, "RETURNED_AT_ONCE", 512)
     monkeypatch.setattr(channels, "SETTLED_AT_ONCE", 8192)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
 
 
 def dying(world: World, name: bytes, **arguments: object) -> Queue:
@@ -134,9 +133,9 @@ async def test_dead_letters_that_go_to_very_many_queues_go_in_turns_and_in_order
     queue = world.queue(b"q", durable=durable, dead_letter_exchange=b"amq.fanout")
     taker = world.holder(queue, *numbered(3), properties=PERSISTENT if durable else b"\0\0")
     queue.reject(taker.messages)
-    most = STEPS_PER_TURN * QUEUES_PER_STEP
+    most = SLICES * QUEUES_PER_STEP
     reached, turns = sum(len(target.ready) for target in targets), 0
-    while world.broker.timers.next <= world.clock.now or world.broker.sliced_work.busy:
+    while world.broker.timers.next <= world.clock.now or world.broker.long_work.busy:
         world.broker.timers.run_due()
         world.settle()
         now = sum(len(target.ready) for target in targets)
@@ -531,7 +530,7 @@ async def test_very_many_that_are_acknowledged_or_given_back_at_once_go_in_turns
     )
     assert ready(queue) == (sent[: count - part] if method == "requeue" else [])
     peer.method(C.Basic.Ack(0, True))
-    while world.broker.sliced_work.busy:
+    while world.broker.long_work.busy:
         world.broker.timers.run_due()
     peer.frames()
     assert queue.unacked == 0
@@ -609,7 +608,7 @@ async def test_acknowledgements_of_very_many_queues_go_in_turns_and_are_written(
     queues = of_many_queues(world, peer, 1500, durable=True)
     peer.session.receive(encode(C.Basic.Ack(0, True), 1) + encode(C.Queue.Declare(0, "q0", True), 1))
     turns = 0
-    while world.broker.sliced_work.busy or world.broker.timers.next <= world.clock.now:
+    while world.broker.long_work.busy or world.broker.timers.next <= world.clock.now:
         world.broker.timers.run_due()
         world.broker.flush()
         turns += 1
@@ -672,9 +671,9 @@ async def test_what_comes_back_to_a_queue_that_is_deleted_meanwhile_is_gone(worl
     queue = world.broker.queues[b"q"]
     peer.lose()
     world.topology.delete_queue(queue)
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     world.advance(0)
-    assert not world.broker.sliced_work.busy
+    assert not world.broker.long_work.busy
     assert (world.broker.memory.held_bytes, queue.depth) == (0, 0)
 
 
@@ -767,7 +766,7 @@ async def test_a_deletion_of_which_a_part_did_not_reach_the_disk_is_not_said_to_
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.ENOSPC, journal_write, times=1)
     world.settle()
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     world.advance(0)
     world.settle()
     assert peer.names() == ["Connection.Close"]
@@ -779,7 +778,7 @@ async def test_bindings_of_what_is_deleted_go_where_nothing_can_be_written_any_m
     peer.session.receive(encode(C.Queue.Delete(0, "q"), 1))
     fail(world.disk, errno.EIO, journal_write)
     world.settle()
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     assert world.store.read_only
     world.advance(0)
     assert peer.names() == ["Connection.Close"]
@@ -797,7 +796,7 @@ async def test_a_crash_while_bindings_go_leaves_none_of_what_was_deleted(
 ) -> None:
     peer = await many_bindings(world, "x", 2 * UNBOUND_PER_TURN)
     peer.session.receive(encode(deletes, 1))
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     world.settle()
     assert peer.frames_now() == []
     after = await world.again()
@@ -858,13 +857,13 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     world: World, ends: str, priority_max: int
 ) -> None:
     queue = world.queue(priority_max=priority_max)
-    many = 3 * STEPS_PER_TURN * FREED_AT_ONCE
+    many = 3 * SLICES * ITEMS
     world.publish(b"", b"q", *numbered(many))
     waiting = queue.ready
     count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
     assert (count, queue.depth, world.broker.memory.held_bytes) == (many, 0, 0)
     assert 0 < len(waiting) < many
-    assert world.broker.sliced_work.busy
+    assert world.broker.long_work.busy
     world.advance(0)
     assert not waiting
 
@@ -1201,7 +1200,7 @@ async def test_the_collector_pauses_while_a_dead_letter_goes_to_very_many_queues
     monkeypatch.setattr(QueueLog, "leaving", counted)
     assert not PAUSES.count
     queue.reject(taker.messages)
-    while world.broker.sliced_work.busy:
+    while world.broker.long_work.busy:
         assert PAUSES.count
         world.broker.timers.run_due()
     assert packed == [queue.log]
@@ -1402,7 +1401,7 @@ async def test_very_many_durable_messages_are_purged_in_turns_and_whole(
     world: World, monkeypatch: pytest.MonkeyPatch, crash: str
 ) -> None:
     monkeypatch.setattr(queues, "PURGED_AT_ONCE", 50)
-    monkeypatch.setattr(queues, "FREED_AT_ONCE", 10)
+    short_turns(monkeypatch, items=10)
     queue = world.queue(durable=True)
     taker = Taker(no_ack=False, room=2)
     queue.add_consumer(taker)
@@ -1428,26 +1427,3 @@ async def test_very_many_durable_messages_are_purged_in_turns_and_whole(
     assert ready(queue) == [b"behind", b"meanwhile"]
     world = await world.again()
     assert set(ready(world.broker.queues[b"q"])) == {*numbered(2), b"meanwhile", b"behind"}
-
-
-@pytest.mark.parametrize("how", ["nack", "loss"])
-async def test_what_very_many_queues_have_back_comes_in_turns_behind_that_which_stops_them(
-    world: World, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(channels, "SETTLED_AT_ONCE", 4)
-    some = [world.queue(b"q%d" % number) for number in range(10)]
-    peer = Peer(world).login()
-    for queue in some:
-        world.publish(b"", queue.name, b"x")
-        peer.send(encode(C.Basic.Get(queue=queue.name.decode()), 1))
-    peer.frames()
-    if how == "nack":
-        peer.send(encode(C.Basic.Nack(0, True, True), 1))
-    else:
-        peer.session.connection_lost()
-    assert depths(world, some) == {0}
-    assert {queue.warming for queue in some} == {True}
-    for _ in range(10):
-        world.advance(0)
-    assert depths(world, some) == {1}
-    assert {(queue.unacked, queue.warming) for queue in some} == {(0, False)}
