@@ -1,6 +1,6 @@
 """The HTTP application for operators: health, status, metrics, and administrative verbs.
 
-It serves the control socket, for its owner, and the admin port (`admin_port`, `admin_gate`), for users who
+It serves the control socket, for its owner, and the admin port (`port`, `gate`), for users who
 log in. On the control socket a change is refused (403) if a browser says that a web page asks for it
 (`Origin`). Errors are problem details (RFC 9457).
 

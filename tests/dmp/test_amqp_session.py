@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from dmp import queues
 from dmp.amqp.states import (
     CHANNEL_TRANSITIONS,
     TRANSITIONS,
@@ -20,7 +19,6 @@ from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
-from tests.support.turns import SLICES
 
 C = commands
 
@@ -290,36 +288,6 @@ async def test_the_rest_of_a_frame_or_a_publish_that_came_in_pieces_is_awaited(
         peer.send(piece)
         found.append(peer.connection.rests_awaited - before)
     assert found == awaited
-
-
-@pytest.mark.parametrize("end", ["cancelled", "lost"])
-async def test_a_consumer_that_goes_before_it_hears_that_its_queue_has_gone_is_counted_once(
-    world: World, end: str
-) -> None:
-    """Of a queue with very many some hear of it later. One may have taken its tag for another queue."""
-    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
-    for name in ("q", "other"):
-        peer.ask(C.Queue.Declare(0, name))
-    tags = [str(number) for number in range(queues.CANCELLED_AT_ONCE * (SLICES + 2))]
-    for tag in tags:
-        peer.ask(C.Basic.Consume(0, "q", tag))
-    world.topology.delete_queue(world.broker.queues[b"q"])
-    assert world.broker.long_work.busy
-    peer.frames_now()
-    if end == "lost":
-        peer.lose()
-    else:
-        peer.send(encode(C.Basic.Cancel(tags[-1]), 1) + encode(C.Basic.Consume(0, "other", tags[-1]), 1))
-    world.advance(0)
-    assert not world.broker.long_work.busy
-    assert world.broker.counts.consumers == (0 if end == "lost" else 1)
-    if end == "cancelled":
-        named = {value.consumer_tag for _, value in peer.frames() if value.name == "Basic.Cancel"}
-        assert tags[-1] not in named, "this one lives"
-        peer.publish("", "other", b"x")
-        assert bodies(peer.frames()) == [b"x"]
-        peer.ask(C.Basic.Cancel(tags[-1]))
-        assert not world.broker.queues[b"other"].in_use
 
 
 @pytest.mark.parametrize("durable", [False, True])
