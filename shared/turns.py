@@ -54,7 +54,7 @@ class Turn:
         self._ends = CLOCK.now() + TURN_SECONDS
 
     def over(self, items: int = 1) -> bool:
-        """Whether the turn is over, now that so many more items are done: a look at the clock each `ITEMS`."""
+        """Whether the turn is over, now that so many more items are done. It looks at the clock at times."""
         self._items += items
         if self._items < ITEMS:
             return False
