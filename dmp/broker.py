@@ -32,7 +32,7 @@ from shared.queues.waits import Waits
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
-from shared.turns import Turn, Work
+from shared.turns import LongWork, Turn
 
 NOTHING_LEAVES: Mapping[Queue, Sequence[Message]] = {}
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
@@ -131,7 +131,7 @@ class Broker:
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.work = Work(self.timers, self.report_crash)
+        self.work = LongWork(self.timers, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""

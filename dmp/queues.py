@@ -38,7 +38,7 @@ from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, Turn, Work
+from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -56,7 +56,7 @@ class QueueContext(Protocol):
     settings: DmpSettings
     timers: Timers
     waits: Waits
-    work: Work
+    work: LongWork
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""

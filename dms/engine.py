@@ -53,7 +53,7 @@ from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.queues.waits import Waits
-from shared.turns import Work, batched, taken_out
+from shared.turns import LongWork, batched, taken_out
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -950,7 +950,7 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.long_work = Work(times.timers, _report_crash)
+        self.long_work = LongWork(times.timers, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}

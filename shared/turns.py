@@ -2,7 +2,7 @@
 
 A server has one loop. Whoever applies many items in one stretch has a `Turn`. It asks the turn once an item
 whether it is over, and leaves the rest for the next turn of the loop. Long work is a generator that yields at
-the latest every `ITEMS` items; `Work` goes through it in turns. Its first slice runs in the turn of whoever
+the latest every `ITEMS` items; `LongWork` goes through it in turns. Its first slice runs in the turn of who
 adds it, so small work costs one `next`, and needs no second way.
 
 No module of the engines reads a clock. So `CLOCK` stands still, and no turn ends, until a server starts it.
@@ -30,13 +30,13 @@ _T = TypeVar("_T")
 
 
 @attrs.define(eq=False)
-class Clock:
+class TurnClock:
     """`now`: seconds that only rise."""
 
     now: Callable[[], float] = lambda: 0.0
 
 
-CLOCK = Clock()
+CLOCK = TurnClock()
 """The process has one. A server sets it to `time.perf_counter`."""
 
 
@@ -80,7 +80,7 @@ def taken_out(take: Callable[[], _T], left: Sized) -> Iterator[list[_T]]:
 
 
 @attrs.define(eq=False)
-class Work:
+class LongWork:
     """Pieces of long work, done one after the other, in turns. `scheduled` belongs to `Timers`."""
 
     _timers: Timers

@@ -10,7 +10,7 @@ import trio.lowlevel
 from shared import turns
 from shared.queues.timers import Timers
 from shared.task_turns import TaskTurn
-from shared.turns import ITEMS, TURN_SECONDS, Turn, Work, batched, taken_out
+from shared.turns import ITEMS, TURN_SECONDS, LongWork, Turn, batched, taken_out
 from tests.support.turns import short_turns
 
 
@@ -21,7 +21,7 @@ class Bench:
         self.crashes: list[Exception] = []
         self.done: list[str] = []
         self.timers = Timers(lambda: 0.0, self.crashes.append)
-        self.work = Work(self.timers, self.crashes.append)
+        self.work = LongWork(self.timers, self.crashes.append)
 
     def steps(self, name: str, count: int) -> Iterator[None]:
         for _ in range(count):
