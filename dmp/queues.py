@@ -30,7 +30,6 @@ from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.pacing import ITEMS_PER_LOOK, LongWork, Turn
 from dmp.queue_log import Cold, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.settings import DmpSettings
@@ -39,6 +38,7 @@ from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
 from shared.storage.lost import Lost
+from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -60,9 +60,6 @@ class QueueContext(Protocol):
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
-
-    def turn(self) -> Turn:
-        """A stretch of work that begins now."""
 
     def log_changed(self, log: QueueLog) -> None:
         """Something was taken from a durable queue: have it flushed at the end of the round."""
@@ -476,7 +473,7 @@ class Queue(QueueBase):
         most, most_bytes = arguments.messages_max, arguments.bytes_max
         if (most is not None or most_bytes is not None) and not arguments.rejects:
             over: list[Message] = []
-            turn = self._context.turn()
+            turn = Turn()
             while (
                 (most is not None and self.depth > most)
                 or (most_bytes is not None and self.depth_bytes > most_bytes)
@@ -601,8 +598,8 @@ class Queue(QueueBase):
                 self._blocked = True
                 break
             if turn is None:
-                turn = self._context.turn()
-            elif turn.over(ITEMS_PER_LOOK):
+                turn = Turn()
+            elif turn.over(ITEMS):
                 self._go_on()
                 break
             given = share_out(self.ready, shares) if self.ready or self._warm() else 0
@@ -861,7 +858,7 @@ class Queue(QueueBase):
         """
         now = self._context.timers.now()
         expired: list[Message] = []
-        turn = self._context.turn()
+        turn = Turn()
         while (self.ready or self._warm()) and self.ready[0].expires <= now and not turn.over():
             expired.append(self.ready.popleft())
         if expired:
