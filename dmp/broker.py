@@ -114,7 +114,7 @@ class Broker:
         self.logs = store.namespace(QUEUES, settings.durability)
         self.counts = Counts()
         body_logs = store.namespace(BODIES, settings.durability)
-        self.bodies = Bodies(store, body_logs, self.log, settings.begun_bytes_max, self.accounts.bodies)
+        self.bodies = Bodies(store, body_logs, self.log, settings.begun_bytes_max, self.accounts.connections)
         self.timers = Timers(now, self.report_crash)
         self.waits = Waits(now)
         self.memory = Memory(
@@ -130,7 +130,7 @@ class Broker:
         self.generation = 0
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
-        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
+        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.connections)
         self.work = LongWork(self.timers, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []

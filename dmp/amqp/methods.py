@@ -349,7 +349,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
-        check(mux.broker.accounts.consumers, consumer_bytes(tag), user=mux.session.user)
+        check(mux.broker.accounts.connections, consumer_bytes(tag), user=mux.session.user)
     name = _name_meant(channel, method.queue)
     mux.require(READ, name)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
