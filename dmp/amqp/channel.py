@@ -124,7 +124,7 @@ class AmqpChannels:
         """The client has logged in: its channels may come."""
         self.owner.user = user
         self.owner.account = self.session.user
-        self.dispatching = True
+        self.dispatching = not self.session.hung_up
 
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""

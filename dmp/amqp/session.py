@@ -124,6 +124,10 @@ class AmqpSession(SessionBase):
             self.connection.await_rest()  # of a publish whose frames are written one by one
         return at
 
+    def hang_up(self) -> None:
+        super().hang_up()
+        self.mux.dispatching = False
+
     def input_ended(self) -> None:
         """Pending answers are still sent; deliveries are not."""
         self._end(Event.END)

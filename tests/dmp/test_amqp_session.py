@@ -17,6 +17,7 @@ from dmp.amqp.states import (
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
+from shared.net.session import Stop
 from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
 
@@ -98,6 +99,26 @@ async def test_garbage_ends_its_connection_and_nothing_else(
     assert world.broker.counts.connections == 1
     assert world.broker.memory.held_bytes == 0
     assert other.ask(C.Queue.Declare(0, "", exclusive=True)).name == "Queue.DeclareOk"
+
+
+async def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_may_acknowledge(
+    peer: Peer,
+) -> None:
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Basic.Consume(0, "q", "t"))
+    peer.publish("", "q", b"held")
+    assert bodies(peer.frames()) == [b"held"]
+    peer.session.stop(Stop.STORE)
+    peer.session.receive(encode(C.Basic.Ack(1), 1))
+    peer.session.hang_up()
+    other = Peer(peer.world).login()
+    other.publish("", "q", b"late")
+    assert peer.frames() == []
+    peer.session.go(Stop.STORE)
+    peer.close_input()
+    peer.world.settle()
+    assert other.ask_get("q") == b"late"
+    assert other.ask(C.Queue.Declare(0, "q", passive=True)).message_count == 0
 
 
 async def test_flow_stops_deliveries(peer: Peer) -> None:
