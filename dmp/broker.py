@@ -225,7 +225,7 @@ class Broker:
         for run in runs:
             queue, head, bodies = run
             log = queue.log
-            if log is None or not (head.persistent or queue.paged):
+            if log is None or not (head.persistent or queue.row.has_cold):
                 others.append(run)
                 continue
             messages = queue.number(head, bodies)
@@ -247,7 +247,7 @@ class Broker:
         if ticket is not None:
             for (queue, log, head, messages), offset in zip(logged, offsets, strict=False):
                 log.appended(head, messages, offset)
-                queue.publish_logged(messages, ticket)
+                queue.admit(messages, ticket)
         for queue, head, bodies in others:
             try:
                 queue.publish(head, bodies)
@@ -319,7 +319,7 @@ class Broker:
             "a queue is above queue_warn_messages: its consumers are too slow, or away; start more",
             queue=shown(queue.name),
             ready=queue.depth,
-            consumers=len(queue.consumers),
+            consumers=queue.takers.count,
         )
 
     def report_crash(self, error: Exception) -> None:

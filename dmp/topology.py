@@ -331,7 +331,7 @@ class Topology:
         self, queue: Queue, *, if_unused: bool = False, if_empty: bool = False
     ) -> tuple[int, Ticket | None]:
         """How many messages went with it."""
-        if if_unused and queue.in_use:
+        if if_unused and queue.takers.in_use:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' in use")
         if if_empty and not queue.empty:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' not empty")
@@ -355,7 +355,12 @@ class Topology:
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
-        if queue.kind.auto_delete and queue.had_consumer and not queue.in_use and not queue.deleted:
+        if (
+            queue.kind.auto_delete
+            and queue.takers.were_some
+            and not queue.takers.in_use
+            and not queue.deleted
+        ):
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
@@ -531,7 +536,7 @@ class Topology:
         broker.bodies.restored()
         self._restore_bindings(saved)
         for restored in list(broker.queues.values()):
-            restored.restored()
+            restored.dispatch_new()
         pausing.tell_paused(
             broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
         )
@@ -579,7 +584,7 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
+        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
         if queue.marked_from < 0:
             queue.marked_from = following
