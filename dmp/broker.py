@@ -18,7 +18,6 @@ from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.pacing import LongWork, Turn
 from dmp.queue_log import QueueLog
 from dmp.queue_records import QUEUES, put
 from dmp.queues import Application, Queue
@@ -33,6 +32,7 @@ from shared.queues.waits import Waits
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
+from shared.turns import LongWork, Turn
 
 NOTHING_LEAVES: Mapping[Queue, Sequence[Message]] = {}
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
@@ -56,7 +56,7 @@ class ChangedLogs:
         rest."""
         broker = self._broker
         before, self.logs = self.logs, {}
-        turn = broker.turn()
+        turn = Turn()
         try:
             while before and (whole or not turn.over()):
                 log = next(iter(before))
@@ -153,10 +153,6 @@ class Broker:
         if access is None or not access.has_users:
             has_to_log_in = has_to_log_in or settings.logs_in
         return settings.login_seconds if has_to_log_in else math.inf
-
-    def turn(self) -> Turn:
-        """A stretch of work that begins now, and ends by the clock."""
-        return Turn(self.timers.now)
 
     # -- publishing
 

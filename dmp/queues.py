@@ -18,7 +18,7 @@ The queue knows no connection: it calls a `Taker`, and its broker through `Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -29,7 +29,6 @@ from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head, Message, sizes
 from dmp.metrics import Counts
-from dmp.pacing import ITEMS_PER_LOOK, LongWork, Turn
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Ready, ReadyRow, Row
 from dmp.settings import DmpSettings
@@ -38,6 +37,7 @@ from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import QueueBase
 from shared.storage.lost import Lost
+from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -59,9 +59,6 @@ class QueueContext(Protocol):
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
-
-    def turn(self) -> Turn:
-        """A stretch of work that begins now."""
 
     def log_changed(self, log: QueueLog) -> None:
         """Something was taken from a durable queue: have it flushed at the end of the round."""
@@ -347,7 +344,7 @@ class Queue(QueueBase):
         most, most_bytes = arguments.messages_max, arguments.bytes_max
         if (most is not None or most_bytes is not None) and not arguments.rejects:
             over: list[Message] = []
-            turn = self._context.turn()
+            turn = Turn()
             while (
                 (most is not None and len(row) > most)
                 or (most_bytes is not None and row.all_body_bytes > most_bytes)
@@ -435,8 +432,8 @@ class Queue(QueueBase):
             if not shares:
                 break
             if turn is None:
-                turn = self._context.turn()
-            elif turn.over(ITEMS_PER_LOOK):
+                turn = Turn()
+            elif turn.over(ITEMS):
                 self._go_on()
                 break
             given = share_out(row.ready, shares) if row.load_front() else 0
@@ -671,7 +668,7 @@ class Queue(QueueBase):
         """
         row, now = self.row, self._context.timers.now()
         expired: list[Message] = []
-        turn = self._context.turn()
+        turn = Turn()
         while row.load_front() and row.ready[0].expires <= now and not turn.over():
             expired.append(row.pop())
         self._behind = bool(row.ready) and row.ready[0].expires <= now
@@ -766,19 +763,16 @@ def _purged(
     log.leave_in_slices()
     try:
         numbers: list[int] = []
-        for message in ready:
-            if log.has(message):
-                numbers.append(message.number)
+        for batch in batched(ready):
+            numbers += [message.number for message in batch if log.has(message)]
             yield
         log.taken_later(numbers, cold)
         context.log_changed(log)
         for reference in large:
             context.bodies.drop(reference)
-        while ready:
-            message = ready.popleft()
-            log.left((message,))
-            if message.head.large:
-                context.bodies.drop(message.body)
+        for batch in taken_out(ready.popleft, ready):
+            log.left(batch)
+            _drop_bodies(context, batch)
             yield
     finally:
         log.all_left()
@@ -789,11 +783,15 @@ def _purged(
 
 def _freed(context: QueueContext, ready: Ready) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    while ready:
-        message = ready.popleft()
+    for batch in taken_out(ready.popleft, ready):
+        _drop_bodies(context, batch)
+        yield
+
+
+def _drop_bodies(context: QueueContext, messages: Iterable[Message]) -> None:
+    for message in messages:
         if message.head.large:
             context.bodies.drop(message.body)
-        yield
 
 
 def _resolve_when_written(whole: Ticket, log: QueueLog) -> None:

@@ -51,6 +51,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from shared.access import READ
 from shared.net.session import SessionBase
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -114,7 +115,7 @@ class AmqpChannels:
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_dispatch = False
-        self.turn = broker.turn()
+        self.turn = Turn()
         self._finishing = False
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
