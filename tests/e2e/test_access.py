@@ -23,7 +23,7 @@ from pamqp import base, commands
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.commands import control
-from brokers.errors import ExitCode
+from brokers.errors import ExitCode, Failure
 from dmp.amqp.wire import Direct, decode_untrusted, encode
 from dmp.wire import AMQP_HEADER
 from dms import wire as dms_wire
@@ -33,7 +33,6 @@ from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
 from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
-from shared.errors import BrokerError
 from tests.e2e.users import server_of
 from tests.support.forked import quick_passwords
 from tests.support.server import NotReadyError, Server, run, until
@@ -656,8 +655,13 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
                 _frame(dms_)
         for action in ("purge", "redrive"):
             control.request(way.server.data, "POST", f"/api/v1/queues/dms/left/{action}")
-        with contextlib.suppress(BrokerError):
-            control.request(way.server.data, "DELETE", "/api/v1/sessions/nobody")
+        with way.connect("pubsub") as pubsub_:
+            login = pubsub_wire.encode_command(Command.LOGIN, f"root:{PASSWORD}".encode())
+            asked = pubsub_wire.encode_command(Command.SUBSCRIBE, b"mine")
+            pubsub_.sendall(pubsub_wire.encode_id(b"A") + login + asked)
+            until(lambda: way.sessions("pubsub"))
+            with pytest.raises(Failure, match="A is connected"):
+                control.request(way.server.data, "DELETE", "/api/v1/sessions/A")
         with way.connect("dmp") as dmp_:
             assert _amqp_login(dmp_, ("root", PASSWORD))
             for method in (
@@ -678,7 +682,7 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
             ("dms", "root", "delete", "gone", "done"),
             ("dms", me, "purge", "left", "done"),
             ("dms", me, "redrive", "left", "done"),
-            ("pubsub", me, "forget", "nobody", "refused"),
+            ("pubsub", me, "delete", "A", "refused"),
             ("dmp", "root", "purge", "gone", "done"),
             ("dmp", "root", "delete", "gone", "done"),
             ("dmp", "root", "delete-exchange", "gone", "done"),
