@@ -1,6 +1,6 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
@@ -21,15 +21,12 @@ from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 from shared.tracing import Observer, Tap
 
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
 """How often sessions are ended whose clients have been away for too long."""
-NOTED_AT_ONCE = 500
-"""Rows of absences that are written between two checkpoints: 5 ms."""
-ENDED_AT_ONCE = 64
-"""Sessions that are ended between two checkpoints: a millisecond, with a few subscriptions each."""
 
 
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
@@ -129,17 +126,19 @@ class PubsubService:
                 await self._look_after_sessions()
         finally:
             self._put_away()
-            self._note_absences(len(self.sessions.clients) + 1)
+            for _ in self._note_absences():
+                pass
 
     async def _finish_published(self) -> None:
         """Go on with what bridges have published: who has published last may be paused, or gone."""
+        turn = TaskTurn()
         while True:
             if self.fanout.flush():
                 left = trio.Event()
                 self.fanout.on_left = left.set
                 await left.wait()
             else:
-                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+                await turn.others()
 
     async def _look_after_sessions(self) -> None:
         kept = self._namespace.logs.get(KEPT_LOG)
@@ -149,31 +148,29 @@ class PubsubService:
         while True:
             await trio.sleep(LOOK_SECONDS)
             await self._end_long_away()
-            more = True
-            while more:
-                more = self._note_absences(NOTED_AT_ONCE)
-                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+            turn = TaskTurn()
+            for _ in self._note_absences():
+                await turn.item()
+            self._context.store.commit_pending()
 
-    def _note_absences(self, most: int) -> bool:
-        """Write some absences. Returns whether there are more."""
+    def _note_absences(self) -> Iterator[None]:
+        """Write absences, one with each step."""
         try:
-            more = self.sessions.absences.note(trio.current_time(), most)
+            yield from self.sessions.absences.note(trio.current_time())
         except StoreError as error:
             self._context.log.warning(
                 "absences cannot be written: a restart counts them from an older time; look at the disk",
                 error=str(error),
             )
-            return False
-        self._context.store.commit_pending()
-        return more
 
     async def _end_long_away(self) -> None:
         ended = 0
-        while some := self.sessions.end_long_away(trio.current_time(), ENDED_AT_ONCE):
-            ended += some
-            self._context.store.commit_pending()
-            await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+        turn = TaskTurn()
+        for _ in self.sessions.end_long_away(trio.current_time()):
+            ended += 1
+            await turn.item()
         if ended:
+            self._context.store.commit_pending()
             self._context.log.info(
                 "sessions ended: their clients were away for pubsub.session_seconds, and have to "
                 "subscribe again",

@@ -1,6 +1,6 @@
 """`/metrics/detailed`: a series for each object on demand, with the numbers of the API's lists.
 
-A family is a kind of objects. Its metrics are the kind's numeric columns, such as `brokers_queue_ready`; its
+A family is a kind of objects. Its metrics are its numeric columns, such as `brokers_queue_<column>`; its
 labels are the parts of an object's name. It is made for some objects at a time, so a scrape of 50,000 queues
 does not hold the loop. All series of a metric must be together, so a family is in memory until it is sent.
 """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 0.025
 PASSES = 4
 """More passes of the loop than these in one beat are load."""
-LONG_SECONDS = 0.02
+LONG_SECONDS = 0.05
 """No client should hold the loop longer."""
 TOLD_SECONDS = 0.1
 """Longer ones are logged: a client notices them."""

@@ -13,7 +13,8 @@ server itself holds input back.
 *Pauses.* While `stopped` has a reason set, nothing is read. Input that was read and not applied is kept. It
 is applied when the last reason is cleared, but never from inside `apply`.
 
-*Fairness.* After a stretch of work `let_others` leaves the rest of the input to the next turn of the loop.
+*Fairness.* A subclass asks `turn.over()` after each item. Once it is, `let_others` leaves the rest of the
+input to the next turn of the loop.
 
 *The end.* `input_ended` is called after everything before the end of input has been applied. `release` is
 called exactly once: when the session ends, or when its connection is lost.
@@ -29,6 +30,7 @@ from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from shared.storage.store import Store, Ticket
@@ -71,9 +73,11 @@ _IDLE, _APPLYING, _RELEASED = range(3)
 class SessionBase:
     """The server side of one connection (`shared.net.connection.Session`), without its protocol.
 
-    A subclass reads: `stopped`, why input is held back (0: it is not); `kept`, input that is not applied yet;
-    `ended`, no more input is taken; `lost`, the connection is gone; `user`, who has logged in ("": nobody
-    yet); `guard`, the access rules to ask (None: everything is allowed).
+    A subclass reads: `turn`, which begins with a call of `apply`; `stopped`, why input is held back (0: it is
+    not); `kept`, input that is not applied yet;
+    `hung_up`, the peer has sent its last byte; `ended`, no more input is taken; `lost`, the connection is
+    gone; `user`, who has logged in ("": nobody yet); `guard`, the access rules to ask (None: everything is
+    allowed).
     It sets: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a request
     has begun of which nothing is in `kept`; `gathered_bytes`, what the subclass holds of that request.
     """
@@ -97,11 +101,13 @@ class SessionBase:
         "ended",
         "gathered_bytes",
         "guard",
+        "hung_up",
         "input_seconds",
         "kept",
         "lost",
         "replies",
         "stopped",
+        "turn",
         "user",
     )
 
@@ -113,9 +119,11 @@ class SessionBase:
         self.replies = Replies(self)
         self.input_seconds = input_seconds
         self.stopped = 0
+        self.turn = Turn()
         self.kept: bytes | bytearray = b""
         self.amid = False
         self.ended = False
+        self.hung_up = False
         self.lost = False
         self.gathered_bytes = 0
         self._at = 0  # how far `kept` has been applied
@@ -149,6 +157,13 @@ class SessionBase:
 
     def drain(self) -> None:
         """The server stops: end waits, and say so where the protocol has words. Then the input ends."""
+
+    def hang_up(self) -> None:
+        """The peer has sent everything, and input may be left to apply: give it no new delivery.
+
+        What it holds stays, for that input may acknowledge it. `input_ended` follows when all is applied.
+        """
+        self.hung_up = True
 
     def input_ended(self) -> None:
         """The peer has sent everything, and all of it is applied; an incomplete last request is dropped."""
@@ -461,6 +476,7 @@ class SessionBase:
         self._needed = self._at = 0
         self._needed_is_whole = False
         self._delimiter = b""
+        self.turn.begin()
         self._phase = _APPLYING
         try:
             while True:

@@ -25,7 +25,7 @@ from tests.brokers.test_examples import examples
 from tests.support.server import Server
 
 TOP = Path(__file__).parent.parent.parent
-OPERATING = (TOP / "brokers" / "README.md").read_text()
+OPERATING = "\n".join(path.read_text() for path in sorted((TOP / "brokers" / "docs").glob("*.md")))
 README = (TOP / "README.md").read_text()
 
 
