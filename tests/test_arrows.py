@@ -133,7 +133,7 @@ ENDS = {
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "aio checkpoint committer direct file_names files index index_reader inventory lock log log_recovery "
+        "checkpoint committer file_names files index index_reader inventory lock log log_recovery "
         "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
         "threads watch"
     ),
