@@ -18,7 +18,7 @@ def main() -> None:
         os.environ.pop("COLUMNS", None)
     try:
         Termination().hear()
-        from brokers.cli import run
+        from brokers.commands.cli import run
 
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # while we were still importing

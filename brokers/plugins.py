@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from brokers.commands import COMMANDS
+from brokers.commands.catalog import COMMANDS
 from brokers.errors import ExitCode, Failure, InvalidSettings, Problem, did_you_mean
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """SIGTERM ends a command as Ctrl-C does: what it has to do at its end is done, and the signal ends it then.
 
 Services are ended by SIGTERM. A command hears it as SIGINT, for which Python and trio have a way into every
-kind of code. A server has its own handlers for both (`brokers.serving`).
+kind of code. A server has its own handlers for both (`brokers.host.serving`).
 """
 
 import atexit

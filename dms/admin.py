@@ -421,7 +421,7 @@ class Admin:
     def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
         """Make messages that are in `back` and nowhere else deliverable again."""
         queue.await_returns()
-        self._engine.sliced_work.add(_let_out(queue, seqs))
+        self._engine.long_work.add(_let_out(queue, seqs))
 
     def _front(self, queue: Queue, end: int) -> list[int]:
         """Move the first messages of the row into `back`, where they are not delivered; returns their

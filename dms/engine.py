@@ -14,7 +14,7 @@ and every message keeps its place.
 Credits wait in `line` in order of arrival. Either messages are ready or credits wait: `dispatch` sees to
 that. On disk every change is also a record in the queue's log (`dms.queue_log`).
 
-Long work is done in slices, and other tasks run in between (`Engine.sliced_work`, and a queue's timer). Such
+Long work is done in slices, and other tasks run in between (`Engine.long_work`, and a queue's timer). Such
 work is redelivery to many credits, the end of many credits, and the return of a lost connection's deliveries.
 While messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at
 once.
@@ -52,8 +52,8 @@ from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
-from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.queues.waits import Waits
+from shared.turns import LongWork, batched, taken_out
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -80,8 +80,6 @@ CREDITS_FREE, CREDITS_STEP = 16, 256
 ends."""
 LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
-STOPPED_AT_ONCE = 2000
-"""Deliveries of a lost connection that stop their queues, per slice: some hundred microseconds."""
 RETURNED_AT_ONCE = 500
 """Deliveries of a lost connection returned per slice: half a millisecond."""
 RETURNED_QUEUES = 100
@@ -90,14 +88,10 @@ REDELIVERED_AT_ONCE = 500
 """Messages delivered again per slice: some milliseconds."""
 SERVED_AT_ONCE = 500
 """Credits that get messages of the row per slice: some milliseconds, where each is another connection's."""
-ENDED_AT_ONCE = 100
-"""Credits ended per slice: half a millisecond."""
 FREED_AT_ONCE = 5000
 """Messages whose memory is freed per slice: half a millisecond."""
 FLUSHED_AT_ONCE = 50
 """Queues whose notes are written per slice, when the server stops: half a millisecond."""
-KEPT_AT_ONCE = 200
-"""Messages copied per slice for a snapshot: half a millisecond."""
 HELD_BACK_TOLD_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
 _IDS_END = 1 << 32
@@ -646,7 +640,7 @@ class Queue(QueueBase):
         """End all credits in line."""
         line, self.line = self.line, ()
         if line:
-            self.engine.sliced_work.add(_end_in_slices(line, refusal))
+            self.engine.long_work.add(_end_in_slices(line, refusal))
 
     # -- messages leave, or are returned
 
@@ -888,9 +882,9 @@ class Queue(QueueBase):
         due: Mapping[int, int],
         held: Sequence[Iterable[Delivery[Queue]]],
     ) -> Iterator[list[KeptMessage]]:
-        for some in batched(back.items(), KEPT_AT_ONCE):
+        for some in batched(back.items()):
             yield [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in some]
-        for looked in batched(chain.from_iterable(held), KEPT_AT_ONCE):
+        for looked in batched(chain.from_iterable(held)):
             yield [KeptMessage(seq, count, 0, body) for queue, seq, body, count in looked if queue is self]
 
     def unacked(self) -> list[Delivery[Queue]]:
@@ -906,8 +900,8 @@ class Queue(QueueBase):
         pieces += map(iter, engine.returning.values())
         return [piece for piece in pieces if not isinstance(piece, DeliveredRun) or piece.queue is self]
 
-    def add_sliced_work(self, steps: Iterator[None]) -> None:
-        self.engine.sliced_work.add(steps)
+    def add_long_work(self, steps: Iterator[None]) -> None:
+        self.engine.long_work.add(steps)
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         engine = self.engine
@@ -956,7 +950,7 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.sliced_work = SlicedWork(times.timers, _report_crash)
+        self.long_work = LongWork(times.timers, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
@@ -1216,7 +1210,7 @@ class Engine:
     def free(self, *messages: deque[bytes] | dict[int, tuple[bytes, int]]) -> None:
         """Free the memory of messages that have left, in slices: a million at once takes 50 ms."""
         if sum(map(len, messages)) > FREED_AT_ONCE:
-            self.sliced_work.add(_free_in_slices(messages))
+            self.long_work.add(_free_in_slices(messages))
 
     def _undo_create(self, queue: Queue) -> None:
         """The disk refused its creation."""
@@ -1404,7 +1398,7 @@ class Engine:
         consumer.gave_all()
         if held:
             self.returning[consumer.number] = Returning(held, untried)
-            self.sliced_work.add(self._return_in_slices(consumer.number))
+            self.long_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
         """Each delivery stops its queue until it is back. So a queue delivers nothing between its first and
@@ -1412,12 +1406,11 @@ class Engine:
         """
         returning = self.returning[number]
         count = 0
-        for some in batched(returning, STOPPED_AT_ONCE):
+        for some in batched(returning):
             for queue, stops in Counter(map(itemgetter(0), some)).items():
                 queue.await_returns(stops)
             count += len(some)
-            if len(some) == STOPPED_AT_ONCE:
-                yield
+            yield
         left = iter(returning)
         while by_queue := _next_by_queue(left):
             returning.back += sum(map(len, by_queue.values()))
@@ -1485,7 +1478,7 @@ class Engine:
     def drain(self) -> None:
         """The server is stopping."""
         self.draining = True
-        self.sliced_work.add(self._flush_notes())
+        self.long_work.add(self._flush_notes())
         self.note_age()
 
     def _flush_notes(self) -> Iterator[None]:
@@ -1527,12 +1520,12 @@ def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[De
 def _free_in_slices(messages: Sequence[deque[bytes] | dict[int, tuple[bytes, int]]]) -> Iterator[None]:
     for some in messages:
         take: Callable[[], object] = some.popitem if isinstance(some, dict) else some.pop
-        for _ in taken_out(take, some, FREED_AT_ONCE):
+        for _ in taken_out(take, some):
             yield
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
-    for some in taken_out(line.popleft, line, ENDED_AT_ONCE):
+    for some in taken_out(line.popleft, line):
         for credit in some:
             if credit.left:
                 credit.consumer.end(credit, refusal)

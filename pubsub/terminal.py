@@ -53,6 +53,11 @@ class Terminal:
         # Bytes that TLS has read and not returned yet, which `select` does not see. (Importing ssl to test
         # for it would add a twentieth to the start.)
         self._pending: Callable[[], int] = getattr(sock, "pending", lambda: 0)
+        tls = sys.modules.get("ssl")
+        self._nothing_yet: tuple[type[OSError], ...] = (
+            BlockingIOError,
+            *([tls.SSLWantReadError] if tls else []),
+        )
         first = wire.encode_id(client_id.encode())
         sock.sendall(first + login + wire.encode_command(Command.UNSUBSCRIBE, PROBE))
 
@@ -102,12 +107,17 @@ class Terminal:
             _complain("commands: subscribe <topic>, unsubscribe <topic>, keep <topic>, exit")
 
     def _receive(self) -> Iterator[bytes]:
+        self._socket.settimeout(0)  # under TLS, what `select` saw may be no message: a session ticket
         try:
             data = self._socket.recv(READ_BYTES)
             while self._pending():
                 data += self._socket.recv(READ_BYTES)
+        except self._nothing_yet:
+            return
         except ConnectionResetError:
             data = b""
+        finally:
+            self._socket.settimeout(None)
         if not data and self._frames and not self._heard:
             raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
         if not data and time.monotonic() < self._since + FIRST_SECONDS:

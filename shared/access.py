@@ -346,7 +346,7 @@ class Access:
     """The users of a process, and the guards of its protocols. `users` is None without a users file.
 
     `audit` is called for each line of the audit log, `denied` for each request that no rule allows, once for
-    each user, action and name. `brokers.logins`, which has threads, sets `check_password`.
+    each user, action and name. `brokers.access.logins`, which has threads, sets `check_password`.
     """
 
     def __init__(

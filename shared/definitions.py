@@ -1,7 +1,7 @@
 """Definitions: durable objects other than messages, exported as rows and created again from them.
 
 A service offers `definitions: Sequence[DefinitionSection]`, one for each section that it has rows in. The
-host puts all sections into one document (`brokers.definitions`).
+host puts all sections into one document (`brokers.admin.definitions`).
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -2,9 +2,10 @@
 
 The collector walks each new object up to three times as it ages. A list or dict of 50,000 logs, or 30,000
 small objects, hold the loop 10 to 36 ms each time. Nearly all are gone, or are there to stay, once the work
-is done. So the collector pauses meanwhile, and then sets apart what is there (`brokers.collector`). That is
-still freed by its count of references. Only garbage in cycles stays until everything is walked again. Such
-work makes none, but who else is served meanwhile may. So a part of what is set apart is walked, seldom.
+is done. So the collector pauses meanwhile, and then sets apart what is there (`brokers.host.collector`).
+That is still freed by its count of references. Only garbage in cycles stays until everything is walked
+again. Such work makes none, but who else is served meanwhile may. So a part of what is set apart is walked,
+seldom.
 
 Only where a `Collector` is installed: another program that uses these packages keeps its own way.
 """

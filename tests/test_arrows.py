@@ -123,7 +123,7 @@ ENDS = {
     "kqmsgq": "bridge cli client listener replay",
     "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
     "pubsub": "bridge cli client listener replay terminal",
-    "shared": "local_path process_limits replaying tracing",
+    "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (
@@ -186,7 +186,7 @@ def keeps_the_loop_to_the_drivers(module: Module) -> Iterator[str]:
 
     A process that is only started is no part of the loop.
     """
-    if module.path.startswith(("shared/net/", "brokers/fairness.py")):
+    if module.path.startswith(("shared/net/", "brokers/host/fairness.py")):
         return
     used = {*module.imports(), *module.names()} - {"trio.lowlevel.open_process"}
     if "trio.lowlevel" in module.imports() or any(name.startswith("trio.lowlevel.") for name in used):
@@ -244,10 +244,10 @@ def test_every_package_of_the_project_is_looked_at() -> None:
     [
         (points_down, "shared/units.py", "import logmq.wire"),
         (points_down, "shared/units.py", "def f():\n    from brokers import cli"),
-        (points_down, "logmq/wire.py", "import brokers.render"),
+        (points_down, "logmq/wire.py", "import brokers.commands.render"),
         (points_down, "logmq/wire.py", "from brokers import render"),
         (points_down, "logmq/wire.py", "from ..brokers import render"),
-        (knows_no_protocol_by_name, "brokers/host.py", "from logmq.plugin import plugin"),
+        (knows_no_protocol_by_name, "brokers/host/host.py", "from logmq.plugin import plugin"),
         (knows_no_protocol_by_name, "brokers/bench/net.py", "import logmq.client"),
         (knows_no_protocol_by_name, "brokers/pipeline/session.py", "import logmq.wire"),
         (knows_no_protocol_by_name, "brokers/pipeline/source/servers.py", "import dms.wire"),
@@ -258,11 +258,15 @@ def test_every_package_of_the_project_is_looked_at() -> None:
         (is_sans_io, "logmq/session.py", "from time import monotonic"),
         (is_sans_io, "logmq/session.py", "import os.path"),
         (is_sans_io, "logmq/wire.py", "text = open('x').read()"),
-        (keeps_the_loop_to_the_drivers, "brokers/host.py", "import trio\ntrio.lowlevel.checkpoint()"),
+        (keeps_the_loop_to_the_drivers, "brokers/host/host.py", "import trio\ntrio.lowlevel.checkpoint()"),
         (keeps_the_loop_to_the_drivers, "logmq/client.py", "from trio.lowlevel import checkpoint"),
         (keeps_the_loop_to_the_drivers, "logmq/client.py", "from trio import lowlevel"),
-        (keeps_threads_to_the_store, "brokers/admin.py", "import trio\ntrio.to_thread.run_sync(f)"),
-        (keeps_threads_to_the_store, "brokers/admin.py", "from anyio import to_thread"),
+        (
+            keeps_threads_to_the_store,
+            "brokers/admin/application.py",
+            "import trio\ntrio.to_thread.run_sync(f)",
+        ),
+        (keeps_threads_to_the_store, "brokers/admin/application.py", "from anyio import to_thread"),
     ],
 )
 def test_a_broken_rule_is_found(rule: Rule, path: str, source: str) -> None:
@@ -354,7 +358,7 @@ NOT_PRIVATE = frozenset(
 )
 """Named tuples', `os._exit` and `sys._current_frames`, and with `_j...` what py4j and Spark call theirs."""
 LIBRARIES_PRIVATES: Mapping[str, frozenset[str]] = {
-    "brokers/explaining.py": frozenset({"_validators"}),
+    "brokers/settings/explaining.py": frozenset({"_validators"}),
     "tests/dmp/test_pika.py": frozenset({"_impl", "_transport", "_sock"}),
     "tests/shared/storage/test_os_disk.py": frozenset({"_thread_cache"}),
     "tests/trials/sim/world.py": frozenset({"_run", "_r"}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli import run
+from brokers.commands.cli import run
 from brokers.errors import ExitCode
 from tests.support.echo import install_echo
 from tests.support.installed import look_again

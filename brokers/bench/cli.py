@@ -18,9 +18,9 @@ from brokers.bench.load import SAID_FIRST, Address, Measured
 from brokers.bench.login import log_in_as
 from brokers.bench.processes import processor_seconds, server_process
 from brokers.bench.servers import serving
+from brokers.commands.flags import host_command
+from brokers.commands.render import Following
 from brokers.errors import ExitCode, Failure
-from brokers.flags import host_command
-from brokers.render import Following
 from shared.cli.options import Json, Port, at_least_one
 from shared.cli.progress import progress
 from shared.client.login import login_of

@@ -16,7 +16,7 @@ import trio
 
 from brokers.bridges.bridge import Bridge, KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
-from brokers.config import Config
+from brokers.settings.config import Config
 from shared.access import Access, User
 from shared.actions import action, changing
 from shared.addresses import split

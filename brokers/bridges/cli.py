@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from brokers.flags import host_app
-from brokers.render import Listing
-from brokers.server_address import ServerAddress
+from brokers.commands.flags import host_app
+from brokers.commands.render import Listing
+from brokers.commands.server_address import ServerAddress
 from shared.cli.options import Json
 from shared.errors import UsageError
 from shared.objects import BRIDGES

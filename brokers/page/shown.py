@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from brokers.commands.render import NUMBERS, PLACES
 from brokers.escape import escape
 from brokers.page import files
-from brokers.render import NUMBERS, PLACES
 from shared.units import named_unit, readable
 
 TEXT_MAX = 256

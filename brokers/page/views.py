@@ -14,9 +14,18 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.api import LOOKING, object_at, parts_behind
-from brokers.control import ROOT, path_part
-from brokers.listing import LOOK_AT_ONE_SECONDS, ListQuery, Row, is_number, listed, row_of, selected, sorts
+from brokers.admin.api import LOOKING, object_at, parts_behind
+from brokers.admin.listing import (
+    LOOK_AT_ONE_SECONDS,
+    ListQuery,
+    Row,
+    is_number,
+    listed,
+    row_of,
+    selected,
+    sorts,
+)
+from brokers.commands.control import ROOT, path_part
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (

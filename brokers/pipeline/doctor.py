@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
+from brokers.commands.render import CommandResult
 from brokers.errors import ExitCode
 from brokers.pipeline import java
-from brokers.render import CommandResult
 from shared.cli.options import Json, flag
 from shared.errors import BrokerError
 

@@ -90,7 +90,7 @@ class ReadOptions:
 
 def check_folder(path: Path) -> None:
     """Raise StoreFormat if it is not a data folder, Failure if it is not there, or OSError."""
-    from brokers.server_address import require_folder
+    from brokers.commands.server_address import require_folder
     from shared.storage.os_disk import OsDisk
     from shared.storage.tools.view import check_format
 

@@ -14,12 +14,12 @@ from cyclopts import Parameter
 
 from brokers import plugins
 from brokers.bridges.settings import ends_of
+from brokers.commands.flags import host_command
+from brokers.commands.render import CommandResult
+from brokers.commands.server_address import ServerAddress, data_folder, require_folder
 from brokers.errors import ExitCode, Failure
-from brokers.flags import host_command
-from brokers.render import CommandResult
 from brokers.replaying import engine, sources
 from brokers.replaying.sources import Chosen
-from brokers.server_address import ServerAddress, data_folder, require_folder
 from shared.addresses import MessageOrigin, NameTemplate, split
 from shared.cli.options import Json, Server, flag
 from shared.cli.progress import counting

@@ -26,7 +26,7 @@ def brokers_server(
     protocol: str, environ: Mapping[str, str] | None = None, python: str = sys.executable
 ) -> Start:
     """Starts our own with one protocol, as `serving` does, and without an admin port if it knows that one."""
-    asked = (python, "-P", "-c", "from brokers.settings import AdminSettings")
+    asked = (python, "-P", "-c", "from brokers.settings.sections import AdminSettings")
     knows = not subprocess.run(asked, capture_output=True, check=False).returncode
     settings = {**(environ or {}), **({"BROKERS_ADMIN_ENABLED": "false"} if knows else {})}
 

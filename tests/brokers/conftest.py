@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers import plugins
-from brokers.cli import run
+from brokers.commands.cli import run
 from tests.support.server import Server
 
 Run = Callable[..., tuple[int, str, str]]

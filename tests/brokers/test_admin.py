@@ -17,7 +17,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from brokers import admin, api, control
+from brokers.admin import api, application
+from brokers.commands import control
 from brokers.errors import ExitCode, Failure
 from shared.access import ASKER
 from shared.errors import BrokerError, LogMissing
@@ -97,7 +98,7 @@ async def serving(folder: Path, log: structlog.stdlib.BoundLogger | None = None)
     host = Host()
     listener = control.listen(folder)
     async with trio.open_nursery() as nursery:
-        await nursery.start(admin.serve, host, listener, log or quiet_log())
+        await nursery.start(application.serve, host, listener, log or quiet_log())
         yield host
         nursery.cancel_scope.cancel()
 

@@ -16,10 +16,12 @@ import pytest
 import trio
 import trio.testing
 
-from brokers import admin, admin_gate, admin_port, api, definitions
-from brokers.admin_gate import HEADERS, TOKEN_USER, Gate, token_of
-from brokers.admin_port import AdminPort, TurnPace, listen
-from brokers.logins import Logins
+from brokers.access.logins import Logins
+from brokers.admin import api, application, definitions
+from brokers.admin import gate as admin_gate
+from brokers.admin import port as admin_port
+from brokers.admin.gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.admin.port import AdminPort, TurnPace, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.strangers import Strangers
@@ -114,7 +116,7 @@ async def admin_port_at(host: str = "127.0.0.1", **options: Any) -> AsyncIterato
     told: list[Mapping[str, Any]] = []
     bound = AdminPort(listen("127.0.0.1", 0), quiet_log(told), Strangers())
     gate = Gate(
-        admin.application(operated),
+        application.application(operated),
         access,
         logins,
         token=TOKEN,
@@ -648,7 +650,7 @@ async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
 async def test_a_sessions_cookie_opens_nothing_from_another_address(secure: bool, name: str) -> None:
     """It goes to servers on other ports of this host's name, and their users may be others."""
     access = Access({})
-    app = admin.application(Host())
+    app = application.application(Host())
     gate = Gate(app, access, Logins(access), token=TOKEN, host="0.0.0.0", port=5, secure=secure)
 
     async def ask(peer: str, path: str, **headers: str) -> tuple[int, dict[bytes, bytes]]:

@@ -13,10 +13,10 @@ from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
-from brokers import announcing
-from brokers.config import load
 from brokers.errors import ExitCode, Failure
-from brokers.service import Bound
+from brokers.host import announcing
+from brokers.host.service import Bound
+from brokers.settings.config import load
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(

@@ -14,8 +14,8 @@ import pytest
 import trio
 from starlette.exceptions import HTTPException
 
-from brokers import listing
-from brokers.control import name_in, path_part
+from brokers.admin import listing
+from brokers.commands.control import name_in, path_part
 from shared.objects import KINDS, QUEUES, Objects, key_of
 from tests.brokers.asking import Api, login, scrape
 from tests.support.server import Server, run, speak, until

@@ -22,8 +22,8 @@ from brokers.bench import adapter, cli, dms, kqmsgq, load, login, pubsub, server
 from brokers.bench.adapter import Adapter, Point
 from brokers.bench.cli import MODES, adapter_of
 from brokers.bench.load import Consumer, FanOut, Producer, Talk
+from brokers.commands.render import Following
 from brokers.errors import ExitCode, Failure
-from brokers.render import Following
 from dmp import wire as dmp_wire
 from dms import wire as dms_wire
 from dms.wire import Type

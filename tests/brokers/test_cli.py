@@ -19,10 +19,10 @@ from cyclopts import App, ValidationError
 from trio.testing import MockClock
 
 from brokers.__main__ import buffer_standard_output
-from brokers.cli import finish, root, run, stream
-from brokers.commands import REMOVED
+from brokers.commands.catalog import REMOVED
+from brokers.commands.cli import finish, root, run, stream
+from brokers.commands.render import Output
 from brokers.errors import ExitCode
-from brokers.render import Output
 from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import VerbRequest
@@ -308,7 +308,7 @@ def test_a_file_of_settings_is_named_to_every_verb_as_to_serving(
 def imported_by(*words: str) -> set[str]:
     """The modules that a command imports, in a process of its own."""
     script = (
-        "import sys; from brokers.cli import run\n"
+        "import sys; from brokers.commands.cli import run\n"
         "try: run(sys.argv[1:])\n"
         "finally: print('\\n'.join(sys.modules), file=sys.stderr)"
     )
@@ -441,7 +441,7 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
         "import signal, sys\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'brokers.commands': signal.raise_signal(signal.SIGINT)\n"
+        "        if name == 'brokers.commands.catalog': signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "from brokers.__main__ import main\n"
         "main()"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers import collector
-from brokers.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
+from brokers.host import collector
+from brokers.host.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
 from shared.garbage import UNWALKED_MAX, WALKED_MOST, Pauses
 
 
@@ -198,7 +198,7 @@ def test_garbage_in_cycles_is_found_also_where_it_was_set_apart() -> None:
     """With the real collector, in a process of its own."""
     text = """
 import gc, weakref
-from brokers import collector
+from brokers.host import collector
 collector.LONG_SECONDS, collector.WHOLE_SECONDS, collector.FEW = 0.0, -1.0, -1_000_000
 class Thing: pass
 its = collector.Collector()

@@ -15,11 +15,11 @@ import pyspark
 import pytest
 from packaging.requirements import Requirement
 
-from brokers.cli import root
-from brokers.config import load
-from brokers.flags import ServeCommand
+from brokers.commands.cli import root
+from brokers.commands.flags import ServeCommand
 from brokers.pipeline import java
 from brokers.plugins import load_all
+from brokers.settings.config import load
 from tests.support.compose import ROOT, interpolated, read
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.config import Config, load
+from brokers.commands.flags import Flag
 from brokers.errors import ExitCode, InvalidSettings
-from brokers.flags import Flag
+from brokers.settings.config import Config, load
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
 from tests.support.installed import plugin

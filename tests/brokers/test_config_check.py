@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from brokers import plugins
-from brokers.config import OWN_SECTIONS, as_served
 from brokers.errors import ExitCode
-from brokers.explaining import explained
+from brokers.settings.config import OWN_SECTIONS, as_served
+from brokers.settings.explaining import explained
 from tests.brokers.conftest import Run
 from tests.support.server import NotReadyError, Server
 

@@ -10,8 +10,8 @@ import pika
 import pytest
 import trio
 
-from brokers import definitions
-from brokers.definitions import Document
+from brokers.admin import definitions
+from brokers.admin.definitions import Document
 from dms.client import QueueOptions, connect
 from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Promised, Row
 from shared.objects import BadArgument

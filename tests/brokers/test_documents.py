@@ -13,18 +13,19 @@ from typing import Any
 import pytest
 from cyclopts import App, CycloptsError
 
-from brokers import control, plugins
-from brokers.checking import checked
-from brokers.cli import root, run
-from brokers.config import OWN_SECTIONS, load
+from brokers import plugins
+from brokers.commands import control
+from brokers.commands.cli import root, run
 from brokers.errors import ExitCode
-from brokers.structure import leaves, plain, written
+from brokers.settings.checking import checked
+from brokers.settings.config import OWN_SECTIONS, load
+from brokers.settings.structure import leaves, plain, written
 from shared.errors import BrokerError
 from tests.brokers.test_examples import examples
 from tests.support.server import Server
 
 TOP = Path(__file__).parent.parent.parent
-OPERATING = (TOP / "brokers" / "README.md").read_text()
+OPERATING = "\n".join(path.read_text() for path in sorted((TOP / "brokers" / "docs").glob("*.md")))
 README = (TOP / "README.md").read_text()
 
 
@@ -169,10 +170,10 @@ def _arguments(app: App) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_the_unit_is_one_for_systemd_and_leaves_the_service_little_of_the_machine(tmp_path: Path) -> None:
-    unit = tmp_path / "brokers.service"
+    unit = tmp_path / "brokers.host.service"
     text, *more = re.findall(r"```ini\n(.*?)```", OPERATING, re.DOTALL)
     unit.write_text(text.replace("/opt/brokers/bin/brokers", sys.executable))
-    (tmp_path / "brokers.service.d").mkdir()
+    (tmp_path / "brokers.host.service.d").mkdir()
     assert len(more) == 2
 
     def analyze(*words: str) -> str:
@@ -181,6 +182,6 @@ def test_the_unit_is_one_for_systemd_and_leaves_the_service_little_of_the_machin
         return asked.stdout + asked.stderr
 
     for each in more:
-        (tmp_path / "brokers.service.d" / "tls.conf").write_text(each)
+        (tmp_path / "brokers.host.service.d" / "tls.conf").write_text(each)
         assert analyze("verify", str(unit)) == ""
     analyze("security", "--offline=true", "--threshold=20", str(unit))  # tenths: the document says 1.4

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers import dumping
-from brokers.dumping import BATCH_RECORDS, decoder
+from brokers.commands import dumping
+from brokers.commands.dumping import BATCH_RECORDS, decoder
 from shared.storage.tools.logs import DamagedRow, RecordRow
 from tests.brokers.conftest import Run
 from tests.support.recorded import block

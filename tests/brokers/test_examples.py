@@ -6,7 +6,7 @@ from inspect import cleandoc
 from cyclopts import App
 
 from brokers import plugins
-from brokers.cli import root
+from brokers.commands.cli import root
 
 
 def examples(app: App, *path: str) -> Iterator[tuple[str, str]]:

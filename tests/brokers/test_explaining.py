@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from brokers import plugins
-from brokers.config import OWN_SECTIONS
-from brokers.explaining import chosen, explained
+from brokers.settings.config import OWN_SECTIONS
+from brokers.settings.explaining import chosen, explained
 from shared.errors import UsageError
 from shared.units import KIB, limit
 

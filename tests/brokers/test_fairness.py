@@ -13,8 +13,8 @@ import trio.testing
 from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
-from brokers import fairness
-from brokers.fairness import BEAT_SECONDS, TELL_SECONDS, TOLD_SECONDS, LoopWatch
+from brokers.host import fairness
+from brokers.host.fairness import BEAT_SECONDS, TELL_SECONDS, TOLD_SECONDS, LoopWatch
 
 
 def hold(seconds: float) -> None:

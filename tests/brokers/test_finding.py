@@ -9,9 +9,9 @@ import pytest
 import trustme
 
 from brokers import plugins
-from brokers.cli import run
+from brokers.commands.cli import run
+from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure, InvalidSettings
-from brokers.server_address import ServerAddress
 from shared.cli.options import Place, Server
 
 Find = Callable[..., Any]

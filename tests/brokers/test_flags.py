@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers import plugin_cli
-from brokers.cli import root
-from brokers.config import load
+from brokers.commands import protocols
+from brokers.commands.cli import root
+from brokers.commands.flags import Flag, ServeCommand, port_flags
 from brokers.errors import InvalidSettings
-from brokers.flags import Flag, ServeCommand, port_flags
 from brokers.plugins import load_all
+from brokers.settings.config import load
 
 
 def test_a_protocol_that_can_be_recorded_is_when_its_serve_is_told_so() -> None:
@@ -51,7 +51,7 @@ def test_a_protocols_own_serve_says_what_was_said_and_nothing_else() -> None:
 @pytest.mark.parametrize("protocol", ["dms", "logmq", "dmp"])
 def test_a_protocols_commands_are_the_same_however_often_they_are_asked_for(protocol: str) -> None:
     def commands() -> dict[str, object]:
-        app = getattr(plugin_cli, protocol)
+        app = getattr(protocols, protocol)
         return {word: app[word].default_command for word in app}
 
     assert commands() == commands()

@@ -6,8 +6,8 @@ import attrs
 import pytest
 import structlog
 
-from brokers import flows
-from brokers.flows import Flows
+from brokers.admin import flows
+from brokers.admin.flows import Flows
 from shared.objects import QUEUES, Objects
 
 

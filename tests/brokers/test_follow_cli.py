@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from brokers import control
+from brokers.commands import control
+from brokers.commands.follow import followed, log_line
 from brokers.errors import ExitCode, Failure
-from brokers.follow_cli import followed, log_line
 from tests.brokers.conftest import Run
 from tests.support.server import START_SECONDS, Server, speak, until
 

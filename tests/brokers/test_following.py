@@ -11,10 +11,10 @@ import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from brokers import logs
-from brokers.control import ControlConnection
-from brokers.following import Followers
-from brokers.recent import KEPT, Recent
+from brokers.admin.following import Followers
+from brokers.commands.control import ControlConnection
+from brokers.host import logs
+from brokers.host.recent import KEPT, Recent
 from tests.brokers.asking import Asking
 from tests.support.server import Server, speak
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from brokers.control import address_in
+from brokers.commands.control import address_in
 from brokers.errors import ExitCode
 from pubsub import terminal
 from tests.brokers.conftest import Run

@@ -10,8 +10,8 @@ import structlog.testing
 import trio
 import trio.lowlevel
 
-from brokers import hashing
-from brokers.hashing import COMMAND, IN_THREADS_SECONDS, Hashing
+from brokers.access import hashing
+from brokers.access.hashing import COMMAND, IN_THREADS_SECONDS, Hashing
 from shared.access import Secret
 
 PASSWORD = b"right\0\xff \n"

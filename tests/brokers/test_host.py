@@ -15,11 +15,11 @@ import trio.testing
 from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
-from brokers import host
-from brokers.config import Config, load
 from brokers.errors import ExitCode, Failure
-from brokers.host import UNUSED_SEGMENT_BYTES, Host
-from brokers.settings import AdminSettings
+from brokers.host import host
+from brokers.host.host import UNUSED_SEGMENT_BYTES, Host
+from brokers.settings.config import Config, load
+from brokers.settings.sections import AdminSettings
 from shared.budget import Account, OverBudget
 from shared.errors import CorruptRecord, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Histogram, Sample
@@ -367,7 +367,7 @@ class Recorded:
 async def test_what_is_held_is_written_before_the_store_closes_whatever_ends_it(
     make_host: MakeHost, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.host.Recording", lambda *_: Recorded(done))
+    monkeypatch.setattr("brokers.host.host.Recording", lambda *_: Recorded(done))
     it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)
@@ -421,7 +421,7 @@ async def test_a_backup_says_when_it_was_made(
     async def copy(*asked: Any, now_ms: int) -> None:
         made.append((asked, now_ms))
 
-    monkeypatch.setattr("brokers.host.backup_files", copy)
+    monkeypatch.setattr("brokers.host.host.backup_files", copy)
     it = make_host()
     async with trio.open_nursery() as nursery:
         await nursery.start(it.run)

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from brokers.render import Column, lay_out
+from brokers.commands.render import Column, lay_out
 
 
 def test_a_word_is_never_broken_but_cut_where_it_alone_is_too_long() -> None:

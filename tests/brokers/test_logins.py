@@ -9,7 +9,7 @@ import trio.lowlevel
 import trio.testing
 from trio.testing import MockClock
 
-from brokers.logins import (
+from brokers.access.logins import (
     ANSWERS_AT_ONCE,
     SLOW_SECONDS,
     WAITING_ADDRESS_MAX,

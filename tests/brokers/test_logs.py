@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.escape import escape, escape_name
-from brokers.logs import (
+from brokers.host.logs import (
     KINDS_MAX,
     LINES_PER_SECOND,
     MATTERS_MAX,

@@ -13,8 +13,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers import detailed, metrics
-from brokers.rates import Rates
+from brokers.admin import detailed, metrics
+from brokers.admin.rates import Rates
 from dms.client import connect
 from shared.metrics import Gauge, Histogram, Sample, ack_sample, counter, samples
 from shared.objects import QUEUES, BadArgument, Objects

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from brokers import control, object_cli, render
-from brokers.commands import OBJECT_KINDS
+from brokers.commands import control, objects, render
+from brokers.commands.catalog import OBJECT_KINDS
 from brokers.errors import ExitCode
 from shared.objects import KINDS
 from tests.brokers.conftest import Run
@@ -53,7 +53,7 @@ def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
     rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
     monkeypatch.setattr(control, "PAGE", page)
-    monkeypatch.setattr(object_cli, "PAGE", page)
+    monkeypatch.setattr(objects, "PAGE", page)
 
     def names(*words: str) -> list[str]:
         return [row["name"] for row in rows("topics", "listed.*", *words)]
@@ -143,11 +143,23 @@ def test_messages_are_read_through_the_api_where_only_that_is_reached(
     for words, code, why in (
         (["nix"], ExitCode.MISSING, "nix"),
         (["huge"], ExitCode.FAILED, "more than the API shows"),
-        (["far", "--follow"], ExitCode.USAGE, "LogMQ's own port"),
     ):
         got, _, line = consumed(*words)
         assert got == code
         assert why in line
+
+
+def test_what_only_the_protocol_can_do_goes_to_the_same_server_as_the_rest(
+    command: Run, shared_server: Server
+) -> None:
+    speak(shared_server.address("logmq"), b"PRODUCE near one\nPRODUCE near two\n")
+    named = ("--data-dir", str(shared_server.data))
+    assert command("logmq", "consume", "near", "--follow", "--max", "1", *named)[:2] == (0, "one\n")
+    group = ("--group", "h", "--commit", "--max", "1")
+    for message in ("one", "two"):
+        assert command("logmq", "consume", "near", *group, *named)[:2] == (0, f"{message}\n")
+    assert command("dmp", "declare", "queue", "near", *named)[0] == 0
+    assert command("dmp", "delete", "queue", "near", "--if-empty", *named)[0] == 0
 
 
 def test_a_watched_list_is_shown_anew_until_it_is_interrupted(
@@ -162,7 +174,7 @@ def test_a_watched_list_is_shown_anew_until_it_is_interrupted(
 
     monkeypatch.setattr(render, "sleep", rest)
     output = io.StringIO()
-    listing = object_cli.list_app(KINDS["topics"])
+    listing = objects.list_app(KINDS["topics"])
     watched = render.Watched(lambda: render.Listing([{"name": topics[0]}], {"name": ""}))
     with pytest.raises(KeyboardInterrupt):
         render.Output(output).show(watched)

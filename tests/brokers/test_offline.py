@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers import control, server_cli
-from brokers.cli import run
+from brokers.commands import control, server
+from brokers.commands.cli import run
+from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure
-from brokers.server_address import ServerAddress
 from shared.errors import StoreInUse
 from shared.plugin import VerbRequest
 from shared.storage.lock import FolderLock
@@ -16,7 +16,7 @@ from tests.support.server import Server, speak
 
 
 def groups(folder: Path, *, offline: bool = True, verb: str = "groups") -> object:
-    return server_cli.ask(
+    return server.ask(
         VerbRequest("logmq", verb, {"topic": "t"}, offline, server=ServerAddress(data_dir=folder))
     )
 
@@ -43,7 +43,7 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
     def asked() -> str:
         request = VerbRequest("dms", "queues", {}, server=ServerAddress())
         with pytest.raises(Failure) as refused:
-            server_cli.ask(request)
+            server.ask(request)
         return str(refused.value)
 
     assert "the data folder data " in asked()
@@ -79,7 +79,7 @@ def test_where_a_file_names_no_folder_the_usual_one_counts(
     Path("dms_data").mkdir()
     Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
     with pytest.raises(Failure, match="the data folder dms_data "):
-        server_cli.ask(VerbRequest("dms", "queues", {}, server=ServerAddress(config=Path("b.toml"))))
+        server.ask(VerbRequest("dms", "queues", {}, server=ServerAddress(config=Path("b.toml"))))
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
@@ -122,16 +122,16 @@ def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
     asked: list[object] = []
     monkeypatch.setattr(control.AdminClient, "request", lambda *arguments: asked.append(arguments[-1]))
     arguments = {"count": 0, "raw": False, "name": "", "topic": None}
-    server_cli.ask(VerbRequest("logmq", "groups", arguments, server=ServerAddress(data_dir=tmp_path)))
+    server.ask(VerbRequest("logmq", "groups", arguments, server=ServerAddress(data_dir=tmp_path)))
     assert asked == [{"count": 0, "raw": False, "name": ""}]
 
 
 @pytest.mark.parametrize(("severity", "code"), [("damage", ExitCode.FAILED), ("note", ExitCode.OK)])
 def test_a_copy_with_damage_in_it_is_told_by_its_exit_code(severity: str, code: ExitCode) -> None:
     check = {"logs": 1, "records": 2, "findings": [{"severity": severity}]}
-    outcome = server_cli.copied({"bytes": 3, "check": check}, True)
+    outcome = server.copied({"bytes": 3, "check": check}, True)
     assert outcome.code == code
     assert outcome.shown["damaged"] is (severity == "damage")
-    changed = server_cli.copied({"bytes": 3, "check": check, "changed": ["a is gone"]}, True)
+    changed = server.copied({"bytes": 3, "check": check, "changed": ["a is gone"]}, True)
     assert changed.code == ExitCode.FAILED
     assert changed.shown["changed"] == ["a is gone"]

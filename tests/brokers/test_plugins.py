@@ -5,8 +5,9 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers import config, plugins
+from brokers import plugins
 from brokers.errors import ExitCode, Failure, InvalidSettings
+from brokers.settings import config
 from tests.support.installed import install, plugin
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from brokers.cli import run
+from brokers.commands.cli import run
 from brokers.errors import ExitCode
 
 ASKING = (

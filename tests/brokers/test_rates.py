@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import trio
 import trio.testing
 
+from brokers.admin.rates import BEAT_SECONDS, HISTORY_BEATS, Rates
 from brokers.page import shown
-from brokers.rates import BEAT_SECONDS, HISTORY_BEATS, Rates
 from logmq.metrics import GAUGES, Counts
 from shared.metrics import Sample, samples
 

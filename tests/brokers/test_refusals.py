@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from brokers import plugins
-from brokers.config import load
+from brokers.commands.flags import Flag
 from brokers.errors import ExitCode, Failure, exit_code, folder_errors
-from brokers.flags import Flag
+from brokers.settings.config import load
 from shared.client.dial import Disconnected, Unreachable
 from shared.errors import BrokerError
 from shared.storage.lock import FolderLock

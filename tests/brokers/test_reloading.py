@@ -12,10 +12,12 @@ import trio
 import trustme
 from trio.testing import wait_all_tasks_blocked
 
-from brokers import logs, plugins, reloading
-from brokers.config import Config, load
+from brokers import plugins
 from brokers.errors import Failure, InvalidSettings
-from brokers.reloading import Apply, PartlyReloaded, Reloader
+from brokers.host import logs
+from brokers.settings import reloading
+from brokers.settings.config import Config, load
+from brokers.settings.reloading import Apply, PartlyReloaded, Reloader
 from shared.net.settings import TlsSettings
 from shared.net.tls import ServerTls
 from tests.support.installed import quiet_log

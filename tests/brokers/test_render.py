@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from brokers.render import Listing, Output
+from brokers.commands.render import Listing, Output
 from shared.cli.progress import progress
 from shared.errors import UsageError
 

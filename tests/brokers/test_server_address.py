@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from brokers import control
+from brokers.commands import control
+from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure
-from brokers.server_address import ServerAddress
 from shared.errors import BrokerError, UsageError
 from tests.brokers.conftest import Run
 from tests.support.server import Server

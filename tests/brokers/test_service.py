@@ -12,8 +12,8 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from brokers.config import Config, load
-from brokers.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
+from brokers.host.service import BACKOFF_SECONDS_MAX, WELL_SECONDS, SupervisedService
+from brokers.settings.config import Config, load
 from shared.access import Access
 from shared.errors import ConfigError
 from shared.metrics import Sample

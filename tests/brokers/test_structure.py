@@ -11,7 +11,16 @@ import pytest
 from attrs import validators
 
 from brokers.errors import Problem
-from brokers.structure import GivenValue, Key, build, environment_keys, flatten, leaves, plain, written
+from brokers.settings.structure import (
+    GivenValue,
+    Key,
+    build,
+    environment_keys,
+    flatten,
+    leaves,
+    plain,
+    written,
+)
 
 
 class Policy(enum.Enum):

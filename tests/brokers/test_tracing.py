@@ -9,9 +9,9 @@ import pika
 import pytest
 import trio
 
-from brokers import tracing
-from brokers.service import SupervisedService
-from brokers.tracing import NAMES_MAX, TooManyTraces, Traces
+from brokers.admin import tracing
+from brokers.admin.tracing import NAMES_MAX, TooManyTraces, Traces
+from brokers.host.service import SupervisedService
 from shared.objects import BadArgument
 from shared.tracing import COPIES_MAX, Tap
 from tests.brokers.asking import Api, Asking

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli import run
+from brokers.commands.cli import run
 from brokers.errors import ExitCode
 from shared.access import Secret, parse_users
 from tests.support.server import run_here

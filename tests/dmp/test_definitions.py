@@ -2,7 +2,7 @@
 
 import json
 
-from brokers.definitions import Document
+from brokers.admin.definitions import Document
 from dmp.declarations import ExchangeKind
 from dmp.definitions import definitions_of
 from shared.definitions import PART

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers import control
+from brokers.commands import control
 from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient
 from tests.support.server import Server, until

@@ -4,7 +4,7 @@ import time
 import zlib
 from pathlib import Path
 
-from brokers import control
+from brokers.commands import control
 from tests.dms.queue_file import Record, read
 from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient

@@ -8,9 +8,9 @@ from dms import admin, engine, queue_log, session, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
-from shared.queues import sliced_work
 from shared.storage.store import Store
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
+from tests.support.turns import short_turns
 
 COUNT = 40
 
@@ -18,7 +18,7 @@ COUNT = 40
 @pytest.fixture(autouse=True)
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETURNED_AT_ONCE", 2)
-    monkeypatch.setattr(engine, "ENDED_AT_ONCE", 2)
+    short_turns(monkeypatch, items=COUNT // 2)
 
 
 def holding(world: World) -> tuple[Peer, list[bytes]]:
@@ -119,7 +119,8 @@ def test_what_comes_back_goes_out_to_many_who_wait_in_turns(monkeypatch: pytest.
     assert late.take() == []
 
 
-def test_many_waits_end_in_turns_with_their_queue() -> None:
+def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_turns(monkeypatch, items=2)
     world = World(MEMORY)
     peer, _ = holding(world)
     waiting = world.connect()
@@ -157,8 +158,7 @@ def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatc
 def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
     options: bytes, purged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "KEPT_AT_ONCE", 2)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
+    short_turns(monkeypatch, 1, 2)
     world = World()
     peer = world.connect()
     peer.create("orders", options)
@@ -177,7 +177,7 @@ def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
         world.call("purge", queue="orders")
     assert world.engine.counts.snapshots == 0, "there is more to do"
     expected = sorted(kept for part in queue.older_than_row() for kept in part)
-    while world.engine.sliced_work.busy:
+    while world.engine.long_work.busy:
         world.advance(0)
     assert world.engine.counts.snapshots == 1
     world.kill()
@@ -212,7 +212,7 @@ def looks_of_a_redrive(monkeypatch: pytest.MonkeyPatch, count: int) -> int:
     queue = world.engine.queues[b"other"]
     back = queue.back = CountedDict(queue.back)
     assert world.call("redrive", queue="other") == {"queue": "other", "moved": 0, "left": count}
-    while world.engine.sliced_work.busy:
+    while world.engine.long_work.busy:
         world.advance(0)
     assert [body for _, body in peer.consume("other", count)] == [b"%d" % number for number in range(count)]
     return back.looks
@@ -247,7 +247,7 @@ def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
 
 def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "MOVED_AT_ONCE", 2)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
+    short_turns(monkeypatch, 1)
     world = World(MEMORY)
     returned(world)
     waiting = world.connect()
@@ -355,8 +355,7 @@ def test_consumes_that_wait_end_with_their_right_and_what_is_held_may_be_acknowl
 
 def test_what_was_held_of_many_queues_comes_back_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "RETURNED_QUEUES", 1)
-    monkeypatch.setattr(engine, "STOPPED_AT_ONCE", 3)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
+    short_turns(monkeypatch, 1, 3)
     world = World(MEMORY)
     peer = world.connect()
     names = [f"q{number}" for number in range(4)]
@@ -373,7 +372,7 @@ def test_what_was_held_of_many_queues_comes_back_in_turns(monkeypatch: pytest.Mo
     got: list[list[bytes]] = []
     for name, each in zip(names, waiting, strict=True):
         got.append([body for _, body in each.consume(name)])
-    while world.engine.sliced_work.busy:
+    while world.engine.long_work.busy:
         world.advance(0)
         for name, each, bodies in zip(names, waiting, got, strict=True):
             bodies += [body for _, body in deliveries(each.take()) + each.consume(name)]
@@ -498,6 +497,7 @@ def test_a_queue_that_is_deleted_during_its_purge(monkeypatch: pytest.MonkeyPatc
 
 def test_a_deleted_queue_is_freed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "FREED_AT_ONCE", 3)
+    short_turns(monkeypatch, items=3)
     world = World()
     returned(world)
     other = world.connect()

@@ -22,7 +22,7 @@ import trustme
 from pamqp import base, commands
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers import control
+from brokers.commands import control
 from brokers.errors import ExitCode
 from dmp.amqp.wire import Direct, decode_untrusted, encode
 from dmp.wire import AMQP_HEADER

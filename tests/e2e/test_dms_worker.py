@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from brokers import control
+from brokers.commands import control
 from dms.client import connect
 from tests.support.server import Server, until
 

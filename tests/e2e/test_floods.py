@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from brokers import control
+from brokers.commands import control
 from shared.access import Rule, Secret, User
 from tests.e2e.users import server_of
 from tests.support.forked import quick_passwords

@@ -16,7 +16,7 @@ import dms.client
 import kqmsgq.client
 import logmq.client
 import pubsub.client
-from brokers import control
+from brokers.commands import control
 from dmp.amqp_client import Refused, open_amqp
 from dms.errors import Denied
 from logmq.client import LogmqError

@@ -13,7 +13,7 @@ import attrs
 import pytest
 import trustme
 
-from brokers import control
+from brokers.commands import control
 from brokers.errors import ExitCode, Failure
 from dms import wire as dms_wire
 from shared.access import SALT_BYTES, Rule, Secret, User

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pamqp import commands
 
-from brokers import control
-from brokers.cli import root
+from brokers.commands import control
+from brokers.commands.cli import root
 from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from dms import wire as dms_wire

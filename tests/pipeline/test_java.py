@@ -81,7 +81,7 @@ def test_the_extras_java_is_started_without_the_module_that_it_lacks() -> None:
 def test_the_pipeline_costs_the_command_line_nothing() -> None:
     """Neither Spark nor Arrow is imported for a list of commands, or by importing the package."""
     program = (
-        "import sys; import brokers.pipeline; from brokers.cli import root; root([]);"
+        "import sys; import brokers.pipeline; from brokers.commands.cli import root; root([]);"
         "print([name for name in ('pyspark', 'pyarrow', 'numpy', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

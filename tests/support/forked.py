@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
-import brokers
 from brokers import __main__ as process
-from brokers import logins, plugins
+from brokers import plugins
+from brokers.access import logins
 from shared import access
 
 QUICK_SCRYPT_N = 2
@@ -262,12 +262,13 @@ def _forked(begun: Mapping[str, Any], stdin: int, stdout: int, stderr: int, stat
 def _import_all() -> None:
     """What commands import where they need it, too."""
     for name in (
-        *("cyclopts.help", "docstring_parser", "brokers.cli", "brokers.serving"),
+        *("cyclopts.help", "docstring_parser", "brokers.commands.cli", "brokers.host.serving"),
         *("shared.net.poll", "anyio._backends._trio", "encodings.idna"),
     ):
         importlib.import_module(name)
-    for module in pkgutil.iter_modules(brokers.__path__, "brokers."):
-        if not module.ispkg and module.name != "brokers.__main__":
+    for room in ("host", "admin", "commands", "access", "settings"):
+        package = importlib.import_module(f"brokers.{room}")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     for name in plugins.names():
         importlib.import_module(plugins.load(name).cli.partition(":")[0])

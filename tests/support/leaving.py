@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from brokers import cli
+from brokers.commands import cli
 
 
 def run_and_leave(reads: int, *arguments: str) -> tuple[int, list[bytes]]:

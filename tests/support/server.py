@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import pytest
 
-from brokers import cli, control
+from brokers.commands import cli, control
 from brokers.plugins import names
 from tests.support import forked
 

@@ -20,8 +20,8 @@ from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from brokers.access.hasher import stand_aside
 from brokers.bench.load import Measured
-from brokers.hasher import stand_aside
 from shared.process_limits import raise_file_limit
 from tests.bench.sweep import taken_in_turns
 from tests.trials import outcomes

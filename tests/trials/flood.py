@@ -20,8 +20,8 @@ from pathlib import Path
 
 import attrs
 
-from brokers import control
 from brokers.bench.load import Measured
+from brokers.commands import control
 from brokers.errors import Failure
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
 from shared.process_limits import raise_file_limit

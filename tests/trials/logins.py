@@ -21,8 +21,8 @@ from pathlib import Path
 
 import attrs
 
+from brokers.access.hasher import stand_aside
 from brokers.bench.load import SAID_FIRST
-from brokers.hasher import stand_aside
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from tests.support.server import counter
 from tests.trials import outcomes

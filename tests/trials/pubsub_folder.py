@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from brokers import control
+from brokers.commands import control
 from pubsub.wire import Command, encode_command, encode_id
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, PubsubBook, Subscription

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from brokers.commands.render import CommandResult, Following
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.reading import ReadOptions, a_folder, pair
 from brokers.pipeline.running import check_master, said, spark_for
-from brokers.render import CommandResult, Following
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
 from shared.errors import UsageError
@@ -69,12 +69,12 @@ def archive(
     require_spark()
     from json import dumps
 
+    from brokers.commands.server_address import require_folder
     from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.archiving.job import Settings
     from brokers.pipeline.archiving.manifest import Manifest
     from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
-    from brokers.server_address import require_folder
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),

@@ -1,4 +1,4 @@
-"""Keeps Spark's lookup worker quiet, which imports every module whose name begins with `pyspark_`.
+"""Keeps Spark's lookup worker quiet, which imports every module whose name begins with `pyspark_*`.
 
 It has no data source.
 """

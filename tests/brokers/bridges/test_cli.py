@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from brokers.cli import run
-from brokers.control import AdminClient
+from brokers.commands.cli import run
+from brokers.commands.control import AdminClient
 from brokers.errors import ExitCode
 
 

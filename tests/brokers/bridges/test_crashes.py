@@ -11,8 +11,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
-from brokers.config import load
-from brokers.host import Host
+from brokers.host.host import Host
+from brokers.settings.config import load
 from logmq.plugin import plugin
 from logmq.settings import LogmqSettings
 from shared.storage.settings import Durability, StorageSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers import plugins
-from brokers.cli import run
+from brokers.commands.cli import run
 from tests.brokers.test_documents import mistakes
 from tests.support.server import Server, until
 

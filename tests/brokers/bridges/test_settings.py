@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from brokers.bridges.settings import BridgeFilter, BridgeSettings, parse_bridges
-from brokers.config import load
 from brokers.errors import InvalidSettings
 from brokers.plugins import load_working
+from brokers.settings.config import load
 from tests.brokers.bridges.world import ends
 
 FILE = """\

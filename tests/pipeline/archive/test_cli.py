@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from brokers.commands.render import CommandResult
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import cli, names
 from brokers.pipeline.archiving.cli import archive, archived, until_told
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.reading import ReadOptions
-from brokers.render import CommandResult
 from shared.errors import BrokerError, ConfigError, UsageError
 from tests.pipeline.archive.model import Archiver
 from tests.support.folders import fill

@@ -1,0 +1,1 @@
+"""Users and their logins: the users file, and how passwords are checked."""

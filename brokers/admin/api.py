@@ -1,0 +1,494 @@
+"""Version 1 of the API, `/api/v1`: lists the objects of every protocol, shows one, and acts on it.
+
+| request | answer |
+|---|---|
+| GET /overview | the running protocols, with their rates over the last minute |
+| GET /history?after= | rates over the last 15 minutes, or since one of its `times` |
+| GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
+| GET /<kind>?sort=&limit= | the first `limit` objects by a column; `sort=-ready`: the largest first |
+| POST /<kind> | creates an object; 405 for kinds that cannot be created here |
+| GET /<kind>/<name> | one object, with the columns of the list |
+| GET /<kind>/<name>/<action> | runs an action that changes nothing; its arguments are query parameters |
+| POST /<kind>/<name>/<action>?dry_run= | runs an action; arguments and answer are JSON objects |
+| DELETE /<kind>/<name>?dry_run= | runs the action `delete`, or `kick` |
+| the path of an `Operation` | requests outside the lists: logs, backup ... |
+| GET /openapi.json | this table as an OpenAPI document |
+
+`shared.objects` and the protocols describe kinds, columns and actions. Each part of a name is
+percent-encoded; `.` and `..`, which clients take out of a path, are `%FF.` and `%FF..`. The audit log gets a
+line for each action that changes something.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
+from importlib.metadata import version
+from typing import Any, Literal
+
+import attrs
+from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from brokers.admin.listing import LOOK_AT_ONE_SECONDS, is_number, listed, row_of
+from brokers.commands.control import ROOT, name_in
+from brokers.commands.render import json_value
+from brokers.host import logs
+from shared.objects import (
+    KINDS,
+    MESSAGES,
+    Action,
+    KindColumn,
+    ObjectKind,
+    ObjectMissing,
+    Objects,
+    ObjectsByProtocol,
+    key_of,
+)
+
+BODY_BYTES_MAX = 1 << 20
+"""The body of an action: a few arguments, or one message. A larger body is refused while it is read."""
+
+LOOKING = ("GET", "HEAD")
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@attrs.frozen
+class Operation:
+    """A request outside the lists, at `ROOT` + `path`. The OpenAPI document describes it.
+
+    `query`: its parameters; `takes`: the members of its JSON body. Both map a name to a description.
+    """
+
+    path: str
+    help: str
+    endpoint: Endpoint
+    method: Literal["GET", "POST"] = "GET"
+    query: Mapping[str, str] = {}
+    takes: Mapping[str, str] = {}
+
+
+class _Names(PathConvertor):
+    """The rest of a path: unlike `path`, over line feeds, which a queue's name may have."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("names", _Names())
+
+
+def routes(
+    everything: Callable[[], ObjectsByProtocol],
+    overview: Callable[[], Mapping[str, Any]],
+    own: Sequence[Operation],
+) -> list[Route]:
+    """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs."""
+
+    async def see(_: Request) -> Response:
+        return as_json(overview())
+
+    async def describe(_: Request) -> Response:
+        return as_json(openapi(everything(), own))
+
+    async def objects(request: Request) -> Response:
+        parts = parts_behind(request, ROOT)
+        kind = KINDS.get(parts[0])
+        if kind is None:
+            raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
+        those = [(protocol, each) for protocol, each in everything() if each.kind is kind]
+        if len(parts) > 1:
+            return await _answer_one(kind, those, parts[1:], request)
+        if request.method in LOOKING:
+            return as_json(await listed(kind, those, request.query_params))
+        return await _create(those, request)
+
+    by_path: dict[str, dict[str, Endpoint]] = {"/overview": {"GET": see}, "/openapi.json": {"GET": describe}}
+    for each in own:
+        by_path.setdefault(each.path, {})[each.method] = _strict(each)
+    return [
+        *(_WholePath(f"{ROOT}{path}", _by_method(ends), methods=[*ends]) for path, ends in by_path.items()),
+        _AnyMethod(f"{ROOT}/{{rest:names}}", objects),
+    ]
+
+
+class _WholePath(Route):
+    """A route that no other one follows for its path: every method that it has not is 405."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, found = super().matches(scope)
+        return (Match.FULL if match is Match.PARTIAL else match), found
+
+
+class _AnyMethod(Route):
+    """A route that leaves it to its endpoint which methods its paths have."""
+
+    def __init__(self, path: str, endpoint: Endpoint) -> None:
+        super().__init__(path, endpoint)
+        self.methods = None
+
+
+def _by_method(ends: Mapping[str, Endpoint]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        return await ends["GET" if request.method == "HEAD" else request.method](request)
+
+    return endpoint
+
+
+def _not_allowed(request: Request, allowed: Iterable[str], why: str) -> HTTPException:
+    """The error (405) for a method that a path does not have."""
+    return HTTPException(405, f"{request.method} does nothing here; {why}", {"Allow": ", ".join(allowed)})
+
+
+def _strict(operation: Operation) -> Endpoint:
+    """The operation's endpoint, which refuses unknown parameters: a mistyped dry run must not run for
+    real."""
+
+    async def endpoint(request: Request) -> Response:
+        refuse_unknown(operation.path, request.query_params, operation.query)
+        return await operation.endpoint(request)
+
+    return endpoint
+
+
+def refuse_unknown(name: str, given: Iterable[str], takes: Collection[str]) -> None:
+    """Raise HTTPException (400) for the first given argument that `name` does not take."""
+    if unknown := sorted(set(given) - set(takes)):
+        raise HTTPException(400, f"{unknown[0]}: no such argument; {name} takes {', '.join(takes) or 'none'}")
+
+
+def as_json(value: Any) -> Response:
+    return Response(json.dumps(value, default=json_value), media_type="application/json")
+
+
+async def body_of(request: Request, bytes_max: int) -> bytes:
+    """The whole body of a request. Raises HTTPException (413) above `bytes_max`: at once where that is
+    announced, and the connection is closed.
+    """
+    refusal = HTTPException(413, f"a body above {bytes_max} bytes")
+    if int(request.headers.get("content-length", "0")) > bytes_max:  # a number: the parser refuses others
+        raise refusal
+    body = bytearray()
+    async with aclosing(request.stream()) as parts:
+        async for part in parts:
+            body += part
+            if len(body) > bytes_max:
+                raise refusal
+    return bytes(body)
+
+
+def is_dry_run(request: Request) -> bool:
+    """Whether the query asks for a dry run. Raises HTTPException (400) unless it says 0, 1, false or true."""
+    said = request.query_params.get("dry_run", "0").lower()
+    if said not in ("0", "false", "1", "true"):
+        raise HTTPException(400, "dry_run is 1 (true) or 0 (false)")
+    return said in ("1", "true")
+
+
+async def arguments_of(request: Request) -> Mapping[str, Any]:
+    """The JSON object in a request's body; {} for an empty body. Raises HTTPException (400, 413)."""
+    body = await body_of(request, BODY_BYTES_MAX)
+    try:
+        arguments = json.loads(body or b"{}")
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate: no wire can carry it in a name
+        raise HTTPException(400, "the body has text that is not Unicode") from None
+    except (ValueError, RecursionError):  # RecursionError: nested thousands of levels deep
+        raise HTTPException(400, "the body is not JSON") from None
+    if not isinstance(arguments, dict):
+        raise HTTPException(400, "the body is not a JSON object")
+    return arguments
+
+
+async def _create(those: ObjectsByProtocol, request: Request) -> Response:
+    makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
+    if not makers:
+        raise _not_allowed(request, LOOKING, "these cannot be made here")
+    if request.method != "POST":
+        raise _not_allowed(request, (*LOOKING, "POST"), "POST makes one")
+    protocol, action = makers[0]
+    arguments = await arguments_of(request)
+    name = key_of(*(str(arguments.get(each, "")) for each in action.named_by))
+    return await _run_action(protocol, action, None, name, arguments, request)
+
+
+async def _answer_one(
+    kind: ObjectKind, those: ObjectsByProtocol, parts: Sequence[str], request: Request
+) -> Response:
+    """Answer a request for one object, or for an action on it."""
+    length = len(kind.parts) + kind.by_protocol
+    name, rest = (parts[:length], parts[length]) if len(parts) == length + 1 else (parts, "")
+    protocol, objects, found = object_at(kind, those, name)
+    reads = request.method in LOOKING
+    if reads and not rest:
+        row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
+        if row is None:
+            raise _missing(kind, name)
+        return as_json(row)
+    action = _action_of(request, {action.name: action for action in objects.actions}, rest)
+    if reads:
+        arguments: Mapping[str, Any] = {
+            name: int(value) if is_number(value) else value for name, value in request.query_params.items()
+        }
+    else:
+        arguments = await arguments_of(request)
+        # While the body came it may have been deleted, and made anew.
+        protocol, objects, found = object_at(kind, those, name)
+    return await _run_action(protocol, action, found, objects.name(found), arguments, request)
+
+
+def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:
+    """The action `name`; without a name, that of DELETE. Raises HTTPException (404, 405)."""
+    can = ", ".join(sorted(actions)) or "nothing"
+    if name and name not in actions:
+        raise HTTPException(404, f"no such action here; there is {can}")
+    action = actions[name] if name else actions.get("delete") or actions.get("kick")
+    allowed: tuple[str, ...]
+    if name:
+        assert action is not None
+        allowed = (*LOOKING, "POST") if action.looks else ("POST",)
+    else:
+        allowed = LOOKING if action is None else (*LOOKING, "DELETE")
+    if action is None or request.method not in allowed:
+        raise _not_allowed(request, allowed, f"there is {can}")
+    return action
+
+
+def _missing(kind: ObjectKind, name: Sequence[str]) -> ObjectMissing:
+    protocol, own = (f" in {name[0]}", name[1:]) if kind.by_protocol else ("", name)
+    return ObjectMissing(f"there is no {kind.name.removesuffix('s')} {'/'.join(own)}{protocol}")
+
+
+def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -> tuple[str, Objects, Any]:
+    """The object that `name` names, as (protocol, its objects, the object).
+
+    Raises ObjectMissing, and HTTPException (404) for a name with too few or too many parts.
+    """
+    length = len(kind.parts) + kind.by_protocol
+    if len(name) != length:
+        raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
+    own = name[1:] if kind.by_protocol else name
+    for protocol, each in those:
+        if (not kind.by_protocol or protocol == name[0]) and (found := each.find(own)) is not None:
+            return protocol, each, found
+    raise _missing(kind, name)
+
+
+async def _run_action(
+    protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
+) -> Response:
+    """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
+    refuse_unknown(action.name, arguments, action.takes)
+    dry_run = request.method not in LOOKING and is_dry_run(request)
+    if dry_run and not action.dry_runs:
+        raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
+    if action.looks and not request.scope.get(READS, True):
+        raise HTTPException(403, "denied")
+    shows = action.answers == MESSAGES
+    unseen = dry_run or (action.looks and not shows)
+    with nullcontext() if unseen else audited(request, protocol, action.name, name):
+        return as_json(await action.call(found, arguments, dry_run))
+
+
+PEER = "brokers.peer"
+"""The key of a request's scope with the client's address. Requests on the control socket have no such key."""
+READS, GIVER = "brokers.reads", "brokers.giver"
+"""The keys of whether the caller may read, and of the user by whose rights users are made. The control socket
+and the token have neither."""
+CONTROL = "control"
+"""Stands for the address of clients on the control socket."""
+
+
+def caller_of(request: Request) -> tuple[str, str]:
+    """Who sent the request: (user, address or `CONTROL`). The user is "" where nobody logged in."""
+    return request.scope.get("brokers.user", ""), request.scope.get(PEER, CONTROL)
+
+
+@contextmanager
+def audited(request: Request, protocol: str, action: str, name: str) -> Iterator[None]:
+    """Write a line in the audit log when the block ends: `done`, or `refused` if it raised."""
+    user, peer = caller_of(request)
+    result = "refused"
+    try:
+        yield
+        result = "done"
+    finally:
+        logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
+
+
+def parts_behind(request: Request, root: str) -> list[str]:
+    """The parts of the path after `root`, decoded. A slash within a name arrives encoded, so it splits
+    nothing."""
+    raw = request.scope.get("raw_path") or request.url.path.encode()
+    path = raw.partition(b"?")[0].decode("latin-1").removeprefix(root).strip("/")
+    try:
+        return [name_in(part) for part in path.split("/")]
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the path is not UTF-8") from None
+
+
+# The OpenAPI document.
+
+_TYPES: Mapping[str, Mapping[str, Any]] = {
+    "": {"type": ["string", "null"]},
+    "count": {"type": ["integer", "null"]},
+    "bytes": {"type": ["integer", "null"], "description": "bytes"},
+    "seconds": {"type": ["number", "null"], "description": "seconds"},
+    "time": {"type": ["string", "null"], "format": "date-time"},
+    "rate": {"type": ["number", "null"], "description": "messages a second"},
+    "bytes_rate": {"type": ["number", "null"], "description": "bytes a second"},
+    "flag": {"type": ["boolean", "null"]},
+    "list": {"type": ["array", "null"], "items": {"type": "string"}},
+    "table": {"type": ["object", "null"]},
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "position": {"type": ["integer", "null"], "description": "Its position in the queue or topic."},
+        "time": {**_TYPES["time"], "description": "When the broker got it; null where that is not known."},
+        "bytes": {"type": "integer", "description": "The size of the whole body."},
+        "text": {"type": "string"},
+        "base64": {"type": "string", "description": "The body in place of `text`, where it is not UTF-8."},
+        "truncated": {"type": "boolean", "description": "Only the beginning of the body is shown."},
+        "properties": {"type": "object"},
+        "exchange": {"type": "string", "description": "DMP: the exchange it was published to."},
+        "key": {"type": "string", "description": "DMP: its routing key."},
+        "redelivered": {"type": "boolean", "description": "DMP: a consumer may have seen it before."},
+    },
+    "required": ["position", "time", "bytes"],
+}
+_FAULT = {
+    "description": "A problem.",
+    "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+
+
+def openapi(everything: ObjectsByProtocol, own: Sequence[Operation]) -> Mapping[str, Any]:
+    """The API as an OpenAPI document, with the kinds, columns and actions of the running protocols."""
+    paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
+    schemas: dict[str, Any] = {
+        "Problem": {
+            "type": "object",
+            "properties": {name: {"type": "string"} for name in ("type", "title", "detail")}
+            | {"status": {"type": "integer"}},
+        },
+        "message": _MESSAGE,
+    }
+    for kind in KINDS.values():
+        those = [each for _, each in everything if each.kind is kind]
+        schemas[kind.name] = {
+            "type": "object",
+            "properties": {column.name: _schema(column) for column in kind.columns},
+            "required": [column.name for column in kind.columns],
+        }
+        paths |= _paths(kind, those)
+    for each in own:
+        query = [_parameter(name, "query", text) for name, text in each.query.items()]
+        takes = None if each.method == "GET" else each.takes
+        operation = _operation(each.help, parameters=query, takes=takes)
+        paths.setdefault(f"{ROOT}{each.path}", {})[each.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Brokers", "version": version("brokers")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "basic": {"type": "http", "scheme": "basic"},
+                "token": {"type": "http", "scheme": "bearer"},
+            },
+        },
+        "security": [{"basic": []}, {"token": []}],
+    }
+
+
+_IN_PATH = "Percent-encoded. Clients take . and .. out of a path: these two are %FF. and %FF.. there."
+
+
+def _schema(column: KindColumn) -> Mapping[str, Any]:
+    unit = _TYPES[column.unit]
+    more = f" In {unit['description']}." if "description" in unit else ""
+    return {**unit, "description": column.help + more}
+
+
+def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, Any]]:
+    row = {"$ref": f"#/components/schemas/{kind.name}"}
+    page = {
+        "type": "object",
+        "properties": {"items": {"type": "array", "items": row}, "next": {"type": ["string", "null"]}},
+        "required": ["items", "next"],
+    }
+    narrow = sorted({name for each in those for name in each.narrow})
+    query = [
+        _parameter(name, "query") for name in ("limit", "after", "match", "sort", *kind.filters, *narrow)
+    ]
+    listed = {"get": _operation(kind.help, page, query)}
+    for each in those:
+        if each.make is not None:
+            listed["post"] = _action_operation(each.make, ())
+    yield f"{ROOT}/{kind.name}", listed
+    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
+    one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
+    named = [_parameter(part, "path", _IN_PATH) for part in parts]
+    operations = {"get": _operation("One of them.", row, named)}
+    actions: dict[str, Action] = {}
+    for action in (action for each in those for action in each.actions):
+        same = actions.setdefault(action.name, action)
+        answers = tuple(dict.fromkeys((*same.answers, *action.answers)))
+        actions[action.name] = attrs.evolve(same, takes={**same.takes, **action.takes}, answers=answers)
+    for name, action in actions.items():
+        if name in ("delete", "kick"):
+            operations["delete"] = _action_operation(action, named)
+        elif action.looks:
+            query = [_parameter(argument, "query", text) for argument, text in action.takes.items()]
+            looking = _operation(action.help, _answer_schema(action), [*named, *query])
+            yield f"{one}/{name}", {"get": looking, "post": _action_operation(action, named)}
+        else:
+            yield f"{one}/{name}", {"post": _action_operation(action, named)}
+    yield one, operations
+
+
+def _action_operation(action: Action, named: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    dry_run = _parameter("dry_run", "query", "1: change nothing, and answer what would change")
+    parameters = [*named, dry_run] if action.dry_runs else named
+    return _operation(action.help, _answer_schema(action), parameters, action.takes)
+
+
+def _answer_schema(action: Action) -> Mapping[str, Any]:
+    """The schema of an action's answer."""
+    if action.answers == MESSAGES:
+        items = {"type": "array", "items": {"$ref": "#/components/schemas/message"}}
+        following = {"type": ["integer", "null"], "description": "The next message's position, in a topic."}
+        return {"type": "object", "properties": {"items": items, "next": following}, "required": ["items"]}
+    counts = {name: {"type": "integer"} for name in action.answers}
+    return {"type": "object", "properties": counts, "required": [*counts][:1]}
+
+
+def _parameter(name: str, place: str, text: str = "") -> Mapping[str, Any]:
+    kind = "integer" if name == "limit" else "string"
+    more = {"description": text} if text else {}
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": kind}, **more}
+
+
+def _operation(
+    summary: str,
+    answer: Mapping[str, Any] | None = None,
+    parameters: Sequence[Mapping[str, Any]] = (),
+    takes: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    content = {"application/json": {"schema": answer or {"type": "object"}}}
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "parameters": list(parameters),
+        "responses": {"200": {"description": "Done.", "content": content}, "default": _FAULT},
+    }
+    if takes is not None:
+        schema = {
+            "type": "object",
+            "properties": {name: {"description": text} for name, text in takes.items()},
+        }
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+    return operation

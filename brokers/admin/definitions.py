@@ -1,0 +1,331 @@
+"""One document of all durable objects but messages: users, topics, exchanges, queues, bindings, groups.
+
+    {"users": [...], "topics": [...], "exchanges": [...], "queues": [...], "bindings": [...], "groups": [...]}
+
+A running server exports it, and the same or another imports it. Existing objects are left as they are, so a
+second import changes nothing. All rows are checked before any is created: a single conflict, which names its
+object, ends the import without a change. What only the disk or full memory refuses ends it where it is. What
+was created is durable before the answer. Rows that cannot be created here, such as a group's offset in a
+missing topic, are reported. Documents are handled some rows at a time, so a large one does not hold the loop.
+"""
+
+import json
+import re
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from json import JSONDecoder
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from brokers.access import users
+from brokers.errors import did_you_mean
+from brokers.plugins import check_rule
+from shared.access import Access, UsersError, user_of
+from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
+from shared.errors import BrokerError, ConfigError
+from shared.local_path import WRITTEN_BYTES_MAX, read_file, require_regular
+from shared.objects import BadArgument, a_text
+from shared.storage.store import Store, Ticket
+from shared.storage.threads import Threads
+
+BYTES_MAX = WRITTEN_BYTES_MAX
+"""The largest document: some 500,000 objects."""
+TOLD_MAX = 100
+"""How many conflicts, or rows left out, an answer names."""
+_KEY_SHOWN = 40
+_SPACE = re.compile(r"\s*")
+_DECODER = JSONDecoder()
+
+
+async def parsed(text: str) -> dict[str, list[Row]]:
+    """The rows of a document, by section. Raises BadArgument."""
+    found: dict[str, list[Row]] = {}
+    at = _expect(text, 0, "{")
+    while text[at : at + 1] != "}":
+        section, at = _value(text, at)
+        if section not in SECTIONS or section in found:
+            raise BadArgument(
+                f"{section!r:.40} is no section, or is there twice: there are {', '.join(SECTIONS)}"
+            )
+        rows = found[section] = []
+        at = _expect(text, _expect(text, at, ":"), "[")
+        while text[at : at + 1] != "]":
+            row, at = _value(text, at)
+            if not isinstance(row, dict):
+                raise BadArgument(f"{section}: each is an object")
+            rows.append(row)
+            if text[at : at + 1] == ",":
+                at = _expect(text, at, ",")
+            if len(rows) % PART == 0:
+                await trio.sleep(0)
+        at = _expect(text, at, "]")
+        if text[at : at + 1] == ",":
+            at = _expect(text, at, ",")
+    if _expect(text, at, "}") != len(text):
+        raise BadArgument("something follows the document")
+    return found
+
+
+def _expect(text: str, at: int, what: str) -> int:
+    """Behind `what`, and the space around it. Raises BadArgument."""
+    at = _behind_space(text, at)
+    if text[at : at + 1] != what:
+        raise BadArgument(f"a document of definitions is an object of lists: {what} is missing at {at}")
+    return _behind_space(text, at + 1)
+
+
+def _behind_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _value(text: str, at: int) -> tuple[Any, int]:
+    try:
+        value, at = _DECODER.raw_decode(text, at)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+        raise BadArgument(f"text that is not Unicode before {at}") from None
+    except (ValueError, RecursionError):
+        raise BadArgument(f"no JSON at {at}") from None
+    return value, _behind_space(text, at)
+
+
+EXPORTED = tuple(section for section in SECTIONS if section != "bridges")
+"""Bridges stand in the settings. An empty list of them would say that there are none."""
+
+
+@attrs.frozen
+class Taken:
+    """The result of an import: the numbers of rows created, already there, and left out, with reasons."""
+
+    made: int
+    same: int
+    left_out: int
+    told: Sequence[str]
+
+
+class Document:
+    """The exportable objects of one server. `services`: by protocol."""
+
+    def __init__(
+        self, services: Sequence[tuple[str, DefinitionSection]], own: DefinitionSection | None, store: Store
+    ) -> None:
+        self._services = [*([("", own)] if own else []), *services]
+        self._store = store
+
+    async def text(self) -> AsyncGenerator[bytes, None]:
+        """Yield the document in pieces, a row a line."""
+        names: set[tuple[str, str, str]] = set()
+        yield b"{"
+        for number, section in enumerate(EXPORTED):
+            yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
+            first = True
+            for protocol, each in self._services:
+                if each.section != section:
+                    continue
+                for part in each.rows(partial(_is_written, names, protocol)):
+                    names |= {(section, protocol, each.name(row)) for row in part}
+                    rows = [{"protocol": protocol, **row} if protocol else row for row in part]
+                    lines = ",\n".join([json.dumps(row, ensure_ascii=False) for row in rows])
+                    if lines:
+                        yield f"{'' if first else ','}\n{lines}".encode()
+                        first = False
+                    await trio.sleep(0)
+            yield b"]"
+        yield b"\n}\n"
+
+    async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
+        """Create all objects in these sections. Raises Conflict; nothing is changed then."""
+        own = {(each.section, protocol): each for protocol, each in self._services}
+        promised: dict[tuple[str, str, str], Row] = {}
+        for section in rows:
+            for number, row in enumerate(rows[section], 1):
+                protocol, name = str(row.get("protocol", "")), self._name(own, section, row)
+                first = promised.setdefault((section, protocol, name), row)
+                if row != first and section != "bindings":  # which may differ in arguments alone
+                    raise Conflict(f"{section} {protocol}/{name}: it stands there twice, and differs")
+                if number % PART == 0:
+                    await trio.sleep(0)
+        taken = await self._go_through(rows, own, promised, dry_run=True)
+        return taken if dry_run else await self._go_through(rows, own, promised, dry_run=False)
+
+    def _name(self, own: Mapping[tuple[str, str], DefinitionSection], section: str, row: Row) -> str:
+        each = own.get((section, str(row.get("protocol", ""))))
+        return str(row.get("name", "")) if each is None else each.name(row)
+
+    async def _go_through(
+        self,
+        rows: Mapping[str, Sequence[Row]],
+        own: Mapping[tuple[str, str], DefinitionSection],
+        promised: Mapping[tuple[str, str, str], Row],
+        *,
+        dry_run: bool,
+    ) -> Taken:
+        made = same = 0
+        left_out: list[str] = []
+        conflicts: list[str] = []
+        new: dict[tuple[str, str], set[str]] = {}
+        unsynced: list[Ticket] = []
+        for section in SECTIONS:
+            for number, row in enumerate(rows.get(section, ()), 1):
+                protocol = str(row.get("protocol", ""))
+                each = own.get((section, protocol))
+                what = f"{section} {protocol}/{self._name(own, section, row)}" if protocol else section
+                done: Made | None = None
+                try:
+                    if each is None:
+                        raise LeftOut("no protocol that is served here has these")
+                    _check_keys(row, each, number)
+                    plain = {name: value for name, value in row.items() if name != "protocol"}
+                    done = await each.make(plain, dry_run, partial(_is_promised, promised, protocol))
+                except LeftOut as error:
+                    left_out.append(f"{what}: {error}")
+                except NotGiven:
+                    raise
+                except BrokerError as error:
+                    if not dry_run:
+                        await self._on_disk(unsynced)
+                        raise Conflict(f"{what}: {error}; {made} before it were made") from error
+                    conflicts.append(f"{what}: {error}")
+                if done is not None:
+                    made, same = made + done.new, same + (not done.new)
+                    if done.new:
+                        new.setdefault((section, protocol), set()).add(self._name(own, section, row))
+                    if done.ticket is not None:
+                        unsynced.append(done.ticket)
+                if len(unsynced) == PART:
+                    await self._on_disk(unsynced)
+                if number % (PART // 4) == 0:
+                    await trio.sleep(0)
+        if dry_run:
+            conflicts += _without_room(own, new)
+        if conflicts:
+            more = f"; and {len(conflicts) - TOLD_MAX} more" if len(conflicts) > TOLD_MAX else ""
+            raise Conflict("; ".join(conflicts[:TOLD_MAX]) + more)
+        await self._on_disk(unsynced)
+        return Taken(made, same, len(left_out), left_out[:TOLD_MAX])
+
+    async def _on_disk(self, unsynced: list[Ticket]) -> None:
+        """Wait for these tickets of what was made, and take them away. Raises StoreError."""
+        for ticket in unsynced:
+            await self._store.wait(ticket)
+        unsynced.clear()
+
+
+def _without_room(
+    own: Mapping[tuple[str, str], DefinitionSection], new: Mapping[tuple[str, str], Collection[str]]
+) -> Iterator[str]:
+    """Yield what would be more than a limit allows. `new`: the names of what would be made."""
+    for (section, protocol), names in new.items():
+        room = own[section, protocol].room
+        if room is not None:
+            setting, there, most = room()
+            if there + len(names) > most:
+                yield f"{section} {protocol}: {len(names)} more than the {there} there: {setting} = {most}"
+
+
+def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:
+    """Raise BadArgument for a key that nobody reads, as the settings do: it is meant to have an effect."""
+    for key in row:
+        if key not in section.keys and key != "protocol":
+            shown = key[:_KEY_SHOWN]
+            hint = did_you_mean(shown, section.keys, f"; there are {', '.join(section.keys)}")
+            raise BadArgument(f"row {number}: {shown}: unknown key{hint}")
+
+
+def _is_promised(
+    promised: Mapping[tuple[str, str, str], Row], protocol: str, section: str, name: str
+) -> Row | None:
+    return promised.get((section, protocol, name))
+
+
+def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
+    return (section, protocol, name) in names
+
+
+class NotGiven(BrokerError):
+    """Whoever imports may not make that user."""
+
+
+def of_users(access: Access, path: Path, giver: str | None = None) -> DefinitionSection:
+    """The users file's section. Users come without secrets: nobody logs in by them before `passwd`. `giver`:
+    the user who imports; None: the server's owner."""
+
+    in_thread = Threads()
+
+    def rows(_: Any) -> Any:
+        found = list((access.users or {}).values())
+        yield [
+            {
+                "name": user.name,
+                "allow": [str(rule) for rule in user.allow],
+                "certificate": user.certificate,
+                **({"user_share": user.user_share} if user.user_share else {}),
+            }
+            for user in found
+        ]
+
+    async def make(row: Row, dry_run: bool, _: Any) -> Made:
+        name = a_text(row, "name")
+        try:
+            user = user_of(name, {each: row[each] for each in row if each != "name"})
+            for rule in user.allow:
+                check_rule(rule)
+        except UsersError as error:
+            raise BadArgument(str(error)) from None
+        if user.password is not None:
+            raise BadArgument(
+                f"users.{name}.password: users come without secrets; brokers user passwd sets one"
+            )
+        there = (access.users or {}).get(name)
+        if there is not None:
+            if (set(there.allow), there.certificate) != (set(user.allow), user.certificate):
+                raise Conflict(f"{name} has other rules here")
+            return Made(new=False)
+        if giver is not None and (refusal := access.refusal_of_gift(giver, user)):
+            raise NotGiven(refusal)
+        if not dry_run:
+            try:
+                # What stands in the file counts, also where nobody has reloaded it.
+                await in_thread(users.add, path, user)
+            except OSError as error:
+                raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
+            await users.take_up(access, {**(access.users or {}), name: user})
+        return Made(new=True)
+
+    return DefinitionSection(
+        "users", ("name", "allow", "certificate", "password", "user_share"), rows, name_of, make
+    )
+
+
+async def load(document: Document, path: Path) -> Taken:
+    """Import a file at a start. Raises ConfigError; nothing is changed then."""
+    return await take(document, await rows_of(path), path, dry_run=False)
+
+
+async def take(document: Document, rows: Mapping[str, Sequence[Row]], path: Path, *, dry_run: bool) -> Taken:
+    """Create what the rows of a start's file describe. Raises ConfigError."""
+    try:
+        return await document.take(rows, dry_run=dry_run)
+    except BrokerError as error:
+        raise ConfigError("serve.definitions", f"{path}: {error}") from None
+
+
+async def rows_of(path: Path) -> dict[str, list[Row]]:
+    """The rows of a start's file, by section. Raises ConfigError."""
+
+    def read() -> bytes:
+        require_regular(path)
+        return read_file(path, BYTES_MAX)
+
+    try:
+        return await parsed((await Threads()(read)).decode())
+    except OSError as error:
+        raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError("serve.definitions", f"{path} is not UTF-8 at byte {error.start}") from None
+    except BrokerError as error:
+        raise ConfigError("serve.definitions", f"{path}: {error}") from None

@@ -1,0 +1,1 @@
+"""The command line: what each command asks, where, and how the answer is shown."""

@@ -1,0 +1,174 @@
+"""Verbs that ask the running server: status, metrics, reload, call, backup."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from brokers import plugins
+from brokers.commands.flags import host_command
+from brokers.commands.render import CommandResult, Several, json_value
+from brokers.commands.server_address import ServerAddress, folder_of, require_folder, with_server
+from brokers.errors import ExitCode, Failure, copy_errors
+from shared.cli.options import Json, a_path
+from shared.cli.progress import progress, waiting
+
+if TYPE_CHECKING:
+    from shared.plugin import ApiRequest, VerbRequest
+
+
+STORE_SHOWN = (
+    *("full", "read_only", "damaged_ranges", "free_bytes", "journal_bytes", "logs"),
+    *("sync_seconds_median", "sync_seconds_p99", "retention_paused"),
+)
+"""Of the store's statistics those that an operator acts on: with the others the state scrolls away."""
+
+
+@host_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
+def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
+    """Show what runs on a data folder, or behind a URL.
+
+    State, addresses, connections, and how the store is. The exit code is 0
+    where it is ready, and 69 where no server runs. It is 1 where it is not
+    ready: starting, draining, read-only, a protocol down, or no answer in 30
+    s. --json has all numbers of the store.
+    """
+    found = at.client().request("GET", "/status")
+    found.pop("client", None)
+    code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
+    if json:
+        return CommandResult(found, code)
+    found = dict(found)
+    protocols = found.pop("protocols")
+    store = {name: value for name, value in found.pop("store").items() if name in STORE_SHOWN}
+    return CommandResult(Several((found, protocols, store)), code)
+
+
+@host_command("metrics", "brokers metrics | grep brokers_connections")
+def metrics(*, at: ServerAddress) -> str:
+    """Print the running server's metrics, as Prometheus reads them."""
+    return str(at.client().request("GET", "/metrics"))
+
+
+@host_command("reload", "reload", "brokers reload --data-dir /srv/brokers")
+def reload(*, at: ServerAddress) -> str:
+    """Have the running server take up what changed. All or nothing.
+
+    It reads its settings, the users file and certificates again. The same as
+    SIGHUP, but it says what changed, what takes a restart, or why nothing was taken
+    up.
+    """
+    found = at.client().request("POST", "/reload", {})
+    lines = [f"reloaded: {found['users']} users", f"changed: {', '.join(found['changed']) or 'no setting'}"]
+    lines += [f"these take a restart: {', '.join(found['restart'])}"] if found["restart"] else []
+    return "\n".join(lines)
+
+
+@host_command("call", "call", "call logmq VERB topic=orders")
+def call(
+    protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
+    verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
+    *arguments: Annotated[str, Parameter(help="KEY=VALUE; a value that is JSON is taken as such.")],
+    at: ServerAddress,
+    json: Json = False,
+) -> Any:
+    """Call a protocol's administrative verb; without one, list them.
+
+    These have no word on the protocol's wire.
+    """
+    from shared.cli.commands import keyed
+
+    client = at.client()
+    if protocol is None or verb is None:
+        listed = client.request("GET", "/verbs")
+        found = [each for each in listed if protocol in (None, each["protocol"])]
+        if protocol is not None and not found:
+            raise Failure(f"no protocol that runs here is called {protocol} and has such verbs")
+        return found
+    arguments_given = keyed("ARGUMENTS", arguments)
+    return client.request("POST", f"/{quote(protocol, safe='')}/{quote(verb, safe='')}", arguments_given)
+
+
+def ask_api(request: "ApiRequest") -> Any:
+    """Ask the API for a protocol's own command. Raises BrokerError."""
+    client = request.server.client()
+    with waiting("asking"):
+        return with_server(request.ask(client), request.name)
+
+
+def ask(request: "VerbRequest") -> Any:
+    """Call an administrative verb for a protocol's own command; None is no argument. Raises BrokerError."""
+    arguments = {name: value for name, value in request.arguments.items() if value is not None}
+    default = folder_of(plugins.load(request.protocol))
+    client = request.server.client(default)
+    server = request.server.resolved(default)
+    folder = server.data_dir
+    if server.url is None:
+        here = {name: str(Path(arguments[name]).absolute()) for name in request.paths if name in arguments}
+        arguments = {**arguments, **here}
+    with waiting(request.verb):
+        try:
+            answer = client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
+            return with_server(answer, request.name)
+        except Failure as error:
+            if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
+                raise
+            if folder is None or not folder.is_dir():
+                raise
+        from brokers.commands import offline
+
+        answer = offline.call(folder, request.protocol, request.verb, arguments, server.config)
+        return with_server(answer, request.name)
+
+
+@host_command(
+    "backup", "backup /backups/2026-03-01", "brokers backup --data-dir /var/lib/brokers /backups/today"
+)
+def backup(
+    target: Annotated[
+        Path, Parameter(help="A folder that does not exist yet, or is empty.", converter=a_path)
+    ],
+    *,
+    at: ServerAddress,
+    json: Json = False,
+) -> Any:
+    """Copy a data folder, while it is served or not.
+
+    The copy is consistent and checked; `brokers restore` makes a data folder of it
+    again. With --url the target is a name in the folder `backups` of the server's
+    data folder.
+    """
+    server = at.resolved()
+    client = server.client()
+    folder = server.data_dir if server.url is None else None
+    if folder is not None:
+        require_folder(folder)
+    there = target if folder is None else target.absolute()
+    with progress(f"backing up {folder or server.url}"), copy_errors(target):
+        try:
+            report = client.request("POST", "/backup", {"target": str(there)})
+        except Failure as error:
+            if error.code != ExitCode.UNAVAILABLE or folder is None:
+                raise
+            from shared.storage.tools.backup import backup as copy
+
+            report = copy(folder, target, now_ms=time.time_ns() // 1_000_000)
+    return copied(report, json)
+
+
+def copied(report: Any, json: bool) -> CommandResult:
+    """A BackupReport, or its JSON, as a backup or a restore shows it. Exit code 1: there is damage in it."""
+    from json import dumps, loads
+
+    report = loads(dumps(report, default=json_value))
+    check = report.pop("check")
+    changed = report.pop("changed", [])
+    damaged = bool(changed) or any(finding["severity"] == "damage" for finding in check["findings"])
+    code = ExitCode.FAILED if damaged else ExitCode.OK
+    summary = {**report, "logs": check["logs"], "records": check["records"], "damaged": damaged}
+    if json:
+        return CommandResult({**summary, "changed": changed, "findings": check["findings"]}, code)
+    lines = [{"changed": line} for line in changed]
+    return CommandResult(Several((*filter(None, [lines, check["findings"]]), summary)), code)

@@ -1,0 +1,592 @@
+"""The host: one store, one control socket, and every protocol under a supervisor of its own.
+
+    the process's nursery
+      store.run                 commits, checkpoints, retention
+      the control socket        health, status, metrics, verbs
+      the admin port            the same over TCP, for who logs in
+      a SupervisedService per protocol       its listeners, connections and background work
+
+All endpoints are bound before any is served, and a failure before that ends the start. Later a protocol that
+crashes is logged, counted and started again with back-off; the others go on. A stop drains: nothing new is
+accepted, waits end, pending output is sent, then everything is synced.
+"""
+
+import math
+import os
+import platform
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from brokers.access import users
+from brokers.access.logins import Logins
+from brokers.admin import application, definitions
+from brokers.admin.flows import Flows
+from brokers.admin.gate import Gate, token_of
+from brokers.admin.port import AdminPort, listen
+from brokers.admin.rates import Rates
+from brokers.admin.tracing import Traces
+from brokers.bridges.bridges import Bridges
+from brokers.bridges.settings import ends_of
+from brokers.commands import control
+from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
+from brokers.host import logs
+from brokers.host.fairness import LoopWatch
+from brokers.host.service import Bound, SupervisedService
+from brokers.settings.config import Config
+from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from shared.access import Access
+from shared.budget import Account
+from shared.errors import ConfigError, StoreError, StoreFull
+from shared.metrics import Sample, figures
+from shared.net.listeners import CannotListen, check_exposure
+from shared.net.network import Network
+from shared.net.tls import DAY_SECONDS, ServerTls
+from shared.objects import Objects, ObjectsByProtocol
+from shared.plugin import Context, Plugin, Service, Verb
+from shared.process_limits import memory_limit_bytes, resident_bytes
+from shared.recording.recorder import Recording
+from shared.storage.rebuild import BACKUPS
+from shared.storage.settings import StorageSettings
+from shared.storage.store import Store
+from shared.storage.threads import Threads
+from shared.storage.tools.backup import backup_files
+
+UNUSED_SEGMENT_BYTES = 64 * 1024
+"""For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
+
+WARN_DAYS = 14
+"""Before a certificate ends."""
+MEMORY_PERCENT = 75
+"""The share of the memory for everything that clients make grow."""
+OWN_MEMORY_BYTES = 80 << 20
+"""That share leaves so much, too, where memory is small: an idle server takes 66 MiB."""
+LEAST_PERCENT = 12
+"""Of the memory, for clients in any case; that may be more than there is, and the start says so."""
+TELL_REFUSED_SECONDS = 60.0
+"""An account that has no room is logged so often, however many requests it refuses."""
+END_SECONDS = 5.0
+"""For protocols to end behind the drain; one that does not is left where it is."""
+
+
+def memory_for_clients(limit: int) -> int:
+    """How many bytes clients may make grow, of the `limit` on the process's memory."""
+    room = min(limit * MEMORY_PERCENT // 100, limit - OWN_MEMORY_BYTES)
+    return max(room, limit * LEAST_PERCENT // 100)
+
+
+class Host:
+    """Serves all protocols. Call `run` once; `stop` ends it cleanly."""
+
+    def __init__(
+        self,
+        plugins: Sequence[Plugin],
+        config: Config,
+        log: structlog.stdlib.BoundLogger,
+        *,
+        say: Callable[[str], None] | None = None,
+        watch: LoopWatch | None = None,
+        open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
+        reread: Callable[[], Config] | None = None,
+        leave: Callable[[ExitCode], None] = lambda _: None,
+    ) -> None:
+        """`reread`: the settings, as a start would read them now; without it a reload leaves them. `leave`
+        ends the process although a protocol goes on, which nothing else can end: all is synced by then."""
+        self._plugins = plugins
+        self._config = config
+        self._log = log
+        self._say = say
+        self._stop = trio.Event()
+        self._started = time.monotonic()
+        self._services: list[SupervisedService] = []
+        self._all_served = trio.Event()
+        self._admin_port: AdminPort | None = None
+        self._reread = reread
+        self._reloader: Reloader | None = None
+        self._store: Store | None = None
+        self._control_file: os.stat_result | None = None
+        self._recording: Recording | None = None
+        self._bridges: Bridges | None = None
+        self.rates = Rates(self.samples)
+        self._flows = Flows(lambda: [*self._objects()], log)
+        self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
+        self.page: str | None = None
+        self.admin_token = ""
+        self._memory_bytes = memory_limit_bytes()
+        self._budget = Account("process", memory_for_clients(self._memory_bytes))
+        self._budget.on_refused = self._tell_refused
+        self._told_refused: dict[str, float] = {}
+        found = users.load(config, log.warning)
+        denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
+        self._access = Access(found, audit=logs.audit, denied=denied)
+        self._access.user_share = config.access.user_share
+        self._budget.percent_of = self._access.share_of
+        self._in_thread = Threads()
+        self._network = Network(config.net, self._budget, config.access.certificate_user)
+        self._access.connections_max = self._network.admission.connections_max
+        self._logins = Logins(self._access, self._network.strangers)
+        self._watch = watch
+        self._open = open_store
+        self._leave = leave
+
+    def stop(self) -> None:
+        """Begin to drain; `run` returns when all is done."""
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    async def run(
+        self, *, task_status: "trio.TaskStatus[Sequence[Bound]]" = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Serve until `stop`; reports what was bound once everything is.
+
+        Raises Failure and ConfigError where it cannot start, StoreError where the last sync failed.
+        """
+        folder = self._config.serve.data_dir
+        if self._memory_bytes - self._budget.limit_bytes < OWN_MEMORY_BYTES:
+            self._log.warning(
+                "memory is short: the system may end the server when clients use what they may; give it more",
+                memory=self._memory_bytes,
+                clients=self._budget.limit_bytes,
+            )
+        with folder_errors(folder):
+            store = self._store = await self._open(folder, self._storage())
+        self._network.admission.on_connections = store.reserve_descriptors
+        store.charge_to(self._budget.account("storage"))
+        try:
+            with folder_errors(folder):
+                recording = self._recording = Recording(store, self._config.record, self._log)
+            with copy_errors(folder, "control socket in"):
+                listener = control.listen(folder)
+                self._control_file = os.lstat(folder / control.NAME)
+            with listener:
+                await self._serve(store, recording, listener, task_status)
+        finally:
+            # However `run` ends, what was written is synced, and the lock is released. Only the disk delays
+            # it.
+            with trio.CancelScope(shield=True):
+                await self._close(store)
+
+    async def _close(self, store: Store) -> None:
+        control.remove(self._config.serve.data_dir, self._control_file)
+        if self._recording is not None:
+            self._recording.flush()
+        await store.close()
+        if self._all_served.is_set():
+            self._log.info("stopped")
+
+    async def _await_ends(self, store: Store) -> None:
+        """Leave the process if a protocol does not end although it is cancelled: its code shields itself."""
+        with trio.CancelScope(shield=True):
+            for _ in range(2):  # a machine that is suspended meanwhile takes one of the halves
+                with trio.move_on_after(END_SECONDS / 2):
+                    for service in self._services:
+                        await service.ended.wait()
+                    return
+            self._log.error(
+                "a protocol does not end when it is told to: it is left in the middle; what was acknowledged "
+                "is on disk; report this bug",
+                protocols=", ".join(service.name for service in self._services if not service.ended.is_set()),
+                seconds=END_SECONDS,
+            )
+            code = ExitCode.FAILED
+            try:
+                await self._close(store)
+                code = ExitCode.OK
+            except StoreError as error:
+                self._log.error("the final sync failed", error=str(error))
+            finally:
+                self._leave(code)
+
+    async def _serve(
+        self,
+        store: Store,
+        recording: Recording,
+        listener: socket.socket,
+        task_status: "trio.TaskStatus[Sequence[Bound]]",
+    ) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(store.run)
+                await nursery.start(application.serve, self, listener, self._log)
+                nursery.start_soon(recording.run)
+                await nursery.start(self._logins.run)
+                self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
+                with store.reading_on_loop():
+                    for service in self._services:
+                        await self._open_service(service)
+                bridges = self._bridges = self._make_bridges(store)
+                await bridges.open()
+                await self._take_definitions()
+                reloader = self._reloader = self._make_reloader()
+                await self._open_admin(nursery, reloader)
+                reloader.register(bridges.prepare)
+                reloader.register(self._prepare_users)  # last: guards are as set before it
+                nursery.start_soon(self.rates.run)
+                nursery.start_soon(self._flows.run)
+                nursery.start_soon(self.traces.run)
+                for service in self._services:
+                    await nursery.start(service.run)
+                await bridges.change(self._config.bridges)
+                nursery.start_soon(bridges.run)
+                nursery.start_soon(reloader.run)
+                nursery.start_soon(self._tell_endings)
+                self._all_served.set()
+                task_status.started([bound for service in self._services for bound in service.bound])
+                await self._stop.wait()
+                await self._drain()
+                nursery.start_soon(self._await_ends, store)
+                nursery.cancel_scope.cancel()
+        finally:
+            for service in self._services:
+                service.close()
+
+    def _service(self, plugin: Plugin, store: Store, recording: Recording) -> SupervisedService:
+        log = self._log.bind(protocol=plugin.name)
+        context = Context(store, log, self._say, recording.of(plugin.name), budget=self._budget)
+        return SupervisedService(plugin, self._config, context, self._network, self._access)
+
+    async def _open_service(self, service: SupervisedService) -> None:
+        try:
+            with folder_errors(self._config.serve.data_dir):
+                await service.open()
+        except StoreFull as error:
+            text = f"{service.name} cannot be opened: {error}: {SPACE_ADVICE}"
+            raise Failure(text, ExitCode.DATA_FOLDER) from error
+        except StoreError as error:
+            repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
+            text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
+            raise Failure(text) from error
+
+    def _make_bridges(self, store: Store) -> Bridges:
+        def service(protocol: str) -> Service | None:
+            return next((each.service for each in self._services if each.name == protocol), None)
+
+        return Bridges(
+            store, self._log, service, ends_of(self._plugins), access=self._access, budget=self._budget
+        )
+
+    def _make_reloader(self) -> Reloader:
+        takes = {service.name: service.takes_settings for service in self._services}
+        reloader = Reloader(self._config, takes, self._log, self._reread)
+        reloader.register(self._prepare)
+        for service in self._services:
+            reloader.register(service.prepare, service.watched)
+        return reloader
+
+    async def _prepare(self, config: Config) -> Apply:
+        """What is the host's own."""
+
+        async def apply() -> None:
+            self._config = config
+            self._access.user_share = config.access.user_share
+            logs.set_level(config.serve.log_level)
+            self._network.take_settings(config.net, config.access.certificate_user)
+            self._access.connections_max = self._network.admission.connections_max
+            if self._recording is not None:
+                self._recording.take_settings(config.record)
+
+        return apply
+
+    async def _prepare_users(self, config: Config) -> Apply:
+        found = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
+        if found is None and self._access.users is not None:
+            raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
+
+        async def apply() -> None:
+            await users.take_up(self._access, found)
+            if self._store is not None:  # what ends with a right is in no connection's turn, which commits
+                self._store.commit_pending()
+
+        return apply
+
+    async def _tell_endings(self) -> None:
+        """Warn each day of certificates that end soon."""
+        while True:
+            now = time.time()
+            soon: dict[float, list[str]] = {}
+            for name, tls in self._certificates():
+                if tls.ends < now + WARN_DAYS * DAY_SECONDS:
+                    soon.setdefault(tls.ends, []).append(name)
+            for ends, names in soon.items():
+                self._log.warning(
+                    "a certificate ends soon; then clients refuse to connect: put a new one in its place, "
+                    "which is taken up within a minute",
+                    days=round((ends - now) / DAY_SECONDS, 1),
+                    of=", ".join(names),
+                )
+            await trio.sleep(DAY_SECONDS)
+
+    def _certificates(self) -> Iterator[tuple[str, ServerTls]]:
+        """What listeners are served with, by their names."""
+        for part in (*self._services, self._admin_port):
+            if part is not None and part.tls is not None:
+                yield ("admin" if isinstance(part, AdminPort) else part.name), part.tls
+
+    async def _take_definitions(self) -> None:
+        path = self._config.serve.definitions
+        if path is not None:
+            taken = await definitions.load(self.definitions(), path)
+            if taken.told:
+                self._log.warning(
+                    "some definitions cannot be created here, and were left out; the others are loaded",
+                    left_out=taken.left_out,
+                    told=taken.told,
+                )
+            self._log.info("definitions are loaded", made=taken.made, same=taken.same)
+
+    async def _open_admin(self, nursery: trio.Nursery, reloader: Reloader) -> None:
+        """Serve the admin port, where there is to be one. Raises Failure and ConfigError.
+
+        It is bound after the protocols: they were told their ports, and its own may only be the usual one.
+        """
+        config, ours = self._config, self._config.admin
+        if not ours.enabled:
+            return
+        section, tls = config.admin_tls()
+        check_exposure("admin.host", ours.host, tls, logs_in=True, insecure=config.serve.insecure)
+        loaded = ServerTls.load(tls, section)
+        try:
+            sockets = listen(ours.host, ours.port)
+        except CannotListen as error:
+            if config.asked_for_admin_port:
+                raise Failure(f"admin.port: {error}", ExitCode.CONFIGURATION) from error
+            self._log.warning(
+                "the admin port is taken: this server has no page; give it another port with --admin-port, "
+                "or leave it out with admin.enabled = false",
+                address=error.address,
+                reason=error.reason,
+            )
+            return
+        port = AdminPort(
+            sockets,
+            self._log,
+            self._network.strangers,
+            tls=loaded,
+            certificate_user=config.access.certificate_user if tls.client_ca else "",
+            handshake_seconds=config.net.handshake_seconds,
+        )
+        try:
+            with folder_errors(config.serve.data_dir):
+                self.admin_token = token_of(config.serve.data_dir)
+        except Failure:
+            port.close()
+            raise
+        gate = Gate(
+            application.application(self),
+            self._access,
+            self._logins,
+            token=self.admin_token,
+            host=ours.host,
+            port=port.address[1],
+            names=ours.names,
+            secure=loaded is not None,
+            looks=lambda path: application.changes_nothing(self.verbs(), path),
+        )
+        self._admin_port = port
+        reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
+        await nursery.start(port.serve, gate)
+        self.page = port.page
+
+    def _storage(self) -> StorageSettings:
+        config = self._config
+        if (
+            config.record.protocols
+            or config.bridges
+            or any(plugin.keeps(config.protocols[plugin.name]) for plugin in self._plugins)
+        ):
+            return config.storage
+        small = min(config.storage.segment_bytes, UNUSED_SEGMENT_BYTES)
+        return attrs.evolve(config.storage, segment_bytes=small)
+
+    async def _drain(self) -> None:
+        """Stop accepting, and let every protocol send its pending output, for `drain_seconds` at most."""
+        seconds = self._config.serve.drain_seconds
+        if self._bridges is not None:
+            self._bridges.stop()
+        with trio.move_on_after(seconds) as deadline:
+            async with trio.open_nursery() as nursery:
+                for service in self._services:
+                    service.stop_accepting()
+                for service in self._services:
+                    nursery.start_soon(service.drain)
+        if deadline.cancelled_caught:
+            left = sum(service.connections for service in self._services)
+            self._log.warning(
+                "the drain took too long: connections were closed before all answers were sent; where "
+                "clients need longer, raise serve.drain_seconds",
+                seconds=seconds,
+                connections_closed=left,
+            )
+
+    # What can be asked over the control socket and the admin port.
+
+    def unready(self) -> str | None:
+        """Return why the server is not ready for work; None if it is."""
+        if self.stopping:
+            return "draining"
+        if not self._all_served.is_set() or self._store is None:
+            return "starting"
+        if self._store.read_only is not None:
+            return f"the store is read-only: {self._store.read_only}"
+        down = [service.name for service in self._services if service.state != "serving"]
+        return f"restarting: {', '.join(down)}" if down else None
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the running protocols and the store's state, in JSON's values."""
+        reason = self.unready()
+        assert self._store is not None
+        return {
+            "state": "ready" if reason is None else "not ready",
+            "reason": reason,
+            "version": version("brokers"),
+            "pid": os.getpid(),
+            "uptime_seconds": round(self._uptime(), 3),
+            "data_dir": str(self._config.serve.data_dir.absolute()),
+            "protocols": [service.status() for service in self._services],
+            "store": attrs.asdict(self._store.statistics()),
+        }
+
+    def share_of(self, user: str) -> int:
+        """The percent of every bound that a user may have."""
+        return self._access.share_of(user)
+
+    def verbs(self) -> Mapping[tuple[str, str], Verb]:
+        """Return all administrative verbs, by protocol and name."""
+        return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
+
+    def objects(self) -> ObjectsByProtocol:
+        """Return (protocol, objects of one kind) for all protocols, with their rates."""
+        found = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
+        return [*found, ("bridges", self._bridges.objects)] if self._bridges is not None else found
+
+    def _objects(self) -> Iterator[tuple[str, Objects]]:
+        return ((service.name, each) for service in self._services for each in service.objects)
+
+    def _tell_refused(self, account: Account) -> None:
+        now = time.monotonic()
+        if now - self._told_refused.get(account.name, -math.inf) < TELL_REFUSED_SECONDS:
+            return
+        self._told_refused[account.name] = now
+        self._log.warning(
+            "the memory that clients may take is used up: requests that need more are refused until some is "
+            "given back; the metric budget_bytes tells who has it; end that, or give the server more memory",
+            account=account.name,
+            bytes=account.used_bytes,
+            bytes_max=account.limit_bytes,
+        )
+
+    def overview(self) -> Mapping[str, Any]:
+        """Return the server's state and its rates over the last minute."""
+        return {
+            **self.status(),
+            "budget": [
+                {
+                    "account": account.name,
+                    "bytes": account.used_bytes,
+                    "bytes_max": account.limit_bytes,
+                    "refused": account.refused,
+                }
+                for account in self._budget.all()
+            ],
+            "resident_bytes": resident_bytes(),
+            "loop": {
+                name: getattr(self._watch, name, None)
+                for name in ("longest_seconds", "longest_at", "long_count")
+            },
+            **self.rates.overview(),
+        }
+
+    def definitions(self, giver: str | None = None) -> definitions.Document:
+        """Return the document of durable objects, for export and import by a user; None: by the owner."""
+        assert self._store is not None
+        each = [(service.name, each) for service in self._services for each in service.definitions]
+        users_file = definitions.of_users(self._access, self._config.users_file, giver)
+        return definitions.Document(each, users_file, self._store)
+
+    async def reload(
+        self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
+    ) -> Mapping[str, Any]:
+        """Take up what changed (`brokers.settings.reloading`). Raises as `Reloader.reload`.
+
+        `action`, `name`: what was done to which user, for the audit log: then the users file alone is read.
+        `user`, `peer`: who asks.
+        """
+        await self._all_served.wait()  # else it might miss what was opened before
+        assert self._reloader is not None
+        result = "refused"
+        try:
+            if action.startswith("user-"):  # it must not fail for settings that are being edited
+                await self._reloader.take_up(self._prepare_users)
+                found = Reloaded()
+            else:
+                found = await self._reloader.reload()
+            result = "done"
+        finally:
+            logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
+        return {"users": len(self._access.users or ()), **attrs.asdict(found)}
+
+    @property
+    def backups(self) -> Path:
+        """Return the only folder in which requests over TCP may read and write files."""
+        return self._config.serve.data_dir / BACKUPS
+
+    async def backup(self, target: Path) -> Any:
+        """Copy the live data folder to `target`. Raises BrokerError and OSError."""
+        assert self._store is not None
+        folder = self._config.serve.data_dir
+        return await backup_files(self._store, folder, target, now_ms=time.time_ns() // 1_000_000)
+
+    def _uptime(self) -> float:
+        return time.monotonic() - self._started
+
+    def samples(self) -> Iterator[Sample]:
+        """Read all metrics now; those of gauges that add something up are not computed yet."""
+        labels = (("version", version("brokers")), ("python", platform.python_version()))
+        yield Sample("build_info", 1, "What runs.", "gauge", labels)
+        yield Sample("uptime_seconds", self._uptime(), "Since the process started.", "gauge")
+        yield Sample("ready", self.unready() is None, "1: takes work; 0: see /readyz.", "gauge")
+        if self._store is not None:
+            yield from figures("store", self._store.statistics())
+            yield self._store.sync_times.sample("store_sync_seconds", "How long syncs of the journal took.")
+        if self._recording is not None:
+            yield from self._recording.samples()
+        if self._watch is not None:
+            yield from self._watch.samples()
+        yield from self._budget.samples()
+        yield from self._network.samples()
+        yield from self._access.samples()
+        if self._bridges is not None:
+            yield from self._bridges.samples()
+        if self._admin_port is not None and self._admin_port.tls is not None:
+            yield self._admin_port.tls.sample("admin", time.time())
+        for service in self._services:
+            yield from service.samples()
+
+
+def _admin_reload(port: AdminPort, gate: Gate) -> Prepare:
+    """The admin port as a part of every reload."""
+    in_thread = Threads()
+
+    async def prepare(config: Config) -> Apply:
+        section, tls = config.admin_tls()
+        loaded = await in_thread(ServerTls.load, tls, section)
+
+        async def apply() -> None:
+            port.tls = loaded
+            port.certificate_user = config.access.certificate_user if tls.client_ca else ""
+            gate.take_settings(config.admin.names, secure=loaded is not None)
+
+        return apply
+
+    return prepare
