@@ -434,7 +434,7 @@ def dms_nack_loses_place() -> list[Change]:
 @bug("one worker")
 def dms_keeps_what_was_held() -> list[Change]:
     """A connection's end gives nothing back."""
-    return [(Engine, "give_back", lambda self, consumer: None)]
+    return [(Engine, "give_back", lambda self, *arguments: None)]
 
 
 @bug("queues")
