@@ -198,7 +198,7 @@ class BindingSource(_Taking):
 
     def __init__(self, broker: "Broker", exchange: "Exchange", key: bytes, context: BridgeContext) -> None:
         self._exchange = exchange
-        self._owner = broker.new_owner(context.user)
+        self._owner = broker.new_application(context.user)
         try:
             queue, _ = broker.topology.declare_queue(b"", QueueKind(exclusive=True), self._owner)
             broker.topology.bind(exchange.name, queue, key)
@@ -263,7 +263,7 @@ class DmpTarget:
         self._context.require(WRITE, self._exchange or DEFAULT_IN_RULES)
         head = self._head(name, size, trail)
         try:
-            queues, _ = broker.route(self._exchange, head)
+            queues = broker.route(self._exchange, head)
         except Refusal as refusal:
             raise BridgeRefusal("missing", str(refusal)) from None
         if not queues and self._exchange == DEFAULT:
@@ -287,7 +287,7 @@ class DmpTarget:
         broker.counts.published_bytes += count * size
         if queues:
             self._all_durable = self._all_durable and queues[0].log is not None
-            broker.publish_to(head, queues, some)
+            broker.append([(queue, head, some) for queue in queues])
         else:
             broker.counts.unroutable += count
         return count
@@ -349,8 +349,6 @@ class DmpBridgeEnds:
     def open_source(self, service: "DmpService", place: str, context: BridgeContext) -> BridgeSource:
         broker = service.broker
         parts = exchange_and_key(place)
-        if broker.sliced_work.busy:
-            raise BridgeRefusal("busy", "a deletion is under way")
         if parts is not None:
             context.require(READ, parts[0])
             exchange = broker.exchanges.get(parts[0])

@@ -7,38 +7,34 @@ ticket says when they are on the disk. What leaves durable queues is written onc
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
 from dmp.bodies import BODIES, Bodies, Body
 from dmp.dead_letters import DeadLetters
-from dmp.exchanges import DEFAULT, Exchange, RouteSteps, at_once, route
+from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
-from dmp.pacing import QUEUES_AT_ONCE
 from dmp.queue_log import QueueLog
 from dmp.queue_records import QUEUES, put
-from dmp.queues import Owner, Queue
+from dmp.queues import Application, Queue
 from dmp.refusals import Code, shown
-from dmp.series import Leaving, Series
 from dmp.settings import DmpSettings
 from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
-from dmp.wide import Publication, WideAppend
 from shared.errors import StoreError
 from shared.plugin import Context
-from shared.queues.sliced_work import SlicedWork, taken_out
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from shared.storage.store import Ticket
+from shared.turns import LongWork, Turn
 
-LOGS_FLUSHED = 512  # of queues that something has left, at once: four milliseconds
-QUEUES_GOING = 64  # exclusive queues that go with their owner at once: half a millisecond
+NOTHING_LEAVES: Mapping[Queue, Sequence[Message]] = {}
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
@@ -60,9 +56,9 @@ class ChangedLogs:
         rest."""
         broker = self._broker
         before, self.logs = self.logs, {}
-        count = 0
+        turn = Turn()
         try:
-            while before and (whole or count < LOGS_FLUSHED):
+            while before and (whole or not turn.over()):
                 log = next(iter(before))
                 try:
                     log.flush()
@@ -71,7 +67,6 @@ class ChangedLogs:
                 except Exception as error:
                     broker.report_crash(error)
                 del before[log]
-                count += 1
             if before:
                 broker.timers.set(self, broker.timers.now())
         except StoreError as error:
@@ -136,9 +131,7 @@ class Broker:
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.sliced_work = SlicedWork(self.timers, self.report_crash)
-        """What a deletion, or the end of a connection, leaves to do. Until it is done nobody declares, binds,
-        purges or deletes: so nobody sees what is half done."""
+        self.work = LongWork(self.timers, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
@@ -163,37 +156,42 @@ class Broker:
 
     # -- publishing
 
-    def route(self, exchange: bytes, head: Head) -> tuple[tuple[Queue, ...], int]:
-        """The queues that it goes to, each once; and the work of finding them, in messages that could have
-        been put into a queue meanwhile. Raises Refusal: no such exchange, malformed headers.
-        """
-        return at_once(self.route_steps(exchange, head))
-
-    def route_steps(self, exchange: bytes, head: Head) -> RouteSteps:
-        """The route in steps of half a millisecond, for who can wait while others have their turn."""
+    def route(self, exchange: bytes, head: Head) -> tuple[Queue, ...]:
+        """The queues that a message goes to, each once. Raises Refusal: no such exchange, malformed
+        headers."""
         if exchange != DEFAULT:
-            return (yield from route(self.topology.exchange(exchange), head, self.exchanges.get))
+            return route(self.topology.exchange(exchange), head, self.exchanges.get)
         keys = dict.fromkeys((head.key, *head.more_keys))
-        found = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
-        return tuple([queue for queue in found if queue is not None]), 0
+        queues = [self.queues.get(key) or self.reply_queues.get(key) for key in keys]
+        return tuple([queue for queue in queues if queue is not None])
 
-    def publish(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
+    def publish(
+        self,
+        head: Head,
+        queues: Sequence[Queue],
+        bodies: Sequence[bytes],
+        send_return: Callable[[Code, Head, bytes], None] | None = None,
+    ) -> Ticket | None:
         """Put a run into its queues. A confirm waits for the ticket; None: for nothing.
 
-        A queue that is full (`Queue.room_for`) is left out. Raises StoreError where durable queues cannot be
-        written; then no queue has got anything.
+        A queue that is full (`Queue.room_for`) is left out. `send_return`: each message goes to the queues
+        that can deliver it now, or else back to its publisher (`immediate`). Raises StoreError where durable
+        queues cannot be written; then no queue has got anything.
         """
-        count = len(bodies)
-        for queue in queues:
-            if queue.capped and queue.room_for(head, count) < count:
-                break
-        else:
-            return self.publish_to(head, queues, bodies)
+        if send_return is None:
+            count = len(bodies)
+            for queue in queues:
+                if queue.capped and queue.room_for(head, count) < count:
+                    break
+            else:
+                return self.append([(queue, head, bodies) for queue in queues])
         ticket = None
         for body in bodies:
-            open_ = self.with_room(head, queues)
-            if open_:
-                ticket = self.publish_to(head, open_, (body,)) or ticket
+            takers = queues if send_return is None else [queue for queue in queues if queue.takes_now]
+            if send_return is not None and not takers:
+                send_return(Code.NO_CONSUMERS, head, body)
+            open_ = self.with_room(head, takers)
+            ticket = self.append([(queue, head, (body,)) for queue in open_]) or ticket
         return ticket
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
@@ -202,96 +200,57 @@ class Broker:
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
 
-    def publish_immediate(
+    def append(
         self,
-        head: Head,
-        queues: Sequence[Queue],
-        bodies: Sequence[bytes],
-        send_return: Callable[[Code, Head, bytes], None],
+        runs: Sequence[tuple[Queue, Head, Sequence[bytes]]],
+        leaving: Mapping[Queue, Sequence[Message]] = NOTHING_LEAVES,
+        *,
+        reserved: bool = False,
     ) -> Ticket | None:
-        """Each message goes to the queues that can deliver it now, or else back to its publisher."""
-        ticket = None
-        for body in bodies:
-            open_ = [queue for queue in queues if queue.takes_now]
-            if open_:
-                ticket = self.publish(head, open_, (body,)) or ticket
-            else:
-                send_return(Code.NO_CONSUMERS, head, body)
-        return ticket
+        """Put runs into queues, full or not, and have the records written that messages leave queues.
 
-    def publish_to(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> Ticket | None:
-        """Publish to all of the queues, full or not."""
-        persistent = head.persistent
-        logged: list[tuple[Queue, QueueLog]] = []
-        others: list[Queue] = []
-        for queue in queues:
+        What needs a record is one entry of the journal: after a crash all of it is there, or nothing. The
+        caller tells the logs of queues that messages leave what became of the ticket (`QueueLog.part`).
+        `reserved`: it may use the room that is kept for what leaves. Raises StoreError; then nothing has
+        changed.
+        """
+        parts: list[tuple[Log, bytes, int]] = []
+        logged: list[tuple[Queue, QueueLog, Head, list[Message]]] = []
+        others: list[tuple[Queue, Head, Sequence[bytes]]] = []
+        large: dict[bytes, None] = {}
+        for run in runs:
+            queue, head, bodies = run
             log = queue.log
-            if log is not None and (persistent or queue.paged):
-                logged.append((queue, log))
-            else:
-                others.append(queue)
-        ticket = self.publish_logged(head, logged, bodies) if logged else None
-        if head.large and ticket is None:
-            ticket = self.bodies.unwritten(bodies[-1])
-        for queue in others:
+            if log is None or not (head.persistent or queue.paged):
+                others.append(run)
+                continue
+            messages = queue.number(head, bodies)
+            logged.append((queue, log, head, messages))
+            parts.append((log.log, put(head, messages), len(messages)))
+            if head.large:
+                large.update(dict.fromkeys(bodies))
+        for queue, gone in leaving.items():
+            record = b"" if queue.log is None or queue.deleted else queue.log.leaving(gone)
+            if record and queue.log is not None:
+                parts.append((queue.log.log, record, 1))
+        ticket = None
+        if len(parts) == 1 and not (large or reserved):
+            offset, ticket = parts[0][0].append(parts[0][1], parts[0][2])
+            offsets = [offset]
+        elif parts:
+            offsets, ticket = self.store.append_all([*parts, *self.bodies.whole_records(large)], reserved)
+            self.bodies.whole_appended(large, ticket)
+        if ticket is not None:
+            for (queue, log, head, messages), offset in zip(logged, offsets, strict=False):
+                log.appended(head, messages, offset)
+                queue.publish_logged(messages, ticket)
+        for queue, head, bodies in others:
             try:
                 queue.publish(head, bodies)
             except Exception as error:
                 self.report_crash(error)
-        return ticket
-
-    def publish_in_slices(
-        self,
-        head: Head,
-        queues: Sequence[Queue],
-        bodies: Sequence[bytes],
-        on_refused: Callable[[StoreError], None],
-        send_return: Callable[[bytes], None] | None = None,
-        leaving: Leaving | None = None,
-    ) -> Publication:
-        """Publish to very many queues: go through the `steps` of what this returns."""
-        return Publication(self, head, queues, bodies, on_refused, send_return, leaving)
-
-    def publish_numbered(self, queue: Queue, messages: list[Message]) -> None:
-        """Publish to one queue, without a record."""
-        try:
-            queue.publish_numbered(messages)
-        except Exception as error:
-            self.report_crash(error)
-
-    def publish_logged(
-        self,
-        head: Head,
-        logged: list[tuple[Queue, QueueLog]],
-        bodies: Sequence[bytes],
-        taken: tuple[Log, bytes, int] | None = None,
-    ) -> Ticket:
-        """Publish to durable queues, in one batch with `taken`, the record of what leaves another queue."""
-        if len(logged) > QUEUES_AT_ONCE and taken is None:
-            wide, series = WideAppend(self), Series(head, bodies)
-            wide.append([(queue, series) for queue, _ in logged])
-            return wide.done
-        runs: list[list[Message]] = []
-        parts: list[tuple[Log, bytes, int]] = []
-        for queue, log in logged:
-            messages = queue.number(head, bodies)
-            runs.append(messages)
-            parts.append((log.log, put(head, messages), len(messages)))
-        if head.large:
-            parts += self.bodies.whole_records(bodies)
-        if taken is not None:
-            offsets, ticket = self.store.append_all([*parts, taken], reserved=True)
-        elif len(parts) == 1:
-            first, records, count = parts[0]
-            offset, ticket = first.append(records, count)
-            offsets = [offset]
-        else:
-            offsets, ticket = self.store.append_all(parts)
-        if head.large:
-            self.bodies.whole_appended(bodies, ticket)
-        for (queue, log), messages, offset in zip(logged, runs, offsets, strict=False):
-            log.appended(head, messages, offset)
-            queue.publish_logged(messages, ticket)
+            if head.large and ticket is None:
+                ticket = self.bodies.unwritten(bodies[-1])
         return ticket
 
     # -- what queues ask for
@@ -380,12 +339,9 @@ class Broker:
         """A name that nobody can guess."""
         return secrets.token_urlsafe(_NAME_BYTES).encode()
 
-    def new_owner(self, user: str) -> Owner:
-        return Owner(user, lambda owner: self.sliced_work.add(self._queues_go([*owner.queues])))
+    def new_application(self, user: str) -> Application:
+        return Application(user, self._delete_queues_of)
 
-    def _queues_go(self, queues: list[Queue]) -> Iterator[None]:
-        for some in taken_out(queues.pop, queues, QUEUES_GOING):  # to be freed in turns, too
-            for queue in some:
-                self.topology.delete_unused(queue)
-            if queues:
-                yield
+    def _delete_queues_of(self, application: Application) -> None:
+        for queue in [*application.queues]:
+            self.topology.delete_unused(queue)

@@ -14,7 +14,7 @@ from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag
+from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag, speaks_for
 from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
 
@@ -208,6 +208,7 @@ def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str
 
 @command("delete queue jobs --if-empty", "delete exchange logs", "delete queue jobs --dry-run")
 @destroys("delete {what} {name}, with its bindings and messages")
+@speaks_for("if_unused", "if_empty")
 async def delete(
     what: What,
     name: Name,
@@ -223,8 +224,6 @@ async def delete(
         raise UsageError("--if-empty", "is for queues: an exchange holds no messages")
     shown = {what: name, "deleted": not dry_run}
     if server is None:
-        if if_unused or if_empty:
-            raise UsageError("--if-unused" if if_unused else "--if-empty", "is for AMQP, and not for the API")
         if what == "exchange":
             return ApiRequest(lambda api: api.delete("exchanges", name, dry_run=dry_run) and shown)
 

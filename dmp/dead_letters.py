@@ -4,8 +4,8 @@ A dead letter keeps its body and its properties, except `expiration`. Its header
 happened to it: a table for each queue and reason, the newest first, as RabbitMQ writes it.
 
 Dead-lettering a message costs about thirty times what a publish costs, and very many may die at once. That is
-all that expires behind a message that lived longer, or all that a consumer rejects in one word. So a few are
-delivered at once and the rest in slices. Queues take turns, one letter each, so that many of one queue do not
+all that expires behind a message that lived longer, or all that a consumer rejects in one word. So they are
+delivered in turns of the loop. Queues take turns, one letter each, so that many of one queue do not
 delay the few of another. A letter that waits for its slice is in no queue and counts as memory. Its record
 stands, so a restart has it in its old queue again. So does one that the disk refuses to move, which waits a
 second longer.
@@ -14,36 +14,27 @@ second longer.
 import datetime
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from dmp.data_types import EMPTY_TABLE, field_table, joined_tables, read_field, without_field
-from dmp.exchanges import RouteSearch
 from dmp.message import Head, Message
-from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
-from dmp.series import Leaving
 from shared.access import WRITE, asker_may
 from shared.errors import StoreError
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
     from shared.storage.store import Ticket
 
-LETTERS_PER_TURN = 32  # a few milliseconds
-LETTER_BYTES = 64
-"""Bytes of properties that cost as much as a letter: tables are decoded, and packed again."""
-LETTER_QUEUES = 16  # putting it into so many queues costs as much, too
 RETRY_SECONDS = 1.0  # from a refusal of the disk on
 TELL_SECONDS = 60.0  # between two lines of the log about letters that are lost
-LETTER_ROUTING = 32
-"""Routing work that costs as much as a letter, in messages that could have been put into a queue
-meanwhile."""
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -60,9 +51,7 @@ class DeadLetters:
     _retry_at: float = math.inf  # then these wait for their turn again
     _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
-    _work: int = 0  # of this turn, in plain letters
     _busy: bool = False
-    _wide: bool = False  # one is on its way in slices, to very many queues, or long to find: the others wait
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
         """Deliver messages that have left `queue` for `reason`, in slices."""
@@ -70,9 +59,7 @@ class DeadLetters:
             return
         waited = bool(self._turns)
         self._wait(queue, messages, reason)
-        if not (
-            waited or self._busy or self._wide
-        ):  # busy: it was pushed out by a letter that is being delivered
+        if not (waited or self._busy):  # busy: it was pushed out by a letter that is being delivered
             self._deliver_some()
 
     def _wait(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
@@ -134,10 +121,10 @@ class DeadLetters:
         self._deliver_some()
 
     def _deliver_some(self) -> None:
-        self._work = 0
         self._busy = True
+        turn = Turn()
         try:
-            while self._turns and self._work < LETTERS_PER_TURN and not self._wide:
+            while self._turns and not turn.over():
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
                 messages, reason = letters[0]
@@ -148,10 +135,7 @@ class DeadLetters:
                     self._turns.append(queue)
                 else:
                     del self._waiting[queue]
-                steps = self._deliver(queue, message, reason)
-                if next(steps, steps) is not steps:
-                    self._wide = True
-                    self._broker.sliced_work.add(self._and_go_on(steps))
+                self._deliver(queue, message, reason)
         finally:
             self._busy = False
             self._go_on()
@@ -159,35 +143,21 @@ class DeadLetters:
     def _go_on(self) -> None:
         """Go on in the next turn."""
         timers = self._broker.timers
-        if self._turns and not self._wide:
+        if self._turns:
             timers.set(self, timers.now())
         elif self._refused:
             timers.set(self, self._retry_at)
 
-    def _and_go_on(self, steps: Iterator[None]) -> Iterator[None]:
-        """Go through `steps`; then the other letters have their turn."""
-        try:
-            yield from steps
-        finally:
-            self._wide = False
-            self._go_on()
-
-    def _deliver(self, queue: Queue, message: Message, reason: str) -> Iterator[None]:
-        """Put it where its exchange says, or lose it. That is one step, unless its bindings are made to take
-        long, or it goes to very many queues.
-        """
+    def _deliver(self, queue: Queue, message: Message, reason: str) -> None:
+        """Put it where its exchange says, or lose it."""
         broker = self._broker
         counted = message in self._counted
         self._counted.discard(message)
-        self._work += 1 + len(message.head.properties) // LETTER_BYTES
         head = letter_head(broker, queue, message, reason)
-        search = RouteSearch(broker.route_steps(head.exchange, head))
-        yield from search.rest()
         targets: Sequence[Queue] = ()
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
-            found, work = search.found()
-            targets = broker.with_room(head, without_circles(head, found))
-            self._work += len(targets) // LETTER_QUEUES + work // LETTER_ROUTING
+            targets = without_circles(head, broker.route(head.exchange, head))
+            targets = broker.with_room(head, targets)
         if not targets:
             queue.leave([message])
             broker.counts.dead_letters_lost += 1
@@ -213,11 +183,7 @@ class DeadLetters:
             self._go_on()
 
         try:
-            if len(targets) > QUEUES_AT_ONCE:
-                yield
-                moving = yield from self._move_in_slices(queue, message, head, targets)
-            else:
-                moving = self._move(queue, message, head, targets)
+            moving = self._move(queue, message, head, targets)
             if not counted:
                 broker.counts.dead_lettered += 1
             if moving is not None:
@@ -232,60 +198,32 @@ class DeadLetters:
         The ticket tells whether the disk has that batch; where it has not, the message is still yours. None:
         nothing waits for the disk.
         """
-        broker = self._broker
-        logged = [(target, target.log) for target in targets if target.log is not None]
-        if message.offset < 0 or not logged or queue.log is None or queue.deleted:
-            broker.publish_to(head, targets, (message.body,))
+        broker, log = self._broker, queue.log
+        runs = [(target, head, (message.body,)) for target in targets]
+        if (
+            log is None
+            or message.offset < 0
+            or queue.deleted
+            or not any(target.durable for target in targets)
+        ):
+            broker.append(runs)
             queue.leave([message])
             return None
-        taken = queue.log.log, queue.log.leaving([message]), 1
-        ticket = broker.publish_logged(head, logged, (message.body,), taken)
-        queue.log.part([message])
+        ticket = broker.append(runs, {queue: [message]}, reserved=True)
+        assert ticket is not None
+        log.part([message])
 
         def moved(done: "Ticket") -> None:
-            self._parted(queue, message, done)
-            if not self._broker.was_taken_back(done):
-                for target in targets:
-                    if target.log is None:
-                        target.publish(head, (message.body,))
+            if broker.was_taken_back(done):
+                log.stay([message])
+                return
+            log.left([message])
+            queue.forget([message])
+            if not queue.deleted:
+                broker.log_changed(log)
 
         ticket.when_done(moved)
         return ticket
-
-    def _parted(self, queue: Queue, message: Message, done: "Ticket") -> None:
-        """The disk has it that a message has left its queue, or refuses that."""
-        log = queue.log
-        assert log is not None
-        if self._broker.was_taken_back(done):
-            log.stay([message])
-            return
-        log.left([message])
-        queue.forget([message])
-        if not queue.deleted:
-            self._broker.log_changed(log)
-
-    def _move_in_slices(
-        self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]
-    ) -> Generator[None, None, "Ticket | None"]:
-        """Move a message as `_move` does, to very many targets. Raises StoreError."""
-        broker, log = self._broker, queue.log
-        leaving = None
-        if log is not None and message.offset >= 0 and head.persistent and not queue.deleted:
-            leaving = Leaving(queue, log, log.leaving([message]), 1, lambda: log.part([message]))
-        refused: list[StoreError] = []
-        publication = broker.publish_in_slices(
-            head, targets, (message.body,), refused.append, leaving=leaving
-        )
-        yield from publication.steps()
-        if refused:
-            if log is not None:
-                log.stay([message])
-            raise refused[0]
-        if leaving is None or log is None:
-            queue.leave([message])
-            return None
-        publication.whole.when_done(lambda done: self._parted(queue, message, done))
-        return publication.whole
 
 
 def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:

@@ -81,7 +81,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         if dry_run:
             broker.topology.check_new_queue(name, kind)
             return Made(new=True)
-        made = broker.topology.declare_queue(name, kind, broker.new_owner(""))
+        made = broker.topology.declare_queue(name, kind, broker.new_application(""))
         return Made(new=True, ticket=made[1])
 
     def bindings(written: Written) -> Iterator[Sequence[Row]]:

@@ -8,9 +8,9 @@ exchanges, whose own answers are added. Nothing comes twice, and no circle of ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, starmap
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -19,7 +19,6 @@ from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import CacheBytes
-from shared.queues.sliced_work import batched
 from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, EveryName, Wildcards
@@ -45,19 +44,10 @@ TOPIC_WORDS = Wildcards(separator=b".", any_levels=b"#", one_level=b"*", empty_l
 _CACHE_BYTES = 128 << 10
 """The bound of an exchange's cache of routes. A connection remembers the routes of its own messages
 besides."""
-STEPS_PER_MESSAGE = 8
-"""Steps of finding a route that take as long as to put a message into a queue. So messages leave others their
-turn between two steps. One key is looked up in one step (shared/routing/trie.py says how much that may be,
-and why)."""
 FOUND_PER_STEP = 8  # destinations that a key leads to, beside those of the other keys
 KEYS_STEPS_MAX = 16_384
 """The bound of steps for the keys of one message, before another key is looked up: some milliseconds. Others
 cannot have their turn meanwhile, and patterns may be made for a key to cost that much."""
-HEADERS_COMPARED = 4  # of a message's headers, so many are held against a binding in a step
-COMPARED_AT_ONCE = 2048
-"""Steps of holding headers against bindings before others have their turn: half a millisecond."""
-EXCHANGES_AT_ONCE = 256
-"""Exchanges that a message goes through before others have their turn: a millisecond. 10,000 took 45."""
 
 _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
@@ -154,10 +144,6 @@ def _hashable(value: object) -> object:
     return value
 
 
-Match: TypeAlias = Generator[None, None, Mapping[Destination, object]]
-"""Steps of half a millisecond; it returns what is found."""
-
-
 @attrs.define(eq=False)
 class HeadersIndex:
     """The bindings of a headers exchange, each under what a message must have for it to be looked at.
@@ -168,8 +154,6 @@ class HeadersIndex:
     many.
     """
 
-    compared: int = 0
-    """The work so far, in bindings held against a message with few headers."""
     _matches: dict[bytes, HeaderMatch] = attrs.Factory(dict)  # by the arguments as they came
     _any: dict[_HeaderSlot, Destination | dict[Destination, int]] = attrs.Factory(dict)
     """With how many of `_matches` lead there."""
@@ -224,46 +208,33 @@ class HeadersIndex:
             if left is not None:
                 self._all[match.slot] = left
 
-    def match(self, head: Head) -> Match:
-        """Raises Refusal where the headers cannot be decoded. What comes or goes between two steps is found,
-        or not."""
-        found: dict[Destination, object] = {}
+    def match(self, head: Head) -> Mapping[Destination, object]:
+        """Raises Refusal where the headers cannot be decoded."""
+        matched: dict[Destination, object] = {}
         if not self._matches:
-            return found  # and headers that nobody looks at are not decoded
-        headers = head.headers
-        offered = _offered(headers)
+            return matched  # and headers that nobody looks at are not decoded
+        offered = _offered(head.headers)
         items = offered.items()
-        width = 1 + len(headers) // HEADERS_COMPARED
-        at_once = max(1, COMPARED_AT_ONCE // width)
-        since = len(headers)
         for slot in chain((_EVERYWHERE,), starmap(_slot, items)):
             there = self._any.get(slot)
             if there is not None:
-                since += _add_all(found, there)
+                _add_all(matched, there)
             row = self._all.get(slot)
             if row is None:
                 continue
-            for some in batched(tuple(row), at_once) if isinstance(row, dict) else ((row,),):
-                if since > COMPARED_AT_ONCE:
-                    self.compared, since = self.compared + since, 0
-                    yield
-                since += len(some) * width
-                for match in some:
-                    if match.wanted.items() <= items and match.destinations is not None:
-                        since += _add_all(found, match.destinations)
-        self.compared += since
-        return found
+            for match in row if isinstance(row, dict) else (row,):
+                if match.wanted.items() <= items and match.destinations is not None:
+                    _add_all(matched, match.destinations)
+        return matched
 
 
 def _add_all(
-    found: dict[Destination, object], those: CompactSet[Destination] | dict[Destination, int]
-) -> int:
-    """How many they are."""
-    if isinstance(those, dict):
-        found.update(those)
-        return len(those)
-    found[those] = None
-    return 1
+    matched: dict[Destination, object], more: CompactSet[Destination] | dict[Destination, int]
+) -> None:
+    if isinstance(more, dict):
+        matched.update(more)
+    else:
+        matched[more] = None
 
 
 @attrs.define(eq=False, repr=False)
@@ -335,15 +306,10 @@ class Exchange:
         """The words of a binding's key, where it has so many wildcards that this may cost each match."""
         return TOPIC_WORDS.wild_levels(key) if self.kind.type == "topic" else 0
 
-    @property
-    def steps(self) -> int:
-        """The work of all matches so far: places looked at in the index, bindings held against headers."""
-        return self._index.visits if self._headers is None else self._headers.compared
-
-    def match(self, head: Head) -> Generator[None, None, Iterable[Destination]]:
-        """The destinations of its own bindings, in one step unless these go by headers. Raises Refusal."""
+    def match(self, head: Head) -> Iterable[Destination]:
+        """The destinations of its own bindings. Raises Refusal."""
         if self._headers is not None:
-            return (yield from self._headers.match(head))
+            return self._headers.match(head)
         return self._match_each(head) if head.more_keys else self._index.match(head.key)
 
     def _match_each(self, head: Head) -> Iterable[Destination]:
@@ -362,80 +328,22 @@ class Exchange:
         return found
 
 
-_T = TypeVar("_T")
-
-Route: TypeAlias = tuple[tuple[Queue, ...], int]
-"""The queues, each once; and how much work it was to find them, beside that of putting messages into so many
-queues."""
-RouteSteps: TypeAlias = Generator[None, None, Route]
-
-
-def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> RouteSteps:
-    """Find the queues that a message published to `first` goes to. There is one step only, unless headers
-    bindings are made for more, or very many exchanges are bound to each other. Queues that are deleted
-    between two steps may be among them."""
+def route(first: Exchange, head: Head, exchanges: Callable[[bytes], Exchange | None]) -> tuple[Queue, ...]:
+    """The queues that a message published to `first` goes to, each once. Raises Refusal."""
     queues: dict[Queue, None] = {}
     seen = {first}
     waiting = [first]
-    steps = 0
-    looked_at = 0
     while waiting:
         exchange = waiting.pop()
-        looked_at += 1
-        if looked_at % EXCHANGES_AT_ONCE == 0:
-            yield
-        steps -= exchange.steps
-        matched = yield from exchange.match(head)
-        found = [destination for destination in matched if not destination.deleted]
-        steps += exchange.steps
-        if not found and exchange.kind.alternate is not None:
+        destinations = [one for one in exchange.match(head) if not one.deleted]
+        if not destinations and exchange.kind.alternate is not None:
             alternate = exchanges(exchange.kind.alternate)
-            found = [] if alternate is None else [alternate]
-        reached = [destination for destination in found if not isinstance(destination, Exchange)]
+            destinations = [] if alternate is None else [alternate]
+        reached = [destination for destination in destinations if not isinstance(destination, Exchange)]
         queues.update(dict.fromkeys(reached))  # in one call: there may be 50,000
-        if len(reached) < len(found):
-            for destination in found:
+        if len(reached) < len(destinations):
+            for destination in destinations:
                 if isinstance(destination, Exchange) and destination not in seen:
                     seen.add(destination)
                     waiting.append(destination)
-    return tuple(queues), steps // STEPS_PER_MESSAGE + len(seen) - 1
-
-
-def at_once(steps: Generator[None, None, _T]) -> _T:
-    """What they return."""
-    while (found := found_at_once(steps)) is None:
-        pass
-    return found
-
-
-def found_at_once(steps: Generator[None, None, _T]) -> _T | None:
-    """What the first step finds; None where there are more: `RouteSearch` takes them. Raises Refusal."""
-    try:
-        next(steps)
-    except StopIteration as end:
-        found: _T = end.value
-        return found
-    return None
-
-
-@attrs.define(eq=False)
-class RouteSearch:
-    """A route that takes more steps to find: while these are taken others have their turn."""
-
-    _steps: RouteSteps
-    _found: Route = ((), 0)
-    _refusal: Refusal | None = None
-
-    def rest(self) -> Iterator[None]:
-        """Steps of half a millisecond; none where the route is found at once."""
-        try:
-            queues, work = yield from self._steps
-            self._found = tuple([queue for queue in queues if not queue.deleted]), work
-        except Refusal as refusal:
-            self._refusal = refusal
-
-    def found(self) -> Route:
-        """What was found. Raises Refusal where nothing could be."""
-        if self._refusal is not None:
-            raise self._refusal.with_traceback(None)
-        return self._found
+    return tuple(queues)

@@ -10,14 +10,14 @@ envelope may leave it out. `_sinks` says which bytes are whose.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 
 from dmp import wire
 from dmp.message import Head, Message
-from dmp.queues import Owner, Queue
+from dmp.queues import Application, Queue
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 IDLE = 1
 IDLE_SECONDS = 5.0  # silence after which a null message is written
-TAKEN_BACK_AT_ONCE = 256
-"""Messages: half a millisecond, where each has an envelope of its own."""
 _NO_LIMIT = 1 << 30
 
 
@@ -43,7 +41,7 @@ class Feed:
     _session: SessionBase
     _broker: "Broker"
     _queue: Queue
-    _owner: Owner
+    _owner: Application
     _gone: Callable[[], None]
     _connection: Connection = attrs.field(init=False)
     _pushed: int = attrs.field(default=0, init=False)  # bytes written, sent or not
@@ -159,36 +157,24 @@ class Feed:
         broker.counts.feeds -= 1
         if not queue.deleted:
             queue.feed_lease = None
-            broker.sliced_work.add(self._come_back(self._not_begun()))
+            self._come_back(self._not_begun())
             broker.topology.consumer_left(queue)
         self._owner.release()
 
-    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> Iterator[None]:
+    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> None:
         """Messages, with their exchange, to their queue, which gives out nothing meanwhile: the last one
         first."""
         queue = self._queue
         back: list[tuple[Head, list[bytes]]] = []
-        work = 0
         for exchange, messages in parts:
-            for before, bodies in wire.runs(messages, TAKEN_BACK_AT_ONCE):
-                if work >= TAKEN_BACK_AT_ONCE:
-                    work = 0
-                    yield
+            for before, bodies in wire.runs(messages):
                 _, key, properties, body_bytes = wire.read_envelope(before)
                 head = Head(exchange, key, body_bytes, properties)
                 head.envelope = before
                 back.append((head, bodies))
-                work += len(bodies)
-        while back:
-            head, bodies = back.pop()
-            if not queue.deleted:
-                queue.take_back(head, bodies)
-            work += len(bodies)
-            if work >= TAKEN_BACK_AT_ONCE:
-                work = 0
-                yield
-        if not queue.deleted:
-            queue.all_returned()
+        for head, bodies in reversed(back):
+            queue.take_back(head, bodies)
+        queue.all_returned()
 
     def _drained(self) -> None:
         if not self.ended:

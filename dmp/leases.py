@@ -19,7 +19,7 @@ import attrs
 from dmp.exchanges import Exchange
 from dmp.memory import check
 from dmp.message import Head
-from dmp.queues import Owner, Queue
+from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal
 from shared.budget import Account
 from shared.shares import Shares
@@ -44,7 +44,7 @@ class Lease:
     """
 
     digest: bytes
-    owner: Owner
+    owner: Application
     target: Exchange | Queue
     send_return: SendReturn | None
     given: float
@@ -80,7 +80,9 @@ class LeaseBook:
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._by_digest.values())
 
-    def grant(self, owner: Owner, target: Exchange | Queue, send_return: SendReturn | None = None) -> str:
+    def grant(
+        self, owner: Application, target: Exchange | Queue, send_return: SendReturn | None = None
+    ) -> str:
         """A lease of an exchange that may be published to, or of a queue that is exclusive to `owner` and not
         leased. Raises Refusal."""
         if len(self._by_digest) >= self.leases_max:

@@ -17,14 +17,13 @@ from dmp.amqp import wire
 from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
-from shared.client.dial import Address, Disconnected, broken, check_plain
+from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, broken, check_plain
 from shared.client.login import Login
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
 RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
-GREETING_SECONDS = 10.0  # for the first answer: another protocol's server may say nothing at all
 CALL_SECONDS = 60.0  # for an answer: a durable declaration waits for a disk
 # Messages that came back and were not looked at; further ones are dropped.
 RETURNED_MAX = 10_000
@@ -147,7 +146,9 @@ class Principal:
 
     async def greet(self) -> None:
         """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
-        start = await self._ask(AMQP_HEADER, commands.Connection.Start, "the AMQP header", GREETING_SECONDS)
+        start = await self._ask(
+            AMQP_HEADER, commands.Connection.Start, "the AMQP header", FIRST_ANSWER_SECONDS
+        )
         self._mechanisms = str(start.mechanisms).split()
 
     async def log_in(self, login: Login) -> int:

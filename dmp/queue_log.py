@@ -142,25 +142,18 @@ class QueueLog:
                 taken.append(number)
         self._live_bytes -= total
 
-    def take_cold(self, first: int, end: int) -> Ticket:
-        """All that is cold leaves the queue. Raises StoreError."""
-        ticket = self._append(records.purged(first, end))
-        self.cold_left()
-        return ticket
+    def has(self, message: Message) -> bool:
+        """Whether the message has a record."""
+        return message.number in self._live or message.number in self._copied
 
-    def numbers_of(self, messages: Sequence[Message]) -> bytes:
-        """The numbers of the messages that have a record: a part of what `taken_later` takes."""
-        live, copied = self._live, self._copied
-        found = [message.number for message in messages]
-        return records.numbers([number for number in found if number in live or number in copied])
-
-    def taken_later(self, parts: Sequence[bytes], cold: tuple[int, int] | None) -> None:
-        """What is numbered so leaves the queue, and the `cold` ones from the first to the end: `flush` writes
-        that down. `left` is told in slices, and the cold ones are counted out (`cold_left`)."""
+    def taken_later(self, numbers: Sequence[int], cold: tuple[int, int] | None) -> None:
+        """The messages of these numbers leave the queue, and the `cold` ones from the first to the end:
+        `flush` writes that down. `left` is called for each of the former, and the cold ones are counted out
+        (`cold_left`)."""
         if cold is not None:
             self._refused.append(records.purged(*cold))
-        if any(parts):
-            self._refused.append(records.taken_in_parts(parts))
+        if numbers:
+            self._refused.append(records.taken(numbers))
 
     def cold_left(self) -> None:
         """All that is cold has left, or will when `taken_later` is written."""

@@ -18,7 +18,7 @@ On the wire no message has that bit.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 import attrs
@@ -69,18 +69,6 @@ def put(head: Head, messages: Sequence[Message]) -> bytes:
     return b"".join(parts)
 
 
-def putter(head: Head, bodies: Sequence[bytes]) -> Callable[[int], bytes]:
-    """Gives the same records for queue after queue, each by the number of its first message."""
-    size, op, common = _beginning(head)
-    pack = _HEAD.pack
-    if len(bodies) == 1:
-        rest = common + bodies[0]
-        return lambda number: pack(size, op, number) + rest
-    return lambda first: b"".join(
-        [b"".join((pack(size, op, number), common, body)) for number, body in enumerate(bodies, first)]
-    )
-
-
 def _beginning(head: Head) -> tuple[int, int, bytes]:
     """What is before the body: the record's size and op, and what all records of these messages have."""
     common = _common(head)
@@ -109,17 +97,9 @@ def put_bytes(head: Head) -> int:
 
 def taken(messages: Sequence[int]) -> bytes:
     """A TAKEN record; nothing for nothing."""
-    return taken_in_parts((numbers(messages),)) if messages else b""
-
-
-def numbers(messages: Sequence[int]) -> bytes:
-    """A part of what a TAKEN record says."""
-    return struct.pack(f">{len(messages)}Q", *messages)
-
-
-def taken_in_parts(parts: Sequence[bytes]) -> bytes:
-    """The TAKEN record of all these `numbers`."""
-    payload = b"".join((bytes((Op.TAKEN,)), *parts))
+    if not messages:
+        return b""
+    payload = struct.pack(f">B{len(messages)}Q", Op.TAKEN, *messages)
     return _LENGTH.pack(len(payload)) + payload
 
 

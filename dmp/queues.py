@@ -33,26 +33,17 @@ from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
 from dmp.ready import Priorities, Ready, ReadyRow
 from dmp.settings import DmpSettings
-from dmp.takers import LOOKED_AT_ONCE, Consumers, FeedTaker, Taker, able, room_of, share_out
+from dmp.takers import Consumers, FeedTaker, Taker, room_of, share_out, shares_of
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import HOT_LEAST_BYTES, QueueBase
-from shared.queues.sliced_work import batched, taken_out
 from shared.storage.lost import Lost
+from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
-    from shared.queues.sliced_work import SlicedWork
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
     from shared.storage.store import Ticket
-
-EXPIRED_AT_ONCE = 4096  # so many leave before others have their turn: some milliseconds
-TRIMMED_AT_ONCE = 4096  # so many small messages that a large one pushes out, likewise
-GIVEN_AT_ONCE = 1024  # messages that consumers are given, likewise: their outboxes hold many times that
-GIVEN_BYTES_AT_ONCE = 4 << 20  # of bodies, which are copied: a millisecond
-PURGED_AT_ONCE = 16_384  # durable ones that leave in one step: two milliseconds
-FREED_AT_ONCE = 2048  # messages of a queue that is purged or deleted: half a millisecond
-CANCELLED_AT_ONCE = 256  # consumers of a queue that is deleted, likewise
 
 
 class QueueContext(Protocol):
@@ -63,9 +54,9 @@ class QueueContext(Protocol):
     draining: bool
     memory: Memory
     settings: DmpSettings
-    sliced_work: SlicedWork
     timers: Timers
     waits: Waits
+    work: LongWork
 
     def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
@@ -90,7 +81,7 @@ class QueueContext(Protocol):
 
 
 @attrs.define(eq=False)
-class Owner:
+class Application:
     """An application: its principal, which holds it at first, and the DMP connections that it leased.
 
     The queues that are exclusive to it live as long as one of these. `ended` is called when the last has
@@ -99,7 +90,7 @@ class Owner:
     """
 
     user: str
-    _ended: Callable[[Owner], None]
+    _ended: Callable[[Application], None]
     account: str = ANONYMOUS
     revoked: bool = False
     queues: dict[Queue, None] = attrs.Factory(dict)
@@ -128,7 +119,7 @@ class Queue(QueueBase):
     name: bytes
     kind: QueueKind
     _context: QueueContext
-    owner: Owner | None = None
+    owner: Application | None = None
     _limited: bool = True  # by the settings, as all queues that clients declare
     capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
@@ -171,8 +162,7 @@ class Queue(QueueBase):
     _when_warm: list[Callable[[], None]] = attrs.field(factory=list, init=False)
     _warned: bool = attrs.field(default=False, init=False)
     _blocked: bool = attrs.field(default=False, init=False)  # nobody has room until the next `dispatch`
-    _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more are asked and given to
-    _over: bool = attrs.field(default=False, init=False)  # in the next turn, more of what is too much goes
+    _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
@@ -308,30 +298,6 @@ class Queue(QueueBase):
         """Messages from `number` whose records are appended: they are ready when the ticket is done."""
         self._enqueue(messages, ticket)
         ticket.when_done(self.synced)
-
-    def expect(self, head: Head, bodies: Sequence[bytes]) -> list[Message]:
-        """Messages that will come, one run: they count as those that wait for the disk do. Their numbers, and
-        their place, they get by `place`. You `forget` them where nothing comes of it (`not_coming`)."""
-        messages = self.number(head, bodies, self.numbered)
-        self._admit(messages)
-        self.unsynced += len(messages)
-        self.unsynced_bytes += head.body_bytes * len(messages)
-        return messages
-
-    def place(self, messages: list[Message], ticket: Ticket, *, logged: bool) -> None:
-        """Put in messages that were expected. Their records, if they need some, are appended. They are ready
-        at the first `synced` when the ticket is done. This is a step for thousands of queues, so it does no
-        more than must be done at once."""
-        self._unsynced.append((ticket, messages))
-        if not logged:
-            self._unlogged += len(messages)
-
-    def not_coming(self, messages: list[Message]) -> None:
-        """Give up messages that were expected: they could not be written, or the queue is deleted."""
-        if not self.deleted:
-            self.unsynced -= len(messages)
-            self.unsynced_bytes -= _sizes(messages)[0]
-        self.forget(messages)
 
     def publish_numbered(self, messages: list[Message]) -> None:
         """Messages from `number` that need no record. Those of large bodies wait until these are written."""
@@ -507,14 +473,13 @@ class Queue(QueueBase):
         most, most_bytes = arguments.messages_max, arguments.bytes_max
         if (most is not None or most_bytes is not None) and not arguments.rejects:
             over: list[Message] = []
-            self._over = False
+            turn = Turn()
             while (
                 (most is not None and self.depth > most)
                 or (most_bytes is not None and self.depth_bytes > most_bytes)
             ) and (self.ready or self._warm()):
-                if len(over) == TRIMMED_AT_ONCE:
-                    self._over = True
-                    self._arm()
+                if turn.over():
+                    self._go_on()
                     break
                 over.append(self._pop())
             if over:
@@ -615,7 +580,6 @@ class Queue(QueueBase):
         Of very many some at once; the rest follows in the next turns, whoever calls meanwhile.
         """
         self._blocked = False
-        self.consumers.start_over()
         if self._goes_on:
             return
         if self._timed:
@@ -626,30 +590,23 @@ class Queue(QueueBase):
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.stops:
             return
-        asked = given_now = bytes_now = 0
+        turn: Turn | None = None
         while (depth := self.depth) and not self._blocked and not (check and self._behind):
             feed = self.feed
-            takers = self.consumers.in_turn() if feed is None else (feed,)
-            shares = able(takers, depth)
+            shares = self.consumers.shares(depth) if feed is None else shares_of((feed,), depth)
             if not shares:
-                asked += len(takers)
-                more = feed is None and self.consumers.pass_on(len(takers))
-                self._blocked = not more
-                if more and asked < LOOKED_AT_ONCE:
-                    continue
-                if more:
-                    self._go_on()
+                self._blocked = True
                 break
-            if given_now >= GIVEN_AT_ONCE or bytes_now >= GIVEN_BYTES_AT_ONCE:
+            if turn is None:
+                turn = Turn()
+            elif turn.over(ITEMS):
                 self._go_on()
                 break
-            given, given_bytes = share_out(self.ready, shares) if self.ready or self._warm() else (0, 0)
+            given = share_out(self.ready, shares) if self.ready or self._warm() else 0
             if not given:
                 break
             if feed is None:
                 self.consumers.given(shares, given)
-            given_now += given
-            bytes_now += given_bytes
             late: list[Message] = []
             for taker, messages, _, _ in shares:
                 if messages and messages[-1].number >= self.mark:
@@ -748,12 +705,6 @@ class Queue(QueueBase):
             if message.head.large:
                 self._context.bodies.drop(message.body)
 
-    def _let_cold_go(self, cold: Cold) -> None:
-        large, cold.large = cold.large, {}
-        for reference in large.values():
-            self._context.bodies.drop(reference)
-        cold.clear()
-
     # -- what became of unacknowledged ones
 
     def settle(self, messages: Sequence[Message]) -> None:
@@ -835,6 +786,12 @@ class Queue(QueueBase):
 
     # -- who takes
 
+    def dispatch_returned(self) -> None:
+        """Messages are back: give out what can be given, and have the oldest go where there are too many."""
+        if not (self.deleted or self._context.draining):  # whoever got them now would soon lose them, too
+            self.dispatch()
+            self.trim()
+
     def add_consumer(self, consumer: Taker) -> None:
         self.consumers.add(consumer)
         self._blocked = False
@@ -888,9 +845,8 @@ class Queue(QueueBase):
             return
         if self._timed:
             self._expire_ready()
-        if self._over:
-            self._trim()
         self._dispatch_ready(check=self._timed)
+        self.trim()
         self._arm()
         if not self._behind:
             self._tell_waiting()
@@ -902,9 +858,8 @@ class Queue(QueueBase):
         """
         now = self._context.timers.now()
         expired: list[Message] = []
-        while (
-            len(expired) < EXPIRED_AT_ONCE and (self.ready or self._warm()) and self.ready[0].expires <= now
-        ):
+        turn = Turn()
+        while (self.ready or self._warm()) and self.ready[0].expires <= now and not turn.over():
             expired.append(self.ready.popleft())
         if expired:
             self._count_out(expired)
@@ -921,7 +876,7 @@ class Queue(QueueBase):
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
-        if self._goes_on or self._over:
+        if self._goes_on:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)
@@ -930,111 +885,114 @@ class Queue(QueueBase):
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        They are gone at once for whoever looks, and what comes from now on stays. Very many that are durable
-        are gathered in slices before `flush` writes that they have left. `whole`: they are gone on disk, too,
-        and who waits may be told. All leave the log in one record, so that a crash takes back all of it or
-        nothing.
+        They are gone at once for whoever looks, and what comes from now on stays. Very many leave the log,
+        and memory, in turns. `whole`: they are gone on disk, too, and who waits may be told. All leave the
+        log at one flush, so that a crash takes back all of it or nothing.
         """
         count = self.depth
         log, cold = self.log, self.cold
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
-        in_slices = log is not None and len(self.ready) > PURGED_AT_ONCE
-        if cold is not None and cold.large:
-            in_slices = False  # these bodies go at the next `flush`: the record must be in it, too
         cold_numbers: tuple[int, int] | None = None
-        cold_gone: Ticket | None = None
+        large: list[bytes] = []
         if cold is not None and cold.count:
             assert log is not None
-            if in_slices:
-                cold_numbers = cold.first, cold.end
-                log.cold_left()
-            else:
-                cold_gone = log.take_cold(cold.first, cold.end)
-            self._let_cold_go(cold)
+            cold_numbers = cold.first, cold.end
+            log.cold_left()
+            large += cold.large.values()
+            cold.large = {}
+            cold.clear()
             self._tell_waiting()
-        self._context.memory.give(self._hot_bytes)
         self._behind = False
-        if log is not None and in_slices:
-            ready, self.ready = self.ready, self._nothing_ready()
-            self.ready_bytes = self._hot_bytes = 0
-            self._context.sliced_work.add(self._purged(log, ready, cold_numbers, whole))
-            return count
-        if log is not None:
-            log.take(self.ready)
-            self._context.log_changed(log)
-        self._empty()
-        _purge_written(log, whole, cold_gone)
+        ready = self._take_all_ready()
+        if log is None:
+            self._context.work.add(self._freed(ready))
+            if whole is not None:
+                whole.resolve(None)
+        else:
+            self._context.work.add(self._purged(log, ready, cold_numbers, large, whole))
         return count
 
     def _purged(
-        self, log: QueueLog, ready: Ready, cold: tuple[int, int] | None, whole: Ticket | None
+        self,
+        log: QueueLog,
+        ready: Ready,
+        cold: tuple[int, int] | None,
+        large: list[bytes],
+        whole: Ticket | None,
     ) -> Iterator[None]:
         """The messages of a purge leave the log, and are freed."""
         log.leave_in_slices()
         try:
-            parts: list[bytes] = []
-            for some in batched(ready, FREED_AT_ONCE):
-                parts.append(log.numbers_of(some))
+            numbers: list[int] = []
+            for message in ready:
+                if log.has(message):
+                    numbers.append(message.number)
                 yield
-            log.taken_later(parts, cold)
+            log.taken_later(numbers, cold)
             self._context.log_changed(log)
-            parts.clear()
-            yield
-            for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
-                log.left(some)
-                if self._has_large:
-                    self._let_bodies_go(some)
+            for reference in large:
+                self._context.bodies.drop(reference)
+            while ready:
+                message = ready.popleft()
+                log.left((message,))
+                if message.head.large:
+                    self._context.bodies.drop(message.body)
                 yield
         finally:
             log.all_left()
             self._context.log_changed(log)
-            _purge_written(log, whole)
+            if whole is not None:
+                _resolve_when_written(whole, log)
 
-    def _empty(self) -> None:
-        """What is ready is so no more. It is freed in slices, with its large bodies."""
+    def _take_all_ready(self) -> Ready:
+        """What is ready is so no more, and counts no more. It is still to be freed."""
         ready, self.ready = self.ready, self._nothing_ready()
+        self._context.memory.give(self._hot_bytes)
         self.ready_bytes = self._hot_bytes = 0
-        steps = self._freed(ready)
-        if next(steps, steps) is not steps:
-            self._context.sliced_work.add(steps)
+        return ready
 
     def _freed(self, ready: Ready) -> Iterator[None]:
-        for some in taken_out(ready.popleft, ready, FREED_AT_ONCE):
-            if self._has_large:
-                self._let_bodies_go(some)
-            if ready:
-                yield
+        """Very many are freed in turns, with their large bodies."""
+        while ready:
+            message = ready.popleft()
+            if message.head.large:
+                self._context.bodies.drop(message.body)
+            yield
 
-    def delete(self) -> Iterator[None]:
-        """Ready messages go; what is unacknowledged stays with its channel. Returns what is left to do, in
-        steps: its takers are cancelled."""
+    def delete(self) -> None:
+        """Ready messages go, and the takers are cancelled; what is unacknowledged stays with its channel."""
         self.deleted = True
         unsynced = [message for _, messages in self._unsynced for message in messages]
-        self._context.memory.give(self._hot_bytes + _sizes(unsynced)[1])
+        self._context.memory.give(_sizes(unsynced)[1])
         if self._has_large:
             self._let_bodies_go(unsynced)
         self.unsynced = self.unsynced_bytes = self._unlogged = 0
         self._unsynced.clear()
         self._tell_synced()
-        self._empty()
+        self._context.work.add(self._freed(self._take_all_ready()))
         if self.cold is not None:
-            self._let_cold_go(self.cold)
+            large, self.cold.large = self.cold.large, {}
+            for reference in large.values():
+                self._context.bodies.drop(reference)
+            self.cold.clear()
         self._tell_waiting()
         self._context.timers.forget(self)
         takers = [*self.consumers] if self.feed is None else [*self.consumers, self.feed]
         self.consumers = Consumers(self.consumers.single)
         self.feed = None
-        return _cancelled(takers)
+        for taker in takers:
+            try:
+                taker.cancelled()
+            except Exception as error:
+                taker.fail(error)
 
 
-def _purge_written(log: QueueLog | None, whole: Ticket | None, before: Ticket | None = None) -> None:
-    """`whole` is done when the record that the messages have left is on disk, and the one `before` it."""
-    if whole is None:
-        return
+def _resolve_when_written(whole: Ticket, log: QueueLog) -> None:
+    """`whole` is done when the record that messages have left is on disk."""
     try:
-        ticket = before if log is None else log.flush() or before
+        ticket = log.flush()
     except StoreError as error:
         whole.resolve(error)
         return
@@ -1042,16 +1000,6 @@ def _purge_written(log: QueueLog | None, whole: Ticket | None, before: Ticket | 
         whole.resolve(None)
     else:
         ticket.when_done(lambda done: whole.resolve(done.error))
-
-
-def _cancelled(takers: Sequence[Taker]) -> Iterator[None]:
-    for number, taker in enumerate(takers):
-        if number and number % CANCELLED_AT_ONCE == 0:
-            yield
-        try:
-            taker.cancelled()
-        except Exception as error:
-            taker.fail(error)
 
 
 def _sizes(messages: Sequence[Message]) -> tuple[int, int]:

@@ -22,18 +22,18 @@ should have a turn.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
-from dmp.exchanges import Exchange, RouteSearch, found_at_once
+from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
 from dmp.memory import BudgetedCache
 from dmp.message import Head
-from dmp.pacing import QUEUES_AT_ONCE, RUN_WORK, STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
-from dmp.queues import Owner, Queue
+from dmp.pacing import STOP_MEMORY
+from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal, said_of
 from dmp.takers import FeedTaker
 from dmp.wire import (
@@ -68,6 +68,8 @@ _HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 _ROUTE_BYTES, _HEAD_BYTES, _KNOWN_BYTES = 400, 800, 160
 _LOOK_EVERY, _LOOK_AT = 16, 2
 """What follows is compared at the second message of a lane in a row, and at each sixteenth after it."""
+PUTS_MAX = 4096
+"""Messages put into queues in one stretch, counted once for each queue; slices for feeds do not count."""
 _NO_LIMIT = 1 << 60
 
 
@@ -102,7 +104,7 @@ class Sink:
     _session: SessionBase
     _broker: Broker
     _exchange: Exchange
-    _owner: Owner | None
+    _owner: Application | None
     _send_return: SendReturn
     sunk: int = attrs.field(default=0, init=False)  # messages that came
     _size_max: int = attrs.field(init=False)
@@ -117,9 +119,8 @@ class Sink:
     _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
     _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
     _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
-    _search: RouteSearch | None = attrs.field(default=None, init=False)  # the route of the next message
     _touched: list[Lane] = attrs.field(factory=list, init=False)
-    _work: int = attrs.field(default=0, init=False)
+    _puts: int = attrs.field(default=0, init=False)
     _taken: int = attrs.field(default=0, init=False)  # of what is scanned, up to the last good message
 
     def __attrs_post_init__(self) -> None:
@@ -165,7 +166,7 @@ class Sink:
         if length > self._broker.settings.message_bytes_max:
             return False  # the rest of its size is room for names and properties
         self._touch(route)
-        self._add(route.lanes, message, 1, 1, route.envelope_bytes)
+        self._add(route.lanes, message, 1, route.envelope_bytes)
         self.sunk += 1
         if self._track is not None:
             self._track.record(1, message)
@@ -176,7 +177,7 @@ class Sink:
         broker, session = self._broker, self._session
         if broker.generation != self._generation:
             self._rewire()
-        self._work = 0
+        self._puts = 0
         self._taken = start = at
         sunk = broker.counts.sunk
         try:
@@ -187,7 +188,7 @@ class Sink:
                 self._track.record(broker.counts.sunk - sunk, memoryview(data)[start : self._taken])
             self._deliver()
             broker.flush()
-        if self._work > WORK_PER_STRETCH:
+        if self._puts >= PUTS_MAX:
             session.let_others()
         if broker.memory.full and not session.stopped & STOP_MEMORY:
             broker.counts.memory_waits += 1
@@ -204,10 +205,9 @@ class Sink:
         find_route = self._routes.get
         body_bytes_max = self._broker.settings.message_bytes_max
         end = len(data)
-        count = differing = overhead = 0
+        count = overhead = 0
         start = at
         last: SinkRoute | None = None
-        last_stride = 0
         lanes: Sequence[Lane] | None = None  # of the messages since `start`
         most = _NO_LIMIT  # of them
         while at + SIZE_BYTES <= end:
@@ -224,24 +224,19 @@ class Sink:
                 odd, route = True, None
             if odd or route is None or route.lanes is not lanes:
                 if lanes is not None:
-                    self._add(lanes, piece_of(data, start, at), count, differing, overhead)
-                    lanes, count, differing, overhead = None, 0, 0, 0
-                if self._work > WORK_PER_STRETCH:
+                    self._add(lanes, piece_of(data, start, at), count, overhead)
+                    lanes, count, overhead = None, 0, 0
+                if self._puts >= PUTS_MAX:
                     return at
                 if odd or route is None:
                     self._taken = at
                     at = self._odd(data, at, after)
-                    if self._search is not None:
-                        return at
                     continue
                 lanes, start = route.lanes, at
                 most = self._touch(route)
             count += 1
             overhead += route.envelope_bytes
             stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
-            if route is not last or stride != last_stride:
-                differing += 1
-                last_stride = stride
             if count % _LOOK_EVERY == _LOOK_AT and (
                 route is last or data.startswith(data[at : at + 4], after)
             ):
@@ -249,24 +244,16 @@ class Sink:
                     same = min(uniform(data, at, stride, head_bytes), most - count + 1)
                 else:
                     same = self._in_lanes(route.lanes, data, at, stride, head_bytes, most - count + 1)
-                    differing += same - 1
                 count += same - 1
                 overhead += (same - 1) * route.envelope_bytes
                 after = at + same * stride
             last = route
-            if count >= most:
-                like = self._most(route, 1) - count
-                if like > 0:  # a run that has begun may go on
-                    like = min(uniform(data, after - stride, stride, head_bytes) - 1, like)
-                    count += like
-                    overhead += like * route.envelope_bytes
-                    after += like * stride
             at = after
             if count >= most:
-                self._add(route.lanes, piece_of(data, start, at), count, differing, overhead)
-                lanes, count, differing, overhead = None, 0, 0, 0
+                self._add(route.lanes, piece_of(data, start, at), count, overhead)
+                lanes, count, overhead = None, 0, 0
         if lanes is not None:
-            self._add(lanes, piece_of(data, start, at), count, differing, overhead)
+            self._add(lanes, piece_of(data, start, at), count, overhead)
         return at
 
     def _in_lanes(
@@ -315,17 +302,15 @@ class Sink:
             if not lane.pieces:
                 lane.feeds = feeds = [queue.feed and queue.takes_whole for queue in lane.queues]
                 lane.slow = feeds.count(None)
-        return self._most(route, 1 + RUN_WORK)
+        return self._most(route)
 
-    def _most(self, route: SinkRoute, work: int) -> int:
-        """How many messages, of so much work in each queue, before others should have a turn?"""
+    def _most(self, route: SinkRoute) -> int:
+        """How many messages before others should have a turn?"""
         slow = sum([lane.slow for lane in route.lanes])
-        return max(0, WORK_PER_STRETCH - self._work) // (slow * work) + 1 if slow else _NO_LIMIT
+        return max(0, PUTS_MAX - self._puts) // slow + 1 if slow else _NO_LIMIT
 
-    def _add(
-        self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, differing: int, overhead: int
-    ) -> None:
-        """Add a piece of `count` messages in `differing` runs, of which `overhead` bytes are envelopes."""
+    def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
+        """Add a piece of `count` messages, of which `overhead` bytes are envelopes."""
         if self._broker.observers:
             self._show(lanes, bytes(piece))
         counts = self._broker.counts
@@ -341,7 +326,7 @@ class Sink:
             lane.pieces.append(piece)
             lane.count += count
             slow += lane.slow
-        self._work += slow * (count + RUN_WORK * differing)
+        self._puts += slow * count
 
     def _show(self, lanes: Sequence[Lane], piece: bytes) -> None:
         """Show messages to those who trace."""
@@ -361,10 +346,8 @@ class Sink:
         parts = layout_untrusted(data, at, after, self._broker.settings.message_bytes_max)
         names = data[at + SIZE_BYTES : parts.properties_end]
         route = self._routes.get(names) or self._route(names, parts)
-        if route is None:
-            return at
         self._touch(route)
-        most = self._most(route, 1)  # for they are one run
+        most = self._most(route)  # for they are one run
         before = data[at : parts.body_at]
         stride, stop, count = after - at, after, 1
         while count < most and data.startswith(before, stop) and stop + stride <= len(data):
@@ -376,7 +359,7 @@ class Sink:
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
-            self._add(route.lanes, piece_of(data, at, stop), count, 1, count * route.envelope_bytes)
+            self._add(route.lanes, piece_of(data, at, stop), count, count * route.envelope_bytes)
         return stop
 
     def _deliver(self) -> None:
@@ -397,9 +380,7 @@ class Sink:
                         rest_of.append(queue)
                     else:
                         queue.publish_whole(feed, chunks, count, name)
-            if len(rest) > QUEUES_AT_ONCE:
-                self._publish_in_slices(runs(b"".join(pieces)), rest)
-            elif rest:
+            if rest:
                 try:
                     for before, bodies in runs(b"".join(pieces)):
                         self._broker.publish(self._head(before), rest, bodies)
@@ -407,21 +388,6 @@ class Sink:
                     failed = error
         if failed is not None:
             raise self._store_refuses(failed) from failed
-
-    def _publish_in_slices(
-        self, messages: Iterable[tuple[bytes, Sequence[bytes]]], queues: Sequence[Queue]
-    ) -> None:
-        """Publish a message to very many queues; input waits until all have it."""
-        session, broker = self._session, self._broker
-
-        def refused(error: StoreError) -> None:
-            session.connection.fail(self._store_refuses(error))
-
-        publications = [
-            broker.publish_in_slices(self._head(before), queues, bodies, refused).steps()
-            for before, bodies in messages
-        ]
-        wait_for_work(session, broker.sliced_work, *publications)
 
     def _publish_optional(
         self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
@@ -435,20 +401,16 @@ class Sink:
         counts.sunk += count
         for observe in broker.observers:
             observe(self._exchange.name, head, route.queues, bodies)
-        differing = count if parts.options & MessageOptions.IMMEDIATE else 1  # each goes for itself
-        self._work += (count + RUN_WORK * differing) * max(1, len(route.queues))
+        self._puts += count * max(1, len(route.queues))
         try:
             if not route.queues:
                 counts.unroutable += count
                 code = Code.NO_ROUTE if parts.options & MessageOptions.MANDATORY else Code.NO_CONSUMERS
                 for body in bodies:
                     self._send_return(code, head, body)
-            elif len(route.queues) > QUEUES_AT_ONCE and not parts.options & MessageOptions.IMMEDIATE:
-                self._publish_in_slices([(before, bodies)], route.queues)
-            elif parts.options & MessageOptions.IMMEDIATE:
-                broker.publish_immediate(head, route.queues, bodies, self._send_return)
             else:
-                broker.publish(head, route.queues, bodies)
+                send_return = self._send_return if parts.options & MessageOptions.IMMEDIATE else None
+                broker.publish(head, route.queues, bodies, send_return)
         except StoreError as error:
             raise self._store_refuses(error) from error
 
@@ -458,8 +420,8 @@ class Sink:
 
     # What names and envelopes mean.
 
-    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute | None:
-        """None: bindings are made for this to take long, and input waits. Raises RemoteProtocolError."""
+    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute:
+        """Raises RemoteProtocolError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
             raise wire_error(Reply.SYNTAX_ERROR, "the exchange of a message is not the sink's")
@@ -468,17 +430,10 @@ class Sink:
             raise wire_error(Reply.SYNTAX_ERROR, f"{len(properties)} bytes of properties")
         try:
             head = Head(sink, parts.key, 0, properties)
-            search, self._search = self._search, None
-            steps = broker.route_steps(sink, head)
-            found = found_at_once(steps) if search is None else search.found()
-            if found is None:
-                self._wait_for(RouteSearch(steps))
-                return None
-            queues, work = found
+            queues = broker.route(sink, head)
         except Refusal as error:
             known = Reply.NOT_FOUND if error.code is Code.NOT_FOUND else Reply.SYNTAX_ERROR
             raise wire_error(known, error.text) from error
-        self._work += work
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise wire_error(Reply.NO_ACCESS, "user_id is set to another than the login's user")
@@ -488,11 +443,6 @@ class Sink:
         route = SinkRoute(queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES)
         self._routes.keep(names, route, size)
         return route
-
-    def _wait_for(self, search: RouteSearch) -> None:
-        """Input waits until it is found, and comes again from this message on."""
-        self._search = search
-        wait_for_work(self._session, self._broker.sliced_work, search.rest())
 
     def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
         """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""

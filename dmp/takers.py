@@ -7,7 +7,7 @@ it goes; then the one with the highest priority that has been there longest.
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Protocol, TypeAlias
 
@@ -16,7 +16,6 @@ import attrs
 from dmp.message import Head, Message
 from dmp.ready import Ready
 
-LOOKED_AT_ONCE = 1024  # consumers asked for their room before others have their turn: about a millisecond
 _DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
 
@@ -74,11 +73,6 @@ class _Row(OrderedDict[Taker, None]):
         super().__init__()
         self.priority = priority
 
-    def turn(self, count: int) -> None:
-        """The first `count` consumers go to the end."""
-        for _ in range(count % len(self)):
-            self.move_to_end(next(iter(self)))
-
 
 @attrs.define(eq=False)
 class Consumers:
@@ -92,8 +86,6 @@ class Consumers:
     count: int = 0
     active: tuple[Taker, ...] = ()  # none, or one
     _rows: list[_Row] = attrs.Factory(list)  # the highest priority first, none of them empty
-    _level: int = 0  # the row whose turn it is: nobody before that has room
-    _refused: int = 0  # so many of this row in turn had no room
 
     def __len__(self) -> int:
         return self.count
@@ -106,7 +98,6 @@ class Consumers:
         self._rows[at][consumer] = None
         self.count += 1
         self.active = self.active or (consumer,)
-        self.start_over()
 
     def remove(self, consumers: Iterable[Taker]) -> None:
         """Remove those, which must be there."""
@@ -119,50 +110,34 @@ class Consumers:
                 del self._rows[at]
             if consumer in self.active:
                 self.active = tuple(islice(self, 1))
-        self.start_over()
 
     def __iter__(self) -> Iterator[Taker]:
         """The highest priority first."""
         return chain.from_iterable(self._rows)
 
-    def start_over(self) -> None:
-        """Takers that had no room may have some now."""
-        self._level = self._refused = 0
-
-    def in_turn(self) -> Sequence[Taker]:
-        """Whose turn it is, in order; some of them, where they are very many."""
+    def shares(self, most: int) -> list[Share]:
+        """Up to `most` of the consumers whose turn it is and that have room, with nothing yet: of those with
+        the highest priority, in order."""
         if self.single or self.count < 2:
-            return self.active
-        return [*islice(self._rows[self._level], LOOKED_AT_ONCE)]
+            return shares_of(self.active, most)
+        for row in self._rows:
+            shares = shares_of(row, most)
+            if shares:
+                return shares
+        return []
 
-    def given(self, shares: "Sequence[Share]", count: int) -> None:
+    def given(self, shares: Sequence[Share], count: int) -> None:
         """The takers of `shares` were given `count` messages in turn. Who had none has waited longest, also
         for room in a pool."""
-        self._refused = 0
         if not self.single and self.count > 1:
-            row, last = self._rows[self._level], count % len(shares)
+            last = count % len(shares)
+            row = self._rows[bisect_left(self._rows, _rank(shares[0][0]), key=_rank)]
             for taker, messages, _, _ in (*shares[last:], *shares[:last]):
                 if messages:
                     row.move_to_end(taker)
 
-    def pass_on(self, count: int) -> bool:
-        """`count` takers whose turn it is have no room. Returns whether it is somebody else's turn now."""
-        if self.single or self.count < 2:
-            return False
-        row = self._rows[self._level]
-        self._refused += count
-        if self._refused < len(row):
-            row.turn(count)
-            return True
-        self._refused = 0
-        if self._level + 1 < len(self._rows):
-            self._level += 1
-            return True
-        return False
-
     def have_room(self) -> bool:
-        """Whether somebody does, among those that are asked first."""
-        takers = self.active if self.single else islice(self, LOOKED_AT_ONCE)
+        takers = self.active if self.single else self
         return any(room_of(taker)[0] > 0 for taker in takers)
 
 
@@ -180,7 +155,7 @@ def room_of(taker: Taker) -> tuple[int, int]:
         return 0, 0
 
 
-def able(takers: Sequence[Taker], most: int) -> list[Share]:
+def shares_of(takers: Collection[Taker], most: int) -> list[Share]:
     """The first `most` that have room, with nothing yet. Those of a pool are given what is left there
     together."""
     shares: list[Share] = []
@@ -204,9 +179,8 @@ def able(takers: Sequence[Taker], most: int) -> list[Share]:
     return shares
 
 
-def share_out(ready: Ready, shares: Sequence[Share]) -> tuple[int, int]:
-    """One message to each in turn, until one has no more room or enough is given; how many were given, and
-    how many bytes these are."""
+def share_out(ready: Ready, shares: Sequence[Share]) -> int:
+    """One message to each in turn, until one has no more room or enough is given; how many were given."""
     given = given_bytes = 0
     if len(shares) == 1:
         _, messages, count, room_bytes = shares[0]
@@ -216,7 +190,7 @@ def share_out(ready: Ready, shares: Sequence[Share]) -> tuple[int, int]:
             messages.append(message)
             given_bytes += message.head.body_bytes
             given += 1
-        return given, given_bytes
+        return given
     rooms = [room_bytes for _, _, _, room_bytes in shares]
     rounds = min(_DISPATCHED_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
     for _ in range(rounds):
@@ -231,4 +205,4 @@ def share_out(ready: Ready, shares: Sequence[Share]) -> tuple[int, int]:
             given += 1
         if not ready or given_bytes > _DISPATCHED_BYTES_MAX or min(rooms) < 0:
             break
-    return given, given_bytes
+    return given

@@ -4,11 +4,8 @@ raises `Refusal` and changes nothing.
 What is durable is also written to the `TopologyTable`; the answer waits for that ticket. Names that begin
 with `amq.` are the broker's. The default exchange has a binding for every queue, which nobody can touch.
 
-*Deleting.* What is deleted is gone at once, for whoever names it and for every message. Its bindings, which
-may be hundreds of thousands, go in slices (`Broker.sliced_work`), so that others are served in between. Until
-all are gone the answer waits, and so does whoever wants to declare, bind or delete. So nobody sees a deletion
-half done, and what is declared by the same name meanwhile gets none of the old bindings. A crash in between
-leaves bindings, and a record that says whose they are, by which the next start drops them.
+*Deleting.* What is deleted is gone at once, with its bindings. A crash in between leaves bindings, and a
+record that says whose they are, by which the next start drops them.
 
 *What a start misses.* Only a record of a deletion deletes; that something else is missing never does. A log
 without a definition becomes a durable queue without bindings, under its name; its first declaration says what
@@ -38,7 +35,7 @@ from dmp.exchanges import (
 )
 from dmp.memory import check
 from dmp.queue_log import QueueLog, load
-from dmp.queues import Owner, Queue
+from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal, inequivalent, locked, not_found, shown
 from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
 
 REPLIES_WAITING_MAX = 16_384
 """For one consumer of these whose connection does not take them: some megabytes of the shortest."""
-UNBOUND_AT_ONCE = 64  # half a millisecond, together with their rows
 _SHOWN_MAX = 10  # names in one line of the log
 
 # What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
@@ -212,7 +208,7 @@ class Topology:
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
-        return self._without_bindings(exchange, ticket, iter(()))
+        return self._drop_bindings(exchange, ticket)
 
     def _same_exchange(self, name: bytes, kind: ExchangeKind, now: ExchangeKind) -> None:
         _same("exchange", name, kind, now, ("type",))
@@ -229,7 +225,7 @@ class Topology:
     # -- queues
 
     def declare_queue(
-        self, name: bytes, kind: QueueKind, owner: Owner, user: str = ""
+        self, name: bytes, kind: QueueKind, owner: Application, user: str = ""
     ) -> tuple[Queue, Ticket | None]:
         """Make it, unless there is one just like it. An empty name: the broker chooses one."""
         broker = self._broker
@@ -317,14 +313,14 @@ class Topology:
         pausing.switch(queue, paused, ticket)
         return ticket
 
-    def queue(self, name: bytes, owner: Owner | None) -> Queue:
+    def queue(self, name: bytes, owner: Application | None) -> Queue:
         """The one by that name. Raises Refusal: NOT_FOUND, or as `find_queue`."""
         found = self.find_queue(name, owner)
         if found is None:
             raise not_found("queue", name)
         return found
 
-    def find_queue(self, name: bytes, owner: Owner | None) -> Queue | None:
+    def find_queue(self, name: bytes, owner: Application | None) -> Queue | None:
         """The one by that name, if it is there. Raises Refusal (RESOURCE_LOCKED) for another's own."""
         found = self._broker.queues.get(name)
         if found is not None and found.owner not in (None, owner):
@@ -354,7 +350,8 @@ class Topology:
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
         count = queue.depth
-        return count, self._without_bindings(queue, ticket, queue.delete())
+        queue.delete()
+        return count, self._drop_bindings(queue, ticket)
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
@@ -493,65 +490,25 @@ class Topology:
                 ticket = self.delete_exchange(exchange.name) or ticket
         return ticket
 
-    def _without_bindings(
-        self, gone: Destination, ticket: Ticket | None, before: Iterator[None]
-    ) -> Ticket | None:
-        """Take the steps `before`, and remove all bindings of what is deleted, in slices. Returns what the
-        answer waits for: `ticket`, of the deletion, and all of these.
-        """
-        left = [*gone.bound]
-        if isinstance(gone, Exchange):  # a binding of it to itself is among both
-            left = [*gone.bindings, *(gone.bound - gone.bindings.keys())]
-        if next(before, before) is before and not left:  # there was one step at most, which is done
-            return ticket
-        whole = Ticket()
-        self._broker.sliced_work.add(self._bindings_go(gone, left, ticket, before, whole))
-        return None if whole.done and whole.error is None else whole
-
-    def _bindings_go(
-        self,
-        gone: Destination,
-        left: list[Binding],
-        ticket: Ticket | None,
-        before: Iterator[None],
-        whole: Ticket,
-    ) -> Iterator[None]:
+    def _drop_bindings(self, gone: Destination, ticket: Ticket | None) -> Ticket | None:
+        """Remove all bindings of what is deleted. Returns what the answer waits for: `ticket`, of the
+        deletion, or that they are gone."""
         source = gone if isinstance(gone, Exchange) else None
-        failed: list[StoreError] = []
-        recorded = bool(left)  # else no row says that bindings are still to go
-
-        def written(done: Ticket) -> None:
-            if done.error is not None:
-                failed.append(done.error)
-
-        if ticket is not None:
-            ticket.when_done(written)
-        yield from before
-        while left:
-            some = left[-UNBOUND_AT_ONCE:]
-            del left[-UNBOUND_AT_ONCE:]  # to be freed in turns, too
-            try:
-                unbound = self._unbind(some, source, recorded=recorded)
-            except StoreError as error:  # nothing more is written; a start drops them
-                failed.append(error)
-                recorded = False
-                left += some
-                continue
-            if unbound is not None:
-                ticket = unbound
-                ticket.when_done(written)
-            if left:
-                yield
-        if recorded and gone.durable:
-            try:
-                ticket = self._broker.topology_table.bindings_gone(gone.name, source is not None)
-                ticket.when_done(written)
-            except StoreError as error:
-                failed.append(error)
-        if ticket is None:
-            whole.resolve(failed[0] if failed else None)
-        else:
-            ticket.when_done(lambda _: whole.resolve(failed[0] if failed else None))
+        bindings = [*gone.bound]
+        if source is not None:  # a binding of it to itself is among both
+            bindings = [*source.bindings, *(gone.bound - source.bindings.keys())]
+        if not bindings:
+            return ticket
+        table = self._broker.topology_table
+        try:
+            ticket = self._unbind(bindings, source) or ticket
+            if gone.durable:
+                ticket = table.bindings_gone(gone.name, source is not None)
+        except StoreError as error:  # nothing more is written; a start drops them
+            self._unbind(bindings, source, recorded=False)
+            ticket = Ticket()
+            ticket.resolve(error)
+        return ticket
 
     # -- after a start
 

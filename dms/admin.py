@@ -28,15 +28,13 @@ from shared.objects import (
 )
 from shared.plugin import Verb
 from shared.queues import pausing
-from shared.queues.runs import Run, first_of, split_after, split_by, to_spans
+from shared.queues.runs import RUN_MOST, Run, first_of, split_after, split_by, to_spans
 from shared.storage.log import Log, RecordTimes, read_records
+from shared.turns import Turn, taken_out
 
 PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
-MOVED_AT_ONCE = 500
-LOOKED_AT_ONCE = 10_000
-"""Sequences searched per slice: a millisecond."""
 
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
@@ -145,13 +143,14 @@ class Admin:
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
         if dry_run:
-            looked = moved = 0
+            moved = 0
+            turn = Turn()
             returned = {seq for run, _ in queue.returned_runs() for seq in run.numbers}
             async with aclosing(self._messages(queue)) as messages:
                 async for seq, body, _deliveries, _time in messages:
-                    looked += 1
-                    if looked % LOOKED_AT_ONCE == 0:
+                    if turn.over():
                         await self._pause()
+                        turn.begin()
                     if seq in returned or seq >= queue.head:
                         moved += self._origin(queue, body) is not None
             return {"moved": moved, "left": queue.depth - queue.held - moved}
@@ -161,19 +160,25 @@ class Admin:
         stay: list[Run] = []
         queue.aside.append(stay)
         try:
+            turn = Turn()
             while not queue.deleted:
                 if queue.is_cold and not queue.ready.loaded and queue.head < end:
                     await self._load(queue)
-                taken = self._front(queue, end)
+                if queue.ready.requeued:
+                    taken = [queue.ready.take_requeued(RUN_MOST)]
+                else:
+                    taken = queue.front_aside(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
                 moved += self._send_back(queue, taken, stay)
-                self._engine.commit_pending()
-                await self._pause()
+                if turn.over_now():
+                    self._engine.commit_pending()
+                    await self._pause()
+                    turn.begin()
         finally:
             left_there = sum(map(len, stay))
             queue.await_returns()
-            self._engine.sliced_work.add(_place_in_slices(queue, stay))
+            self._engine.long_work.add(_place_in_slices(queue, stay))
         return {"moved": moved, "left": left_there}
 
     @changing(
@@ -394,15 +399,6 @@ class Admin:
     async def _pause(self) -> None:
         await self._engine.store.in_thread(_nothing)
 
-    def _front(self, queue: Queue, end: int) -> list[Run]:
-        """Take the first messages that wait aside, where they are not delivered."""
-        runs: list[Run] = []
-        count = 0
-        while queue.ready.requeued and count < MOVED_AT_ONCE:
-            runs.append(queue.ready.take_requeued(MOVED_AT_ONCE - count))
-            count += len(runs[-1])
-        return runs + queue.front_aside(min(end - queue.head, MOVED_AT_ONCE - count))
-
     def _send_back(self, queue: Queue, runs: Sequence[Run], stay: list[Run]) -> int:
         """Move dead letters to the queues that they came from; returns how many. What stays is added to
         `stay`. Raises Refusal."""
@@ -494,9 +490,9 @@ def _place_in_slices(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Make messages that a redrive left aside deliverable again. Until then the queue delivers nothing."""
     runs.reverse()
     try:
-        while runs:
-            for _ in range(min(len(runs), MOVED_AT_ONCE)):
-                queue.place(runs.pop())
+        for batch in taken_out(runs.pop, runs):
+            for run in batch:
+                queue.place(run)
             yield
     finally:
         queue.aside = [aside for aside in queue.aside if aside is not runs]

@@ -11,7 +11,7 @@ its time or for a dead-letter queue (`dms.expiry`), and the records of the log.
 Credits wait in `line` in order of arrival. Either messages are ready or credits wait: `dispatch` sees to
 that. On disk every change is also a record in the queue's log (`dms.queue_log`).
 
-Long work is done in slices, and other tasks run in between (`Engine.sliced_work`, and a queue's timer). Such
+Long work is done in slices, and other tasks run in between (`Engine.long_work`, and a queue's timer). Such
 work is delivery to many credits, the end of many credits, and the return of a lost connection's deliveries.
 While messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at
 once.
@@ -55,9 +55,9 @@ from shared.queues.core import (
     Undoing,
 )
 from shared.queues.runs import Run, bodies_bytes, split_by
-from shared.queues.sliced_work import SlicedWork, batched, taken_out
 from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
+from shared.turns import LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -77,16 +77,6 @@ CREDITS_FREE, CREDITS_STEP = 16, 256
 ends."""
 LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
-RETURNED_AT_ONCE = 500
-"""Deliveries of a lost connection returned per slice: half a millisecond."""
-SERVED_AT_ONCE = 500
-"""Credits that get messages per slice: some milliseconds, where each is another connection's."""
-ENDED_AT_ONCE = 100
-"""Credits ended per slice: half a millisecond."""
-FLUSHED_AT_ONCE = 50
-"""Queues whose notes are written per slice, when the server stops: half a millisecond."""
-KEPT_AT_ONCE = 200
-"""Messages copied per slice for a snapshot: half a millisecond."""
 HELD_BACK_WARNED_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
 _IDS_END = 1 << 32
@@ -397,17 +387,20 @@ class Queue(RunQueue):
     def dispatch(self) -> None:
         """Serve the credits in line, in order, as far as messages are ready."""
         line, engine = self.line, self.engine
-        served = 0
+        served = False
+        turn: Turn | None = None  # one credit alone, as mostly, needs none
         while line and not self.stops:
             credit = line[0]
             want = len(credit.ids) - credit.at
             if not want:
                 line.popleft()
                 continue
-            if served >= SERVED_AT_ONCE:
+            if turn is None and served:
+                turn = Turn()
+            if turn is not None and turn.over():
                 self.wake_by(engine.times.now_ms())
                 return
-            served += 1
+            served = True
             consumer = credit.consumer
             run = self._next_run(want, consumer)
             if run is None:
@@ -487,7 +480,7 @@ class Queue(RunQueue):
         """End all credits in line."""
         line, self.line = self.line, ()
         if line:
-            self.engine.sliced_work.add(_end_in_slices(line, refusal))
+            self.engine.long_work.add(_end_in_slices(line, refusal))
 
     # -- messages leave, or are returned
 
@@ -684,7 +677,7 @@ class Queue(RunQueue):
     def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
         # Runs that wait may be cut before their copies are made.
         runs = [(run.part(0, len(run)), due) for run, due in self.returned_runs()]
-        return batched(_kept([*runs, *((run, 0) for run in self.held_runs())]), KEPT_AT_ONCE)
+        return batched(_kept([*runs, *((run, 0) for run in self.held_runs())]))
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -693,8 +686,8 @@ class Queue(RunQueue):
         held = [run for _, queue, run in unacked if queue is self]
         return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
 
-    def add_sliced_work(self, steps: Iterator[None]) -> None:
-        self.engine.sliced_work.add(steps)
+    def add_long_work(self, steps: Iterator[None]) -> None:
+        self.engine.long_work.add(steps)
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         engine = self.engine
@@ -741,7 +734,7 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.sliced_work = SlicedWork(times.timers, _report_crash)
+        self.long_work = LongWork(times.timers, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
@@ -1188,21 +1181,16 @@ class Engine:
             runs.extend([run] if untried is None else _less_untried(ids, run, untried))
         if by_queue:
             self.returning[consumer.number] = by_queue
-            self.sliced_work.add(self._return_in_slices(consumer.number))
+            self.long_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
         returning = self.returning[number]
-        count = 0
         for queue in tuple(returning):
             runs = returning[queue]
             try:
-                while runs:
-                    if count >= RETURNED_AT_ONCE:
-                        count = 0
-                        yield
-                    returned = [runs.popleft() for _ in range(min(len(runs), RETURNED_AT_ONCE))]
-                    count += len(returned) + 1
-                    queue.requeue(returned, nacked=False)
+                for batch in taken_out(runs.popleft, runs):
+                    queue.requeue(batch, nacked=False)
+                    yield
             except Exception as error:
                 _report_crash(error)
             finally:
@@ -1265,17 +1253,17 @@ class Engine:
     def drain(self) -> None:
         """The server is stopping."""
         self.draining = True
-        self.sliced_work.add(self._flush_notes())
+        self.long_work.add(self._flush_notes())
         self.note_age()
 
     def _flush_notes(self) -> Iterator[None]:
         # By name: the garbage collector would walk 50,000 queues in a new container, three times.
-        for number, name in enumerate(tuple(self.queues), 1):
-            queue = self.queues.get(name)
-            if queue is not None and queue.log is not None:
-                queue.log.flush_notes()
-            if number % FLUSHED_AT_ONCE == 0:
-                yield
+        for names in batched(tuple(self.queues)):
+            for name in names:
+                queue = self.queues.get(name)
+                if queue is not None and queue.log is not None:
+                    queue.log.flush_notes()
+            yield
 
     def note_age(self) -> None:
         """Store the engine's age, for times that outlive a restart."""
@@ -1295,7 +1283,7 @@ def not_held() -> Refusal:
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
-    for some in taken_out(line.popleft, line, ENDED_AT_ONCE):
+    for some in taken_out(line.popleft, line):
         for credit in some:
             if credit.left:
                 credit.consumer.end(credit, refusal)

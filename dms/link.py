@@ -13,14 +13,21 @@ import trio
 from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
-from shared.client.dial import Address, Disconnected, Unreachable, broken, check_plain
+from shared.client.dial import (
+    FIRST_ANSWER_SECONDS,
+    LOGIN_SECONDS,
+    Address,
+    Disconnected,
+    Unreachable,
+    broken,
+    check_plain,
+)
 from shared.client.login import NOBODY, Login
 from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconnecting
 from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
 """A client's request ids are below this. Once they are used up, they begin again at 1."""
-HANDSHAKE_SECONDS = 10.0
 CLOSE_SECONDS = 1.0
 """For a server to answer DISCONNECT."""
 
@@ -202,8 +209,9 @@ def hello(login: Login) -> bytes:
 async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
     """Make the handshake. Returns the bytes behind its answer. Raises Disconnected, and DmsError."""
     data = bytearray()
+    seconds = LOGIN_SECONDS if login else FIRST_ANSWER_SECONDS
     try:
-        with trio.fail_after(HANDSHAKE_SECONDS):
+        with trio.fail_after(seconds):
             await stream.send_all(wire.pack(Type.HANDSHAKE, 1, hello(login)))
             while True:
                 received = await stream.receive_some(RECEIVE_BYTES)
@@ -215,7 +223,7 @@ async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
                 if frames:
                     break
     except trio.TooSlowError:
-        raise Disconnected(f"it says nothing to a handshake in {HANDSHAKE_SECONDS:g} s") from None
+        raise Disconnected(f"it says nothing to a handshake in {seconds:g} s") from None
     except trio.BrokenResourceError as error:
         raise broken(error) from None
     except RemoteProtocolError as error:

@@ -216,7 +216,7 @@ class LogOwner(Protocol):
     def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
         """All messages not in the row and not gone, as of now; each part takes half a millisecond."""
 
-    def add_sliced_work(self, steps: Iterator[None]) -> None:
+    def add_long_work(self, steps: Iterator[None]) -> None:
         """Run these steps in slices."""
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
@@ -537,7 +537,7 @@ class QueueLog:
         """Write a snapshot, and drop what is older. If the disk refuses it, the next one will do."""
         steps = self._snapshot_steps()
         for _ in islice(steps, 1):  # most copy little, and are written at once
-            self._owner.add_sliced_work(steps)
+            self._owner.add_long_work(steps)
 
     def _snapshot_steps(self) -> Iterator[None]:
         copies = self._copies = Copies(self._owner.older_than_row())

@@ -609,6 +609,10 @@ class Session(SessionBase):
         """
         queue, consumer, engine = self.queue, self.consumer, self._engine
         assert queue is not None
+        if self.hung_up:
+            engine.counts.timeouts += len(ids)
+            self._refuse_all(ids, _not_in_time())
+            return
         memory = engine.memory
         if memory.held_full or memory.held_bytes - memory.held_charged > SLACK_BYTES:
             memory.sync()
@@ -690,7 +694,7 @@ class Session(SessionBase):
         while consumer.credits and consumer.credits[0].deadline <= now:
             credit = consumer.credits[0]
             self._engine.counts.timeouts += credit.left
-            consumer.end(credit, Refusal(Status.TIMEOUT, "no message in time"))
+            consumer.end(credit, _not_in_time())
 
     # -- ACK
 
@@ -1067,6 +1071,10 @@ class Session(SessionBase):
         self._engine.counts.too_late += 1
         self._close_with(malformed("a frame took too long to come; closing").wire_error(), Event.TOO_LATE)
 
+    def hang_up(self) -> None:
+        super().hang_up()
+        self._expire_credits(math.inf)
+
     def input_ended(self) -> None:
         """The peer can acknowledge nothing more: its CONSUMEs end, and what it holds goes back."""
         self._expire_credits(math.inf)
@@ -1172,6 +1180,10 @@ def _only_name(payload: bytes) -> bytes:
     if end != len(payload):
         raise malformed(f"{len(payload) - end} bytes too many behind the name")
     return name
+
+
+def _not_in_time() -> Refusal:
+    return Refusal(Status.TIMEOUT, "no message in time")
 
 
 def _deleted(queue: Queue) -> Refusal:

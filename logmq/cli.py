@@ -24,7 +24,7 @@ from shared.cli.commands import (
     warn,
 )
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.options import Json, Max, Messages, Server, Words, bound_port, flag
+from shared.cli.options import Json, Max, Messages, Server, Words, bound_port, flag, speaks_for
 from shared.cli.output_reader import OutputReader
 from shared.errors import BrokerError, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
@@ -58,8 +58,6 @@ LAST_MAX = 1_000_000
 """Messages of `last:N`: all their offsets are held in memory."""
 BACK_BYTES = 256 * 1024
 """The last messages are first looked for in so many bytes before the end, then in four times as many."""
-ANSWER_SECONDS = 10.0
-"""For the first answer; as long as a connection may take."""
 API_RECORDS = 100
 """Messages that the API is asked for at once."""
 
@@ -74,7 +72,7 @@ async def _connected(server: Server) -> AsyncIterator[Client]:
     with lost_is_refused(Unreachable):
         async with connect(**server.given()) as client:
             # Most commands wait without a limit, so a server that does not answer is found here.
-            await client.check_answers(ANSWER_SECONDS)
+            await client.check_answers()
             yield client
 
 
@@ -138,6 +136,7 @@ async def _produce_lines(client: Client, topic: str) -> Mapping[str, Any]:
     "consume orders --group billing --commit --follow",
     "consume orders --from 1h --url https://broker:15800",
 )
+@speaks_for("commit", "follow")
 async def consume(
     topic: Topic,
     *,
@@ -162,9 +161,6 @@ async def consume(
         raise UsageError("--commit", "needs a --group whose offset it is")
     place = None if from_ is None else _place("--from", from_)
     if server is None:
-        if commit or follow:
-            text = "is for LogMQ's own port, which --host and --port name; not for the API"
-            raise UsageError("--commit" if commit else "--follow", text)
         return _through_api(topic, place, group, Remaining(max_), json=json, offsets=offsets)
 
     async def shown() -> AsyncIterator[Any]:

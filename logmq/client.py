@@ -40,7 +40,17 @@ from logmq.connector import (
 )
 from logmq.runs import HEADER_BYTES, encode
 from logmq.wire import name_untrusted
-from shared.client.dial import Address, Disconnected, How, Unreachable, broken, check_plain, keep_trying
+from shared.client.dial import (
+    FIRST_ANSWER_SECONDS,
+    LOGIN_SECONDS,
+    Address,
+    Disconnected,
+    How,
+    Unreachable,
+    broken,
+    check_plain,
+    keep_trying,
+)
 from shared.client.nursery import open_nursery
 from shared.client.pipelining import PipelinedConnection, Reconnecting
 from shared.client.receiver import Receiver
@@ -70,9 +80,6 @@ FOLLOW_WAIT_MS = 20_000
 BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
 """Unanswered batches of one producer; well below the 128 that the server remembers per writer."""
-
-LOGIN_SECONDS = 30.0
-"""Timeout of a login. After failures of its address it takes longer."""
 
 
 @asynccontextmanager
@@ -270,21 +277,21 @@ class Client:
         """A round trip."""
         await self._ask(connector.ping())
 
-    async def check_answers(self, seconds: float) -> None:
+    async def check_answers(self) -> None:
         """Send one PING over the existing connection. Raises Unreachable if the answer is late, or is not
         LogMQ's.
         """
         ping = connector.ping()
         answer = ping.answer()
         try:
-            with trio.fail_after(seconds):
+            with trio.fail_after(FIRST_ANSWER_SECONDS):
                 assert self._reconnecting.link is not None
                 await self._reconnecting.link.ask(ping.request, answer)
                 await answered(answer)
         except LogmqError:
             pass  # a server that knows only the specification
         except trio.TooSlowError:
-            raise self._address.not_answered(f"it says nothing in {seconds:g} s") from None
+            raise self._address.not_answered(f"it says nothing in {FIRST_ANSWER_SECONDS:g} s") from None
         except Disconnected as error:
             raise self._address.not_answered(error) from None
 

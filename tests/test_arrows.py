@@ -123,7 +123,7 @@ ENDS = {
     "kqmsgq": "bridge cli client listener replay",
     "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
     "pubsub": "bridge cli client listener replay terminal",
-    "shared": "local_path process_limits replaying tracing",
+    "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (

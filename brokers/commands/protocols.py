@@ -85,17 +85,19 @@ def _with_server(command: Callable[..., Any], plugin: Plugin) -> Callable[..., A
     if wanted is None and signature.return_annotation not in ASKING:
         return command
     destroys: str | None = getattr(command, "destroys", None)
+    speaks_for: tuple[str, ...] = getattr(command, "speaks_for", ())
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
         is_sure = given.pop("yes", True)
         server = ServerAddress.of_flags(given)
         place = None
-        if wanted is None or (may_ask and server.is_admin()):
+        said = signature.bind_partial(*own.args, **own.keywords).arguments  # type: ignore[attr-defined]
+        asks = may_ask and not any(map(said.get, speaks_for))
+        if wanted is None or (asks and server.is_admin()):
             name = server.name(folder_of(plugin)) if destroys else ""
         else:
             place = server.protocol(kind, plugin)
             name = f"{place.host}:{place.port}"
-        said = signature.bind_partial(*own.args, **own.keywords).arguments  # type: ignore[attr-defined]
         if destroys is not None and not is_sure and not said.get("dry_run"):
             confirm(f"{destroys.format(**said)} on the server {name}")
         result = own() if wanted is None else own(**{wanted: place})

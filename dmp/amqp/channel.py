@@ -11,14 +11,11 @@ own.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from heapq import merge
-from itertools import chain, islice, repeat, takewhile
-from operator import attrgetter, itemgetter
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import attrs
@@ -49,33 +46,18 @@ from dmp.amqp.wire import (
 from dmp.exchanges import REPLY_TO
 from dmp.memory import BudgetedCache
 from dmp.message import Head, Message
-from dmp.pacing import STOP_MEMORY, WORK_PER_STRETCH, wait_for_work
+from dmp.pacing import STOP_MEMORY
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
-from dmp.takers import LOOKED_AT_ONCE
 from shared.access import READ
 from shared.net.session import SessionBase
-from shared.queues.sliced_work import STEPS_PER_TURN, batched
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
     from dmp.broker import Broker
     from shared.storage.store import Ticket
 
-# Messages that go back to their queues in one slice: half a millisecond.
-RETURNED_AT_ONCE = 512
-# An acknowledgement of more is applied in slices of `RETURNED_AT_ONCE`: 3 ms for so many in one stretch.
-SETTLED_AT_ONCE = 8192
-# And one of messages of more queues, each of which is told, and dispatches: a millisecond.
-SETTLED_QUEUES_AT_ONCE = 512
-# For a queue to have its messages back, and to dispatch, takes as long as so many messages.
-_QUEUE_RETURNS = 4
-SETTLED_PER_WORK = 4  # so many acknowledged take as long as putting a message into a queue
-# A large body needs a log, which is made and removed again. This is its work, in messages put into a queue.
-LARGE_WORK = 512
-# Looking at so many channels takes as long as putting a message into a queue.
-CHANNELS_PER_WORK = 16
-_CONSUMERS_PER_WORK = 2  # offering so many consumers nothing takes as long as putting a message into a queue
 PY_AMQP = "py-amqp"  # the product whose prefetch is always the channel's
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
@@ -99,16 +81,14 @@ _ack_fields = struct.Struct(">QBB").unpack_from
 
 Delivery = tuple["Consumer | Gets", Queue, Message]
 """What is unacknowledged, and who has it."""
-_QUEUE = itemgetter(1)
-_NUMBER = attrgetter("number")
 
 
-class Mux:
+class AmqpChannels:
     """What the channels of one connection share. `by_number`: those that are open, or closing.
 
     `at`, `current` and `index`: where the frame that is being handled ends, its channel, and the class and
     method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
-    `work`: what the stretch of input under way has done, in messages put into a queue.
+    `turn`: the stretch of input under way, which ends by the clock.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`, `product`: the client's, as it says. `payload_max`: bytes that a frame holds.
     """
@@ -119,7 +99,7 @@ class Mux:
         self.connection = session.connection
         self.replies = session.replies
         self.broker = broker
-        self.owner = broker.new_owner("")
+        self.owner = broker.new_application("")
         self.capabilities: dict[str, bool] = {}
         self.product: object = None
         self.payload_max = 0
@@ -135,7 +115,7 @@ class Mux:
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_dispatch = False
-        self.work = 0
+        self.turn = Turn()
         self._finishing = False
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
@@ -145,12 +125,11 @@ class Mux:
         """The client has logged in: its channels may come."""
         self.owner.user = user
         self.owner.account = self.session.user
-        self.dispatching = True
+        self.dispatching = not self.session.hung_up
 
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
         self.dispatching = False
-        self.publishing.forget_waiting()
         self.broker.memory.forget(self)
         self.release(
             [channel for channel in self.by_number.values() if channel.state is not ChannelState.CLOSING]
@@ -192,10 +171,10 @@ class Mux:
 
     # -- the stretch of input under way
 
-    def worked(self, amount: int) -> None:
-        """Count `amount` of work. After enough of it other sessions have their turn."""
-        self.work += amount
-        if self.work > WORK_PER_STRETCH:
+    def end_turn_in_time(self, items: int) -> None:
+        """So many messages were put into queues, or so much else was done. After enough of it other sessions
+        have their turn."""
+        if self.turn.over(items):
             self.session.let_others()
 
     def end_stretch(self) -> None:
@@ -305,7 +284,6 @@ class Mux:
             return False
         if channel.state is not _PUBLISHING.get(kind):  # it is a fault, or its channel is closing
             return False
-        self.worked(len(self.by_number) // CHANNELS_PER_WORK)  # to see who holds messages
         content = channel.content
         if content is not None and content.head is not None and content.head.large:
             return False
@@ -360,15 +338,10 @@ class Mux:
         self._made_room(channel)
         return at
 
-    def settle(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """The deliveries are acknowledged. Their queues hear of it at the end of the stretch; of very many in
-        slices."""
-        if settled_in_slices(deliveries):
-            self.add_work(slices(deliveries, Queue.settle))
-        else:
-            self.worked(len(deliveries) // SETTLED_PER_WORK)
-            for _, queue, message in deliveries:
-                self._settled.setdefault(queue, []).append(message)
+    def settle(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
+        """The deliveries are acknowledged. Their queues hear of it at the end of the stretch."""
+        for _, queue, message in deliveries:
+            self._settled.setdefault(queue, []).append(message)
         self._made_room(channel)
 
     def _made_room(self, channel: Channel) -> None:
@@ -378,52 +351,45 @@ class Mux:
             channel.crowded = False
             self._roomy[channel] = None
 
-    def settle_now(self) -> int:
-        """Tell the queues, and have them dispatch: first those whose consumers wait for room that they share.
-        Returns how much work that was beside the messages."""
+    def settle_now(self) -> None:
+        """Tell the queues, and have them dispatch: first those whose consumers wait for room that they
+        share."""
+        if not (self._roomy or self._settled):
+            return
         queues = {reader.queue: None for channel in self._roomy for reader in channel.consumers.values()}
         self._roomy.clear()
         settled, self._settled = self._settled, {}
         for queue, messages in settled.items():
             queue.settle(messages)
-        work = 0
         for queue in queues | dict.fromkeys(settled):
             if not queue.deleted:
-                work += 1 + min(queue.consumers.count, LOOKED_AT_ONCE) // 2
                 queue.dispatch()
-        return work
 
-    def deliver_again(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        """Deliver again to the consumers that had the messages, or return them where a consumer has ended;
-        very many in slices.
+    def deliver_again(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
+        """Deliver again to the consumers that had the messages, or return them where a consumer has ended."""
+        again: dict[Consumer, list[Message]] = {}
+        back: list[Delivery] = []
+        for delivery in deliveries:
+            holder, _, message = delivery
+            if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
+                message.redelivered = True
+                again.setdefault(holder, []).append(message)
+            else:
+                back.append(delivery)
+        for consumer, messages in again.items():
+            consumer.deliver(messages)
+        self.give_back(channel, back, Queue.requeue)
 
-        The oldest first; their queues give out nothing until all have their consumer, or are back.
-        """
-        queues = set(map(_QUEUE, deliveries))
+    def give_back(
+        self, channel: Channel, deliveries: Iterable[Delivery], give: Callable[[Queue, list[Message]], None]
+    ) -> None:
+        """Requeue deliveries, or reject them."""
+        queues = by_queue(deliveries)
+        for queue, messages in queues.items():
+            give(queue, messages)
+        channel.dispatch()  # others of its consumers may have room now, and have waited longer
         for queue in queues:
-            queue.await_returns()
-        count = len(deliveries)
-        steps = _and_all_are_back(_each_again(channel, deliveries), queues)
-        if count > RETURNED_AT_ONCE:
-            self.add_work(steps)
-        else:
-            self.worked(count)
-            for _ in steps:
-                pass
-
-    def add_work(self, steps: Iterator[None]) -> None:
-        """Have `steps` taken, of half a millisecond each. Input waits meanwhile: a confirm says that all
-        before its publish was taken."""
-        wait_for_work(self.session, self.broker.sliced_work, steps)
-
-    def return_in_slices(self, deliveries: Sequence[Delivery]) -> None:
-        """The deliveries return to their queues in slices. The queues give out nothing until all are
-        there."""
-        # In their order, not a set's: 49,000 queues are touched here, and memory that is in order is faster.
-        queues = dict.fromkeys(map(_QUEUE, deliveries))
-        for queue in queues:
-            queue.await_returns()
-        self.broker.sliced_work.add(_come_back([reversed(deliveries)], queues))
+            queue.dispatch_returned()
 
     # -- channels that end
 
@@ -443,7 +409,7 @@ class Mux:
             channel.fall_silent()
 
     def release(self, channels: Sequence[Channel]) -> None:
-        """Give back all that these channels have: consumers at once, messages in slices.
+        """Give back all that these channels have: messages, then consumers.
 
         A queue dispatches nothing until all its messages are back, so that they keep their order.
         """
@@ -452,27 +418,25 @@ class Mux:
         broker = self.broker
         broker.counts.channels -= len(channels)
         broker.accounts.channels.give(len(channels) * CHANNEL_BYTES, self.session.user)
-        unacked: list[Iterator[Delivery]] = []
+        unacked: list[Delivery] = []
         consumers: dict[Queue, list[Consumer]] = {}
-        queues: dict[Queue, None] = {}  # in order, as in `return_in_slices`
         for channel in channels:
             channel.end()
             for consumer in channel.consumers.values():
                 consumers.setdefault(consumer.queue, []).append(consumer)
                 consumer.end()
             channel.consumers.clear()
-            if channel.unacked:
-                queues |= dict.fromkeys(map(_QUEUE, channel.unacked.values()))
-                unacked.append(_newest_first(channel.unacked))
-                channel.unacked = {}
-        for queue in queues:
-            queue.await_returns()
-        for queue, those in consumers.items():
+            unacked += channel.unacked.values()
+            channel.unacked = {}
+        queues = by_queue(unacked)
+        for queue, messages in queues.items():
+            queue.requeue(messages)
+        for queue, ended in consumers.items():
             if not queue.deleted:
-                queue.remove_consumers(*those)
+                queue.remove_consumers(*ended)
                 broker.topology.consumer_left(queue)
-        if queues:
-            broker.sliced_work.add(_come_back(unacked, queues))
+        for queue in queues:
+            queue.dispatch_returned()
 
 
 def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
@@ -481,111 +445,6 @@ def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
     for _, queue, message in deliveries:
         of.setdefault(queue, []).append(message)
     return of
-
-
-def settled_in_slices(deliveries: Collection[Delivery]) -> bool:
-    """Whether these are too many, or those of too many queues, to be settled at once."""
-    count = len(deliveries)
-    return count > SETTLED_AT_ONCE or (
-        count > SETTLED_QUEUES_AT_ONCE and len(set(map(_QUEUE, deliveries))) > SETTLED_QUEUES_AT_ONCE
-    )
-
-
-def dispatched(queues: Iterable[Queue]) -> Iterator[None]:
-    """Have queues dispatch which something has left, some at each step."""
-    for some in batched(queues, SETTLED_QUEUES_AT_ONCE):
-        for queue in some:
-            if not queue.deleted:
-                queue.dispatch()
-        yield
-
-
-def slices(deliveries: list[Delivery], apply: Callable[[Queue, list[Message]], None]) -> Iterator[None]:
-    """`apply` to the messages of each queue, the oldest first. They are freed in slices, too."""
-    queues: set[Queue] = set()
-    deliveries.reverse()
-    while deliveries:
-        of = by_queue(reversed(deliveries[-RETURNED_AT_ONCE:]))
-        del deliveries[-RETURNED_AT_ONCE:]
-        for queue, messages in of.items():
-            apply(queue, messages)
-        queues.update(of)
-        if deliveries:
-            yield
-    yield from dispatched(queues)
-
-
-def _each_again(channel: Channel, deliveries: list[Delivery]) -> Iterator[None]:
-    """The oldest first. They are freed in slices, too."""
-    deliveries.reverse()
-    while deliveries:
-        of: dict[Consumer, list[Message]] = {}
-        back: dict[Queue, list[Message]] = {}  # of who has gone meanwhile
-        for holder, queue, message in reversed(deliveries[-RETURNED_AT_ONCE:]):
-            if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                message.redelivered = True
-                of.setdefault(holder, []).append(message)
-            else:
-                back.setdefault(queue, []).append(message)
-        del deliveries[-RETURNED_AT_ONCE:]
-        for consumer, messages in of.items():
-            consumer.deliver(messages)
-        for queue, messages in back.items():
-            queue.requeue(messages)
-        if deliveries:
-            yield
-
-
-def _and_all_are_back(steps: Iterator[None], queues: Iterable[Queue]) -> Iterator[None]:
-    """Go through `steps`. Behind them, also where one fails, the queues give out messages again."""
-    failed: Exception | None = None
-    try:
-        yield from steps
-    except Exception as error:
-        failed = error
-    work = 0
-    for queue in queues:
-        if work >= RETURNED_AT_ONCE:
-            work = 0
-            yield
-        before = queue.depth
-        queue.all_returned()
-        work += _QUEUE_RETURNS + max(before - queue.depth, 0)
-    if failed is not None:
-        raise failed
-
-
-def _newest_first(unacked: dict[int, Delivery]) -> Iterator[Delivery]:
-    """The deliveries, newest first. Each is removed from `unacked` as it is taken, so they are freed in
-    slices, too."""
-    while unacked:
-        yield unacked.popitem()[1]
-
-
-def _come_back(unacked: Sequence[Iterator[Delivery]], queues: Collection[Queue]) -> Iterator[None]:
-    steps = _and_all_are_back(_each_back(unacked), queues)
-    if len(queues) <= SETTLED_AT_ONCE:
-        return steps
-    return chain(repeat(None, STEPS_PER_TURN), steps)  # to stop so many was a turn
-
-
-def _each_back(unacked: Sequence[Iterator[Delivery]]) -> Iterator[None]:
-    """The newest come back first, so that each finds its place at the front."""
-    of: dict[Queue, dict[int, list[Message]]] = {}
-    taken = ((number, delivery) for number, each in enumerate(unacked) for delivery in each)
-    for count, (number, (_, queue, message)) in enumerate(taken, 1):
-        of.setdefault(queue, {}).setdefault(number, []).append(message)
-        if count % RETURNED_AT_ONCE == 0:
-            yield
-    work = 0
-    for queue, rows in of.items():
-        merged = merge(*rows.values(), key=_NUMBER, reverse=True)
-        for some in batched(merged, RETURNED_AT_ONCE):
-            queue.requeue(some)
-            work += _QUEUE_RETURNS + len(some)
-            if work >= RETURNED_AT_ONCE:
-                work = 0
-                yield
 
 
 @attrs.define(eq=False)
@@ -606,7 +465,7 @@ class Channel:
     `reply_consumer`: that of `amq.rabbitmq.reply-to`, one of `consumers`.
     """
 
-    mux: Mux
+    mux: AmqpChannels
     number: int
     state: ChannelState = ChannelState.OPEN
     silent: bool = False
@@ -701,8 +560,6 @@ class Channel:
         """Whether the content is whole, which is to say that the body is empty."""
         if self.state is not ChannelState.HEADER or self.content is None:
             raise self._unexpected(ChannelEvent.HEADER)
-        if body_bytes > self.mux.broker.settings.message_bytes_max:
-            self.mux.worked(LARGE_WORK)
         reply_queue = None if self.reply_consumer is None else self.reply_consumer.queue.name
         self.content.begin(self.mux.incoming, body_bytes, properties, reply_queue)
         self.step(ChannelEvent.HEADER if body_bytes else ChannelEvent.EMPTY)
@@ -730,33 +587,21 @@ class Channel:
             self.crowded = True
         return count
 
-    def take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
+    def take_unacked(self, tag: int, multiple: bool) -> Collection[Delivery]:
         """Unacknowledged deliveries, taken out of the books. Raises Refusal for an unknown tag."""
-        unacked = self.unacked
-        last = tag or next(reversed(unacked), 0)
-        if multiple and last in unacked and last - next(iter(unacked)) > SETTLED_AT_ONCE:
-            many = self.pop_unacked(tag, True)
-            forget_unacked(many.values())
-            return list(many.values())
-        taken = []
-        for number in tags_of(unacked, tag, multiple):
-            delivery = unacked.pop(number)
-            delivery[0].unacked -= 1
-            taken.append(delivery)
-        return taken
+        deliveries = self.pop_unacked(tag, multiple).values()
+        forget_unacked(deliveries)
+        return deliveries
 
     def pop_unacked(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """Take the same deliveries, by tag. They still count for their consumers (`forget_unacked`).
-
-        The smaller part is moved: 8 ms at most for 90,000.
-        """
+        """Take the same deliveries, by tag. They still count for their consumers (`forget_unacked`)."""
         unacked = self.unacked
-        tags = tags_of(unacked, tag, multiple)
-        if len(tags) * 2 <= len(unacked):
-            return {number: unacked.pop(number) for number in tags}
-        rest = list(islice(unacked, len(tags), None))
-        self.unacked = {number: unacked.pop(number) for number in rest}
-        return unacked
+        if tag not in unacked and (tag or not multiple):
+            raise _unknown(tag)
+        if not multiple:
+            return {tag: unacked.pop(tag)}
+        tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
+        return {number: unacked.pop(number) for number in tags}
 
     def served(self, consumer: Consumer) -> None:
         """It was given something: where its channel or connection has no more room, others are next."""
@@ -768,7 +613,6 @@ class Channel:
 
     def dispatch(self) -> None:
         """Something allows more deliveries to its consumers."""
-        self.mux.worked(len(self.consumers) // _CONSUMERS_PER_WORK)
         for queue in {consumer.queue: None for consumer in self.consumers.values()}:
             if not queue.deleted:
                 queue.dispatch()
@@ -810,21 +654,6 @@ class Channel:
         if self.state is not ChannelState.CLOSING:
             self.state = ChannelState.CLOSED
         self.flowing = False
-
-
-def tags_of(unacked: Collection[int], tag: int, multiple: bool) -> list[int]:
-    """Which of those that are unacknowledged are meant. They are in their order; 0 stands for the last.
-
-    Raises Refusal for an unknown tag.
-    """
-    if tag not in unacked and (tag or not multiple):
-        raise _unknown(tag)
-    if not multiple:
-        return [tag]
-    if tag and tag - next(iter(unacked)) <= SETTLED_AT_ONCE:
-        return list(takewhile(tag.__ge__, unacked))
-    tags = list(unacked)
-    return tags[: bisect_right(tags, tag)] if tag else tags
 
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:

@@ -12,17 +12,11 @@ from typing import TYPE_CHECKING, Any
 from pamqp import base, commands
 
 from dmp.amqp.channel import (
-    CHANNELS_PER_WORK,
     PY_AMQP,
-    SETTLED_PER_WORK,
     Channel,
     Confirms,
     Consumer,
-    Delivery,
-    by_queue,
     consumer_bytes,
-    settled_in_slices,
-    slices,
 )
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import LINE_ENDS, Direct, FieldTable, declare_ok, get_ok
@@ -109,9 +103,6 @@ def tx_end(channel: Channel, method: commands.Tx.Commit | commands.Tx.Rollback) 
     if channel.transaction is None:
         raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
     if isinstance(method, commands.Tx.Commit):
-        waits = channel.transaction.prepare()
-        if waits is not None:
-            raise NotYet(waits)
         channel.transaction.commit()
     else:
         channel.transaction.rollback()
@@ -349,7 +340,6 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if tag in channel.consumers:
         raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag {shown(tag)}")
     consumers = sum(len(other.consumers) for other in mux.by_number.values())
-    mux.worked(len(mux.by_number) // CHANNELS_PER_WORK)
     most = mux.broker.settings.consumers_max
     if consumers >= most:
         raise Refusal(Code.NOT_ALLOWED, f"there are consumers_max = {most} on this connection already")
@@ -453,7 +443,8 @@ def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject) 
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
         channel.transaction.settle(outcome, tag, multiple)
     else:
-        _give_back(channel, channel.take_unacked(tag, multiple), method.requeue)
+        give = Queue.requeue if method.requeue else Queue.reject
+        channel.mux.give_back(channel, channel.take_unacked(tag, multiple), give)
 
 
 def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Reject) -> int:
@@ -468,30 +459,7 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
         channel.reply(commands.Basic.RecoverOk())
     deliveries = channel.take_unacked(0, True)
     if method.requeue:
-        _give_back(channel, deliveries, requeue=True)
+        channel.mux.give_back(channel, deliveries, Queue.requeue)
     else:
         channel.mux.deliver_again(channel, deliveries)
         channel.dispatch()
-
-
-def _give_back(channel: Channel, deliveries: list[Delivery], requeue: bool) -> None:
-    """Requeue deliveries or reject them; very many in slices."""
-    mux = channel.mux
-    if settled_in_slices(deliveries):
-        if requeue:
-            mux.return_in_slices(deliveries)
-        else:
-            mux.add_work(slices(deliveries, Queue.reject))
-    else:
-        mux.worked(len(deliveries) // SETTLED_PER_WORK)
-        queues = by_queue(deliveries)
-        for queue, messages in queues.items():
-            (queue.requeue if requeue else queue.reject)(messages)
-        channel.dispatch()  # others of its consumers may have room now, and have waited longer
-        for queue in queues:
-            if not queue.deleted:
-                queue.dispatch()
-                if requeue:
-                    queue.trim()
-        return
-    channel.dispatch()

@@ -2,8 +2,8 @@
 
 Theory of operation. A read often brings hundreds of frames, and `apply` goes through all that is whole in
 one stretch. Two kinds have a fast path: publishes are taken as runs (`publishing`), and of acknowledgements
-only the tag is unpacked (`Mux.take_acks`). Every other method is decoded, and answered by its function in
-`methods`.
+only the tag is unpacked (`AmqpChannels.take_acks`). Every other method is decoded, and answered by its
+function in `methods`.
 
 *Faults.* A `Refusal` closes its channel or the connection, as its code says, by the specification's dialog.
 What cannot be framed at all gets no answer: the connection closes.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands
 
 from dmp.amqp import wire
-from dmp.amqp.channel import CHANNEL_BYTES, Channel, Mux
+from dmp.amqp.channel import CHANNEL_BYTES, AmqpChannels, Channel
 from dmp.amqp.content import LARGE, Content
 from dmp.amqp.methods import HANDLERS, NotYet
 from dmp.amqp.publishing import PUBLISH_INDEX
@@ -37,6 +37,7 @@ from shared.access import ANONYMOUS
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase, Stop
+from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -49,16 +50,6 @@ CLOSE_SECONDS = 5.0
 FRAME_BYTES_MIN = 4096
 VHOST = "/"
 
-# What things cost, in messages that could have been put into a queue meanwhile.
-# A frame: so a stretch has a thousand at most, also of those that do nothing, like heartbeats.
-FRAME_WORK = 4
-# A method takes some ten microseconds more, so a stretch that is all methods has a few hundred.
-METHOD_WORK = 4
-METHOD_BYTES = 2  # a method's bytes: a table may have a field in each of them
-# A content header's bytes: it may hold such a table, which is walked over, and decoded where somebody asks.
-HEADER_BYTES = 4
-
-_TOPOLOGY = frozenset((commands.Exchange.frame_id, commands.Queue.frame_id))
 _END = FRAME_END[0]
 _LOOPBACK = ("127.", "[::1]", "memory")
 _CAPABILITIES = dict.fromkeys(
@@ -95,7 +86,7 @@ class AmqpSession(SessionBase):
         super().__init__(connection, settings.frame_seconds)
         self.broker = broker
         self.state = State.STARTING
-        self.mux = Mux(self, broker, self._refuse)
+        self.mux = AmqpChannels(self, broker, self._refuse)
         self.mux.payload_max = min(settings.frame_bytes_max, LOGIN_FRAME_BYTES_MAX) - FRAME_OVERHEAD
         self._name = ""  # that the client logged in by; `user` says whose rules count
         self._channel_max = settings.channels_max
@@ -115,7 +106,7 @@ class AmqpSession(SessionBase):
 
     def apply(self, data: bytes, at: int) -> int:
         mux = self.mux
-        mux.work = 0
+        mux.turn = Turn()
         while True:
             try:
                 at = self._take(data, at)
@@ -133,6 +124,10 @@ class AmqpSession(SessionBase):
         elif mux.current is not None and mux.current.content is not None:
             self.connection.await_rest()  # of a publish whose frames are written one by one
         return at
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        self.mux.dispatching = False
 
     def input_ended(self) -> None:
         """Pending answers are still sent; deliveries are not."""
@@ -173,22 +168,6 @@ class AmqpSession(SessionBase):
             if what == LOGIN:
                 self.broker.closed_late(self.connection.peer, "connection.open")
             self._end(Event.END)
-
-    def go(self, reason: int) -> None:
-        if self.mux.publishing.waiting is not None and not (self.stopped & ~reason or self.lost):
-            self._publish_waiting()
-        super().go(reason)
-
-    def _publish_waiting(self) -> None:
-        publishing = self.mux.publishing
-        if self.state is not State.OPEN:
-            publishing.forget_waiting()
-            return
-        try:
-            publishing.publish_waiting()
-        except Refusal as refusal:
-            self._refuse(refusal)
-        self.mux.end_stretch()
 
     def drained(self) -> None:
         super().drained()
@@ -234,7 +213,7 @@ class AmqpSession(SessionBase):
             if memory.full and self.state is State.OPEN and mux.keeps_back(kind, number, payload):
                 break
             mux.at = stop + 1
-            mux.worked(FRAME_WORK)
+            mux.end_turn_in_time(1 if kind != METHOD else ITEMS)
             try:
                 self._frame(kind, number, payload)
             except NotYet as wait:
@@ -271,7 +250,6 @@ class AmqpSession(SessionBase):
         elif channel is None:
             raise Refusal(Code.CHANNEL_ERROR, f"content on channel {number}, which is not open")
         elif kind == wire.HEADER:
-            self.mux.worked(len(payload) // HEADER_BYTES)
             if channel.take_header(*wire.header_untrusted(payload)):
                 self._published(channel, b"")
         else:
@@ -286,7 +264,6 @@ class AmqpSession(SessionBase):
             channel.step(ChannelEvent.PUBLISH)
             return
         mux = self.mux
-        mux.worked(METHOD_WORK + len(payload) // METHOD_BYTES)
         method = wire.decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
@@ -301,10 +278,7 @@ class AmqpSession(SessionBase):
             return
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
-        mux.worked(mux.settle_now())
-        sliced_work = self.broker.sliced_work
-        if sliced_work.busy and method.index >> 16 in _TOPOLOGY:
-            raise NotYet(sliced_work.when_idle)
+        mux.settle_now()
         try:
             handler(channel, method)
         except StoreError as error:
@@ -341,9 +315,9 @@ class AmqpSession(SessionBase):
         if content.failed:
             publishing.refuse(channel, 1, content.failed)
             return
-        post = publishing.remember(channel, content, content.head)
+        template = publishing.remember(channel, content, content.head)
         try:
-            publishing.publish(post, (body,))
+            publishing.publish(template, (body,))
         finally:
             if content.head.large:
                 self.broker.bodies.let_go(body)

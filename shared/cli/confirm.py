@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-from shared.cli.options import flag
+from shared.cli.options import Command, flag
 from shared.errors import BrokerError
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 DryRun = Annotated[bool, flag("Say what would change, and change nothing.")]
 Yes = Annotated[bool, flag("Do not ask on a terminal whether it is to be done.", "--yes", "-y")]
 

@@ -1,9 +1,9 @@
 """The options that commands of several protocols take. Nothing heavy is imported: commands start with it."""
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import attrs
 from cyclopts import Parameter, Token
@@ -14,6 +14,8 @@ from shared.local_path import local_path
 
 if TYPE_CHECKING:
     from shared.client.dial import How
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def bound_port(usual: int, transport: str = "") -> Parameter:
@@ -99,6 +101,19 @@ TokenFile = Annotated[
 ]
 Hidden = Parameter(show=False)
 """Of a flag that a command takes only to refuse it with words."""
+
+
+def speaks_for(*flags: str) -> Callable[[Command], Command]:
+    """Declare that a command with one of these flags speaks its protocol, and does not ask the API.
+
+    Where a context or a flag names an admin port, the server says there where its protocol listens.
+    """
+
+    def declare(command: Command) -> Command:
+        command.speaks_for = flags  # type: ignore[attr-defined]
+        return command
+
+    return declare
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,10 @@ from shared.net.keepalive import is_loopback, keepalive
 from shared.net.tls import client_context, in_words
 
 CONNECT_SECONDS = 10.0
+FIRST_ANSWER_SECONDS = 3.0
+"""For a server's first answer. Another protocol's server may say nothing at all."""
+LOGIN_SECONDS = 10.0
+"""The same for the answer to a login: of many passwords that come together one is checked after another."""
 KEEPALIVE_SECONDS = 30.0
 """Seconds of silence before TCP probes the server; after a minute of silence it counts as gone."""
 

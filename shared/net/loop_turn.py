@@ -296,6 +296,12 @@ class DrivenConnection(Connection):
             self._stop_input()
             self.call(self._session.receive_eof)
 
+    def hang_up(self) -> None:
+        """The peer has ended, and input is left to read or held back: it takes no more deliveries."""
+        base = self._base()
+        if base is not None and not (self.mute or self._input_over):
+            self.call(base.hang_up)
+
     def drain(self) -> None:
         """The server stops: the session ends its waits, and reads no more."""
         if not self.mute:

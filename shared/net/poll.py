@@ -163,10 +163,11 @@ class PollConnection(DrivenConnection):
         """Handle all but plain input: room to send, an end, an error, what an earlier turn left."""
         if self.closed:
             return
+        hangs_up = False
         if flags & INPUT:
             self._unread = True
-            if flags & ENDING:
-                self._ending = True
+            if flags & ENDING and not self._ending:
+                self._ending = hangs_up = True
         if flags & select.EPOLLOUT:
             self._blocked = False
         if self._finishing:
@@ -183,6 +184,8 @@ class PollConnection(DrivenConnection):
         if self.mute:
             return
         if self._input_over or not self._reading:
+            if hangs_up:
+                self.hang_up()
             if flags & select.EPOLLERR:
                 number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:  # 0: the event was about an earlier owner of the descriptor
@@ -193,6 +196,8 @@ class PollConnection(DrivenConnection):
             self.read()
             if self._unread:
                 self._driver.again(self)
+            if hangs_up:
+                self.hang_up()
         self.reads_plainly = self.can_read_plainly()
 
     def pause_reading(self) -> None:

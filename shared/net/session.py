@@ -72,8 +72,9 @@ class SessionBase:
     """The server side of one connection (`shared.net.connection.Session`), without its protocol.
 
     A subclass reads: `stopped`, why input is held back (0: it is not); `kept`, input that is not applied yet;
-    `ended`, no more input is taken; `lost`, the connection is gone; `user`, who has logged in ("": nobody
-    yet); `guard`, the access rules to ask (None: everything is allowed).
+    `hung_up`, the peer has sent its last byte; `ended`, no more input is taken; `lost`, the connection is
+    gone; `user`, who has logged in ("": nobody yet); `guard`, the access rules to ask (None: everything is
+    allowed).
     It sets: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a request
     has begun of which nothing is in `kept`; `gathered_bytes`, what the subclass holds of that request.
     """
@@ -97,6 +98,7 @@ class SessionBase:
         "ended",
         "gathered_bytes",
         "guard",
+        "hung_up",
         "input_seconds",
         "kept",
         "lost",
@@ -116,6 +118,7 @@ class SessionBase:
         self.kept: bytes | bytearray = b""
         self.amid = False
         self.ended = False
+        self.hung_up = False
         self.lost = False
         self.gathered_bytes = 0
         self._at = 0  # how far `kept` has been applied
@@ -149,6 +152,13 @@ class SessionBase:
 
     def drain(self) -> None:
         """The server stops: end waits, and say so where the protocol has words. Then the input ends."""
+
+    def hang_up(self) -> None:
+        """The peer has sent everything, and input may be left to apply: give it no new delivery.
+
+        What it holds stays, for that input may acknowledge it. `input_ended` follows when all is applied.
+        """
+        self.hung_up = True
 
     def input_ended(self) -> None:
         """The peer has sent everything, and all of it is applied; an incomplete last request is dropped."""

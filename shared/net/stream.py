@@ -5,7 +5,9 @@ reads, one writes. The writer ends both once all is sent; the lingering close fo
 same under either driver.
 """
 
+import select
 import socket
+from contextlib import ExitStack
 
 import trio
 
@@ -51,7 +53,7 @@ class StreamConnection(DrivenConnection):
                     nursery.start_soon(self._write)
                     await self._read()
             if not self.closed:
-                await linger(self.stream, self._transport, loop.settings.linger_seconds, eof=self._eof)
+                await linger(self.stream, self.transport, loop.settings.linger_seconds, eof=self._eof)
                 self.close(self._reason)
         finally:
             self.close("shutdown")
@@ -129,14 +131,14 @@ class StreamConnection(DrivenConnection):
             self._loop.end()
 
     def tcp_info(self, size: int = liveness.WAITING.size) -> bytes | None:
-        transport = self._transport
+        transport = self.transport
         if self.closed or not isinstance(transport, trio.SocketStream):
             return None
         info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
         return info
 
     def await_rest(self) -> None:
-        transport = self._transport
+        transport = self.transport
         if not self.closed and isinstance(transport, trio.SocketStream):
             acknowledge_now(transport.socket)
 
@@ -144,7 +146,7 @@ class StreamConnection(DrivenConnection):
         self._changed.unpark_all()
 
     @property
-    def _transport(self) -> trio.abc.Stream:
+    def transport(self) -> trio.abc.Stream:
         """The stream below TLS, or the stream itself."""
         return self.stream.transport if isinstance(self.stream, TlsStream) else self.stream
 
@@ -179,7 +181,7 @@ class StreamConnection(DrivenConnection):
 
     def _shut(self, *, reset: bool) -> None:
         """Cancel the connection's task, which closes the stream."""
-        transport = self._transport
+        transport = self.transport
         if reset and isinstance(transport, trio.SocketStream):
             try:
                 transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -195,6 +197,8 @@ class StreamDriver:
         self.loop = loop
         self.certificate_user = certificate_user
         self._nursery: trio.Nursery | None = None
+        self._ends: select.epoll | None = None  # tells which peers have ended, while their input is unread
+        self._by_fd: dict[int, StreamConnection] = {}
 
     def add(
         self,
@@ -211,10 +215,24 @@ class StreamDriver:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the tasks that `add` starts, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            task_status.started()
-            await trio.sleep_forever()
+        with ExitStack() as stack:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if hasattr(select, "epoll"):
+                    self._ends = stack.enter_context(select.epoll())
+                    nursery.start_soon(self._watch_ends, self._ends)
+                task_status.started()
+                await trio.sleep_forever()
+
+    async def _watch_ends(self, ends: select.epoll) -> None:
+        """Tell sessions whose peers have ended. Reads show it only behind input, which may be held back."""
+        while True:
+            await trio.lowlevel.wait_readable(ends)
+            self.loop.begin()
+            for fd, _ in ends.poll(0):
+                if (connection := self._by_fd.get(fd)) is not None:
+                    connection.hang_up()
+            self.loop.end()
 
     async def serve(
         self,
@@ -226,13 +244,20 @@ class StreamDriver:
     ) -> None:
         """Serve one admitted stream to its end, and close it."""
         connection = None
+        fd = -1
         try:
             if not isinstance(stream, TlsStream) or await self._shake_hands(stream, peer):
                 connection = StreamConnection(self.loop, stream, peer, host)
                 if isinstance(stream, TlsStream):
                     connection.certificate_user = stream.certificate_name(self.certificate_user)
+                transport = connection.transport
+                if self._ends is not None and isinstance(transport, trio.SocketStream):
+                    fd = transport.socket.fileno()
+                    self._by_fd[fd] = connection
+                    self._ends.register(fd, select.EPOLLRDHUP | select.EPOLLET)  # closing the socket ends it
                 await connection.serve(open_session, pushes=pushes)
         finally:
+            self._by_fd.pop(fd, None)
             if connection is None:
                 self.loop.admission.leave(host, encrypted=isinstance(stream, TlsStream))
             await trio.aclose_forcefully(stream)

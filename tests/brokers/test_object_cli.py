@@ -143,11 +143,23 @@ def test_messages_are_read_through_the_api_where_only_that_is_reached(
     for words, code, why in (
         (["nix"], ExitCode.MISSING, "nix"),
         (["huge"], ExitCode.FAILED, "more than the API shows"),
-        (["far", "--follow"], ExitCode.USAGE, "LogMQ's own port"),
     ):
         got, _, line = consumed(*words)
         assert got == code
         assert why in line
+
+
+def test_what_only_the_protocol_can_do_goes_to_the_same_server_as_the_rest(
+    command: Run, shared_server: Server
+) -> None:
+    speak(shared_server.address("logmq"), b"PRODUCE near one\nPRODUCE near two\n")
+    named = ("--data-dir", str(shared_server.data))
+    assert command("logmq", "consume", "near", "--follow", "--max", "1", *named)[:2] == (0, "one\n")
+    group = ("--group", "h", "--commit", "--max", "1")
+    for message in ("one", "two"):
+        assert command("logmq", "consume", "near", *group, *named)[:2] == (0, f"{message}\n")
+    assert command("dmp", "declare", "queue", "near", *named)[0] == 0
+    assert command("dmp", "delete", "queue", "near", "--if-empty", *named)[0] == 0
 
 
 def test_a_watched_list_is_shown_anew_until_it_is_interrupted(

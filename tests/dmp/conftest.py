@@ -4,9 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from dmp import wide as wide_appends
-from dmp.amqp import publishing
-from shared.queues import sliced_work
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import Application
 from tests.dmp.served import Served, served
@@ -34,14 +31,6 @@ async def app(world: World) -> Application:
 def peer(world: World) -> Peer:
     """A client of that broker's AMQP, logged in, with channel 1 open."""
     return Peer(world).login()
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes to a thousand queues goes in slices: to 128 a step, and four steps a turn."""
-    monkeypatch.setattr(wide_appends, "QUEUES_PER_STEP", 128)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 4)
-    monkeypatch.setattr(publishing, "QUEUES_AT_ONCE", 500)
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dmp import wire
+from dmp import queues, wire
 from dmp.data_types import short, take_short
 from dmp.declarations import ExchangeKind, QueueKind
 from dmp.message import Head
-from dmp.queues import Owner, Queue
+from dmp.queues import Queue
 from dmp.refusals import Code
 from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
@@ -56,9 +56,9 @@ class Peer(HandPeer):
 class Application:
     """A principal: what it declares and leases, and the DMP connections that it opens."""
 
-    def __init__(self, world: World, owner: Owner | None = None) -> None:
+    def __init__(self, world: World, owner: queues.Application | None = None) -> None:
         self.world = world
-        self.owner = owner or world.broker.new_owner("guest")
+        self.owner = owner or world.broker.new_application("guest")
         self.returned: list[tuple[Code, bytes, bytes]] = []
 
     def exchange(self, name: bytes, type_: str = "topic") -> None:

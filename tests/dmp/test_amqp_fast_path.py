@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from dmp.amqp.channel import Mux
+from dmp.amqp.channel import AmqpChannels
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.wire import encode
 from dmp.properties import NO_PROPERTIES
@@ -68,7 +68,7 @@ async def played(reads: list[bytes], *, fast_paths: bool = True) -> object:
         if not fast_paths:
             plain: Callable[[Any, bytes, int], int] = lambda _self, _data, at: at  # noqa: E731
             patch.setattr(Publishing, "take_runs", plain)
-            patch.setattr(Mux, "take_acks", plain)
+            patch.setattr(AmqpChannels, "take_acks", plain)
         world = await World.open(DmpSettings())
         peer = Peer(world).login(capabilities={"publisher_confirms": True})
         peer.ask(C.Channel.Open(), 2)

@@ -7,11 +7,10 @@ from pamqp import commands
 
 from dmp.amqp.content import BEGUN_BYTES
 from dmp.amqp.wire import encode
-from dmp.pacing import RUN_WORK, WORK_PER_STRETCH
 from dmp.properties import NO_PROPERTIES
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
+from tests.dmp.world import PERSISTENT, World
 
 C = commands
 
@@ -48,31 +47,6 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
     assert peer.connection.reading
     peer.method(C.Basic.Ack(1))
     assert world.broker.queues[b"q"].unacked == 0
-
-
-async def test_others_have_their_turn_between_messages_whose_routes_are_much_work() -> None:
-    world, peer = await opened(DmpSettings(wild_words_max=1_000_000))
-    peer.ask(C.Queue.Declare(0, "q"))
-    bind_laboriously(world, b"amq.topic", b"q", 1024)
-    keys = long_keys(5)
-    peer.session.receive(b"".join(publish("amq.topic", key, b"x") for key in keys))
-    assert world.broker.counts.published == 1
-    for _ in keys:
-        peer.pump()
-    assert world.broker.counts.published == 5
-    assert peer.connection.reading
-
-
-async def test_others_have_their_turn_between_messages_for_very_many_queues() -> None:
-    world, peer = await opened()
-    for number in range(WORK_PER_STRETCH // (1 + RUN_WORK) + 1):
-        world.queue(b"%d" % number)
-        peer.ask(C.Queue.Bind(0, str(number), "amq.fanout", ""))
-    peer.session.receive(publish("amq.fanout", "", b"x") * 3)
-    assert world.broker.counts.published == 1
-    peer.pump()
-    assert world.broker.counts.published == 3
-    assert peer.connection.reading
 
 
 async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: World, peer: Peer) -> None:

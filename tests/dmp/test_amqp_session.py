@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from dmp import queues
 from dmp.amqp.states import (
     CHANNEL_TRANSITIONS,
     TRANSITIONS,
@@ -18,7 +17,7 @@ from dmp.amqp.states import (
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
-from shared.queues.sliced_work import STEPS_PER_TURN
+from shared.net.session import Stop
 from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
 from tests.dmp.world import World
 
@@ -100,6 +99,26 @@ async def test_garbage_ends_its_connection_and_nothing_else(
     assert world.broker.counts.connections == 1
     assert world.broker.memory.held_bytes == 0
     assert other.ask(C.Queue.Declare(0, "", exclusive=True)).name == "Queue.DeclareOk"
+
+
+async def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_may_acknowledge(
+    peer: Peer,
+) -> None:
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Basic.Consume(0, "q", "t"))
+    peer.publish("", "q", b"held")
+    assert bodies(peer.frames()) == [b"held"]
+    peer.session.stop(Stop.STORE)
+    peer.session.receive(encode(C.Basic.Ack(1), 1))
+    peer.session.hang_up()
+    other = Peer(peer.world).login()
+    other.publish("", "q", b"late")
+    assert peer.frames() == []
+    peer.session.go(Stop.STORE)
+    peer.close_input()
+    peer.world.settle()
+    assert other.ask_get("q") == b"late"
+    assert other.ask(C.Queue.Declare(0, "q", passive=True)).message_count == 0
 
 
 async def test_flow_stops_deliveries(peer: Peer) -> None:
@@ -290,36 +309,6 @@ async def test_the_rest_of_a_frame_or_a_publish_that_came_in_pieces_is_awaited(
         peer.send(piece)
         found.append(peer.connection.rests_awaited - before)
     assert found == awaited
-
-
-@pytest.mark.parametrize("end", ["cancelled", "lost"])
-async def test_a_consumer_that_goes_before_it_hears_that_its_queue_has_gone_is_counted_once(
-    world: World, end: str
-) -> None:
-    """Of a queue with very many some hear of it later. One may have taken its tag for another queue."""
-    peer = Peer(world).login(capabilities={"consumer_cancel_notify": True})
-    for name in ("q", "other"):
-        peer.ask(C.Queue.Declare(0, name))
-    tags = [str(number) for number in range(queues.CANCELLED_AT_ONCE * (STEPS_PER_TURN + 2))]
-    for tag in tags:
-        peer.ask(C.Basic.Consume(0, "q", tag))
-    world.topology.delete_queue(world.broker.queues[b"q"])
-    assert world.broker.sliced_work.busy
-    peer.frames_now()
-    if end == "lost":
-        peer.lose()
-    else:
-        peer.send(encode(C.Basic.Cancel(tags[-1]), 1) + encode(C.Basic.Consume(0, "other", tags[-1]), 1))
-    world.advance(0)
-    assert not world.broker.sliced_work.busy
-    assert world.broker.counts.consumers == (0 if end == "lost" else 1)
-    if end == "cancelled":
-        named = {value.consumer_tag for _, value in peer.frames() if value.name == "Basic.Cancel"}
-        assert tags[-1] not in named, "this one lives"
-        peer.publish("", "other", b"x")
-        assert bodies(peer.frames()) == [b"x"]
-        peer.ask(C.Basic.Cancel(tags[-1]))
-        assert not world.broker.queues[b"other"].in_use
 
 
 @pytest.mark.parametrize("durable", [False, True])

@@ -1,7 +1,6 @@
 """What clients make grow is taken from the budget. Without room they are refused or wait; others go on."""
 
 import gc
-import itertools
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 from pamqp import base, commands
 
 from dmp import bodies as dmp_bodies
-from dmp import dead_letters
-from dmp.amqp.transactions import POST_BYTES
+from dmp.amqp.transactions import PUBLISH_BYTES
 from dmp.amqp.wire import Direct, encode
 from dmp.memory import LEAST_BYTES, LOOK_AGAIN_SECONDS, STEP_BYTES, TRIED_AGAIN, UNUSED_MAX
 from dmp.settings import DmpSettings
@@ -137,7 +135,7 @@ async def test_a_user_s_transactions_have_their_share_of_memory(world: World) ->
     world.queue(b"served")
     world.budget.percent_of = lambda user: 50
     account = world.budget.account("transactions")
-    account.limit_bytes = 10 * POST_BYTES
+    account.limit_bytes = 10 * PUBLISH_BYTES
     greedy, other = Peer(world).login(), Peer(world).login()
     other.session.user = "ann"
     for peer in (greedy, other):
@@ -148,7 +146,7 @@ async def test_a_user_s_transactions_have_their_share_of_memory(world: World) ->
             peer.publish("", "served", b"x", properties=b"\x80\0\x05again")
             assert closed(peer) == ("Channel.Close", 406)
     assert account.shares.of(greedy.session.user) == 0
-    assert account.shares.of("ann") == 5 * POST_BYTES
+    assert account.shares.of("ann") == 5 * PUBLISH_BYTES
     other.lose()
     assert account.shares.of("ann") == account.used_bytes == 0
 
@@ -201,7 +199,6 @@ async def test_what_waits_is_full_where_the_budget_is_and_publishers_wait_until_
 async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until_they_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_PER_TURN", 32)
     budget = Account("process", 3 * LEAST_BYTES)
     world = await World.open(budget=budget)
     world.queue(b"served", dead_letter_exchange=b"amq.fanout")
@@ -211,6 +208,7 @@ async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until
     count = world.broker.queues[b"served"].depth
     consumer.method(C.Basic.Consume(0, "served", "tag"))
     assert len(bodies(consumer.frames())) == count > 320
+    world.clock.step = 1.0
     consumer.method(C.Basic.Nack(0, multiple=True, requeue=False))
     waiting = count - world.broker.counts.dead_letters_lost
     assert waiting >= count - 32
@@ -219,20 +217,19 @@ async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until
     assert budget.account("messages").used_bytes > waiting * 6000 - STEP_BYTES
     peer.pump()
     assert not peer.connection.reading
-    world.advance(0)
+    world.finish_work()
     peer.pump()
     assert peer.connection.reading
     assert world.broker.counts.dead_letters_lost == count
     assert world.broker.memory.held_bytes == budget.account("messages").used_bytes == 0
 
 
-@pytest.mark.parametrize("waits_for", ["a deletion", "messages that come back", "the disk"])
+@pytest.mark.parametrize("waits_for", ["messages that come back", "the disk"])
 async def test_who_has_gone_while_he_waited_is_kept_by_nobody(
     waits_for: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await World.open(DmpSettings(message_bytes_max=100))
     world.queue(b"served").await_returns()
-    world.broker.sliced_work.add(itertools.repeat(None))
     monkeypatch.setattr(dmp_bodies, "UNWRITTEN_BYTES_MAX", -1)
 
     def connections() -> int:
@@ -242,9 +239,7 @@ async def test_who_has_gone_while_he_waited_is_kept_by_nobody(
     before = connections()
     for _ in range(3):
         peer = Peer(world).login()
-        if waits_for == "a deletion":
-            peer.method(C.Queue.Declare(0, "new"))
-        elif waits_for == "messages that come back":
+        if waits_for == "messages that come back":
             peer.method(C.Basic.Get(0, "served"))
         else:
             peer.send(publish("", "served", bytes(150), part=50)[:-20])

@@ -126,7 +126,8 @@ def test_bindings_are_listed_and_a_queue_is_paused(server: Server, here: Command
     assert [json.loads(line) for line in out.splitlines()] == [row]
     assert here("pause", "held", "--json", *api)[1] == '{"queue": "held", "paused": 1}\n'
     assert here("resume", "held", "--json", *api)[1] == '{"queue": "held", "resumed": 1}\n'
-    assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.USAGE
+    here("put", "", "-k", "held", "-m", "kept")
+    assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.FAILED
     assert here("purge", "held", "--host", "127.0.0.1", *api)[0] == ExitCode.USAGE
     assert here("delete", "queue", "held", *api)[0] == 0
 

@@ -5,10 +5,10 @@ import attrs
 import pytest
 from pamqp import commands
 
-from dmp import topology
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from dmp.topology_table import TopologyTable
 from shared.errors import StoreError
 from shared.storage import catalog
 from shared.storage.disk import replace_file
@@ -183,17 +183,20 @@ async def test_bindings_that_wait_go_with_the_queue_that_they_lead_to() -> None:
 async def test_a_delete_that_a_crash_cuts_short_is_finished_at_the_next_start(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(topology, "UNBOUND_AT_ONCE", 1)
+    def crash(*_: object) -> None:
+        raise StoreError("killed")
+
     world = await filled(0)
     queue = world.broker.queues[b"q"]
     for number in range(20):
         world.topology.bind(b"e", queue, b"%d" % number)
+    monkeypatch.setattr(TopologyTable, "drop_bindings", crash)
     if what == "queue":
         world.topology.delete_queue(queue)
     else:
         world.topology.delete_exchange(b"e")
     world.settle()
-    assert world.broker.sliced_work.busy
+    monkeypatch.undo()
     for _ in range(2):
         world = await world.again()
         assert not len(world.topology.waiting)

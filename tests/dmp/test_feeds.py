@@ -7,10 +7,9 @@ from dmp import wire
 from dmp.amqp.wire import Direct
 from dmp.data_types import short
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
-from dmp.feed import IDLE_SECONDS, TAKEN_BACK_AT_ONCE
+from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
-from shared.queues.sliced_work import STEPS_PER_TURN
 from tests.dmp.amqp_peer import Peer as AmqpPeer
 from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
@@ -244,34 +243,6 @@ async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     assert world.broker.memory.held_bytes > 0
     assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
     assert world.broker.memory.held_bytes == 0
-
-
-async def test_very_much_that_comes_back_does_so_in_turns_and_in_order(
-    world: World, app: Application
-) -> None:
-    queue = app.queue(b"q", b"quotes")
-    first = app.open(app.feed_lease(b"q"))
-    sink = app.sink(b"quotes")
-    most = STEPS_PER_TURN * TAKEN_BACK_AT_ONCE
-    given = names(0, 5 * most)
-    sink.say(packed(*given))
-    assert queue.depth == 0
-    outbox = first.connection.outbox
-    assert outbox.size == len(packed(*given))
-    first.close()
-    back = queue.depth
-    turns = 0
-    second = app.open(app.feed_lease(b"q"))
-    sink.say(packed(b"new"))
-    while world.broker.sliced_work.busy:
-        assert second.read + second.connection.taken() == b"", "what stands before it is not back yet"
-        world.broker.timers.run_due()
-        assert queue.depth - back <= most + TAKEN_BACK_AT_ONCE
-        back = queue.depth
-        turns += 1
-    assert turns > 2
-    world.advance(0)
-    assert bodies(second.connection.taken()) == [*given, b"new"]
 
 
 async def test_a_feed_that_reads_slowly_gets_everything_in_order() -> None:

@@ -159,21 +159,6 @@ async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_i
     assert app.feed(b"mine").fault is None
 
 
-async def test_a_feed_whose_application_has_ended_is_not_found_before_its_queues_have_gone(
-    world: World, app: Application
-) -> None:
-    for number in range(400):
-        app.queue(b"%d" % number)
-    lease = app.feed_lease(b"0")
-    app.close()
-    assert b"0" in world.broker.queues
-    peer, said = answers(world, lease)
-    assert peer.fault is not None
-    assert said[1] == "404 NOT-FOUND the queue is gone"
-    world.advance(0)
-    assert not world.broker.queues
-
-
 async def test_there_is_a_bound_on_unused_leases() -> None:
     world, app = await opened(DmpSettings(leases_max=2))
     app.sink_lease(b"quotes")

@@ -7,7 +7,6 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp.wire import encode
-from dmp.pacing import QUEUES_AT_ONCE
 from dmp.properties import NO_PROPERTIES
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, World
@@ -48,17 +47,6 @@ async def test_a_purge_counts_and_takes_what_was_published_before_it(
         assert answers["Queue.PurgeOk"].message_count == count
         assert ready(world) == 1
         world.broker.queues[b"q"].purge()
-
-
-async def test_a_purge_takes_what_went_to_very_many_queues(world: World, heard: Peer) -> None:
-    for number in range(QUEUES_AT_ONCE):
-        queue = world.queue(b"%d" % number, durable=True)
-        world.topology.bind(b"amq.fanout", queue, b"")
-    world.topology.bind(b"amq.fanout", world.broker.queues[b"q"], b"")
-    go_on(world, heard)
-    heard.send(publish("amq.fanout", "", b"x", properties=PERSISTENT) + PURGE)
-    (purged,) = [value for _, value in go_on(world, heard) if value.name == "Queue.PurgeOk"]
-    assert (purged.message_count, ready(world)) == (1, 0)
 
 
 async def test_a_purge_takes_what_was_committed_before_it(world: World) -> None:

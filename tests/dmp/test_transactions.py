@@ -9,7 +9,7 @@ from dmp import queue_log
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World, bind_laboriously, long_keys
+from tests.dmp.world import PERSISTENT, World
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 
@@ -137,34 +137,6 @@ async def test_a_message_goes_by_the_bindings_at_its_publish_and_an_exchange_mus
     assert held(world) == {"a": [b"1"]}
     peer.publish("e", "", b"2")
     assert closed(peer) == ("Channel.Close", 404)
-
-
-async def test_a_commit_is_no_more_work_because_others_have_bound_something_since() -> None:
-    world, peer = await in_transaction("a")
-    bind_laboriously(world, b"amq.topic", b"a", 200)
-    for key in long_keys(5):
-        peer.publish("amq.topic", key, b"x")
-    peer.ask(C.Queue.Bind(0, "a", "amq.topic", "more"))
-    before = world.broker.exchanges[b"amq.topic"].steps
-    peer.ask(C.Tx.Commit())
-    assert world.broker.exchanges[b"amq.topic"].steps == before
-    assert world.broker.queues[b"a"].depth == 5
-
-
-async def test_dead_letters_whose_routes_are_too_much_work_are_refused_and_nothing_is_applied() -> None:
-    world, peer = await in_transaction("a", settings=DmpSettings(wild_words_max=1_000_000))
-    bind_laboriously(world, b"amq.topic", b"a", 1024)
-    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
-    peer.ask(C.Exchange.Declare(0, "e", "fanout"))
-    peer.ask(C.Queue.Bind(0, "dying", "e"))
-    publisher = Peer(world).login()
-    for number, key in enumerate(long_keys(5)):
-        publisher.publish("e", key, b"%d" % number)
-    peer.say(C.Basic.Consume(0, "dying"))
-    peer.method(C.Basic.Nack(5, True, False))
-    peer.method(C.Tx.Commit())
-    assert closed(peer) == ("Channel.Close", 406)
-    assert held(world) == {"a": [], "dying": [b"0", b"1", b"2", b"3", b"4"]}
 
 
 @pytest.mark.parametrize(

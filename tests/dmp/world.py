@@ -2,11 +2,9 @@
 
 import errno
 from collections.abc import Sequence
-from itertools import combinations, islice
 from typing import Any
 
 import structlog
-from pamqp import commands, encode
 
 from dmp.bodies import BODIES, REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
@@ -17,6 +15,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared import turns
 from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
@@ -31,18 +30,6 @@ LARGE_PART_BYTES = 100
 """Of a large body that `World.publish` writes."""
 
 
-def bind_laboriously(world: "World", source: bytes, queue: bytes, count: int) -> None:
-    """By so many patterns of topics, 1024 at most, that all match the beginning of `long_keys`."""
-    for number in range(count):
-        words = [f"#.{'a*'[number >> bit & 1]}" for bit in range(10)]
-        pattern = ".".join([*words, *["#.a"] * 25])
-        world.topology.bind(source, world.broker.queues[queue], pattern.encode())
-
-
-def long_keys(count: int) -> list[str]:
-    return [".".join(["a"] * (60 + number)) for number in range(count)]
-
-
 class World:
     """A broker whose clock is the test's, and whose disk takes what `settle` gives it."""
 
@@ -53,7 +40,7 @@ class World:
         self.broker = broker
         self.topology = broker.topology
         self.clock = clock
-        self.owner = broker.new_owner("guest")
+        self.owner = broker.new_application("guest")
 
     @classmethod
     async def open(
@@ -66,9 +53,10 @@ class World:
         disk = disk or FakeDisk()
         store = await open_store(disk)
         clock = Clock()
+        turns.CLOCK.now = clock.look
         budget = budget or unbounded()
         context = Context(store, LOG, budget=budget, access=access)
-        broker = await open_broker(context, settings or DmpSettings(), now=lambda: clock.now)
+        broker = await open_broker(context, settings or DmpSettings(), now=clock.look)
         return cls(store, disk, broker, clock, budget)
 
     async def again(self, budget: Account | None = None) -> "World":
@@ -86,12 +74,18 @@ class World:
         while self.broker.timers.next <= self.clock.now:
             self.broker.timers.run_due()
 
+    def finish_work(self) -> None:
+        """Until nothing is due, whatever the clock says at each look."""
+        self.clock.step = min(self.clock.step, 0.01)
+        while self.broker.timers.next <= self.clock.now or self.broker.work.busy:
+            self.broker.timers.run_due()
+
     def publish(self, exchange: bytes, key: bytes, *bodies: bytes, properties: bytes = NO_PROPERTIES) -> Any:
         ticket = None
         for body in bodies:
             large = len(body) > self.broker.settings.message_bytes_max
             of = Head(exchange, key, len(body), properties, reference_bytes=REFERENCE_BYTES * large)
-            queues = self.broker.route(exchange, of)[0]
+            queues = self.broker.route(exchange, of)
             if not large:
                 ticket = self.broker.publish(of, queues, [body])
                 continue
@@ -153,7 +147,14 @@ class World:
 
 
 class Clock:
+    """`step`: what passes with each look at the clock."""
+
     now = 1000.0
+    step = 0.0
+
+    def look(self) -> float:
+        self.now += self.step
+        return self.now
 
 
 class Taker:
@@ -202,17 +203,3 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 def ready(queue: Queue) -> list[bytes]:
     """The bodies of what is ready, the next one out first."""
     return [message.body for message in queue.ready]
-
-
-EIGHTEEN = commands.Basic.Properties(headers={f"h{number}": 1 for number in range(18)}).marshal()
-"""Properties with headers that bindings are made for."""
-
-
-def bind_to_be_looked_at(world: World, source: bytes, queue: Queue, count: int) -> None:
-    """So many headers bindings that a message of `EIGHTEEN` is held against, as far as no index helps: each
-    wants nine of its headers, and one that it has not. And one more that it fits."""
-    names = [f"h{number}" for number in range(18)]
-    tables: list[dict[str, Any]]
-    tables = [{**dict.fromkeys(some, 1), "missing": 1} for some in islice(combinations(names, 9), count)]
-    for arguments in (*tables, {"h0": 1}):
-        world.topology.bind(source, queue, b"", encode.field_table(arguments))

@@ -230,7 +230,7 @@ def test_an_argument_that_an_administrative_verb_does_not_take_is_told(
     dms: Command, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     dms("create", "-q", "told")
-    assert run_here(["call", "dms", "peek", "queue=told", "number=3"]) == ExitCode.FAILED
+    assert run_here(["call", "dms", "peek", "queue=told", "number=3"]) == ExitCode.USAGE
     assert capfdbinary.readouterr().err == b"brokers: number: no such argument; peek takes queue, limit\n"
 
 

@@ -5,6 +5,7 @@ import pytest
 from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
+from shared.net.session import Stop
 from tests.dms.world import NAME, World, statuses, with_queue
 
 
@@ -27,6 +28,26 @@ def test_the_consumes_of_a_half_closed_client_end_at_once_and_it_is_given_nothin
     other.produce("orders", b"late")
     assert statuses(peer.take()) == [Status.TIMEOUT] * 2
     assert peer.connection.finished
+    assert [body for _, body in other.consume("orders")] == [b"late"]
+
+
+def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_what_it_acknowledged_counts(
+    world: World,
+) -> None:
+    peer, other = with_queue(world), world.connect()
+    peer.produce("orders", b"held")
+    ((delivery, _),) = peer.consume("orders", 2)
+    peer.session.stop(Stop.STORE)
+    peer.session.receive(wire.pack(Type.ACK, delivery) + wire.pack(Type.CONSUME, 7, NAME))
+    peer.session.hang_up()
+    assert statuses(peer.take()) == [Status.TIMEOUT]
+    other.produce("orders", b"late")
+    assert peer.take() == []
+    peer.session.go(Stop.STORE)
+    peer.close_input()
+    world.settle()
+    assert [(f[0], f[3]) for f in peer.take()] == [(Type.ACK_OK, delivery), (Type.ERROR, 7)]
+    assert world.depths() == {"orders": 1}
     assert [body for _, body in other.consume("orders")] == [b"late"]
 
 

@@ -6,7 +6,6 @@ from math import inf
 import pytest
 import trio
 
-from dms import engine as dms_engine
 from dms import queue_log
 from dms.engine import Credit, Engine
 from dms.records import Reason
@@ -15,6 +14,7 @@ from dms.wire import Refusal
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
+from tests.support.turns import short_turns
 
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
@@ -115,7 +115,6 @@ async def test_what_a_bridge_carries_while_a_snapshot_is_made_is_not_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queue_log, "NOTES_MAX", 3)
-    monkeypatch.setattr(dms_engine, "KEPT_AT_ONCE", 1)
     disk = FakeDisk()
     world = await World.open(await open_store(disk, SMALL))
     engine: Engine = world.services["dms"].engine
@@ -131,11 +130,12 @@ async def test_what_a_bridge_carries_while_a_snapshot_is_made_is_not_in_it(
         engine.gone(first)  # the other gets them as they came back
     assert len(ahead.unacked) == 12
     assert queue.log is not None
+    short_turns(monkeypatch, items=1)
     queue.log.snapshot()
-    assert engine.sliced_work.busy, "it is being made"
+    assert engine.long_work.busy, "it is being made"
     engine.ack(ahead, [each for ids, _, _ in ahead.unacked for each in reversed(ids)])
-    while engine.sliced_work.busy:
-        engine.sliced_work.expire(0)
+    while engine.long_work.busy:
+        engine.long_work.expire(0)
     world.store.commit_pending()
     assert engine.counts.snapshots == 1
     store, _ = await reopen(world.store, disk)

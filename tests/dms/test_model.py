@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     @rule(client=st.integers(0, CLIENTS - 1))
     def lose(self, client: int) -> None:
         self.peers[client].lose()
-        while self.world.engine.sliced_work.busy:  # what it held in many pieces goes back in turns
+        while self.world.engine.long_work.busy:  # what it held in many pieces goes back in turns
             self.world.advance(0)
         self.peers[client] = self.world.connect()
         for model in self.model.values():

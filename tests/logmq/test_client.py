@@ -12,6 +12,7 @@ import trio
 import trio.testing
 import trustme
 
+from logmq import client as client_module
 from logmq.client import Client, Disconnected, LogmqError, Topic, Unreachable, connect
 from logmq.replay import target
 from logmq.wire import Refusal
@@ -323,7 +324,12 @@ async def test_a_client_speaks_tls_and_checks_the_server_s_name(tmp_path: Path) 
         (None, "closed the connection"),
     ],
 )
-async def test_who_is_there_can_be_asked_whether_he_is_a_server(said: bytes | None, why: str | None) -> None:
+async def test_who_is_there_can_be_asked_whether_he_is_a_server(
+    said: bytes | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said == b"":
+        monkeypatch.setattr(client_module, "FIRST_ANSWER_SECONDS", 0.05)
+
     async def answers(stream: trio.SocketStream) -> None:
         assert await stream.receive_some() == b"PING\n"
         if said is not None:
@@ -334,10 +340,10 @@ async def test_who_is_there_can_be_asked_whether_he_is_a_server(said: bytes | No
         (listener,) = await nursery.start(partial(trio.serve_tcp, answers, 0, host="127.0.0.1"))
         async with connect(port=listener.socket.getsockname()[1]) as client:
             if why is None:
-                await client.check_answers(5)
+                await client.check_answers()
             else:
                 with pytest.raises(Unreachable, match=f"no LogMQ server answers .*{why}"):
-                    await client.check_answers(0.05 if said == b"" else 5)
+                    await client.check_answers()
         nursery.cancel_scope.cancel()
 
 

@@ -35,7 +35,7 @@ class OneChunk:
     commits: list[tuple[float, int]] = attrs.Factory(list)
     rest: list[Record] = attrs.Factory(lambda: [Record(7 * number, b"any") for number in range(10)])
 
-    async def check_answers(self, seconds: float) -> None:
+    async def check_answers(self) -> None:
         pass
 
     async def offsets(self, topic: str) -> Any:

@@ -167,7 +167,7 @@ class Everything:
         self.settle()
 
     def _fill_dmp(self, part: int) -> None:
-        broker, owner = self.dmp, self.dmp.new_owner("guest")
+        broker, owner = self.dmp, self.dmp.new_application("guest")
         topology = broker.topology
         topology.declare_exchange(b"events", ExchangeKind("topic", durable=True))
         topology.declare_exchange(b"part%d" % part, ExchangeKind("fanout", durable=True))
@@ -178,7 +178,7 @@ class Everything:
             for number in range(150 if name == b"audit" else 8):
                 body = _body(name.decode(), part, number)
                 of = Head(b"events", name + b".x", len(body), PERSISTENT)
-                broker.publish(of, broker.route(b"events", of)[0], [body])
+                broker.publish(of, broker.route(b"events", of), [body])
                 if number % 10 == 9:
                     self.settle()
             self.settle()

@@ -71,7 +71,7 @@ async def test_json_of_any_header_is_json() -> None:
     table = b"\3nand" + struct.pack(">d", math.nan) + b"\3inff" + struct.pack(">f", math.inf)
     table += b"\5bytesx\0\0\0\2\xff\xfe" + b"\4timeT" + (1_700_000_000).to_bytes(8, "big")
     head = Head(b"", b"in", 1, b"\x20\0" + len(table).to_bytes(4, "big") + table)
-    broker.publish(head, broker.route(b"", head)[0], [b"x"])
+    broker.publish(head, broker.route(b"", head), [b"x"])
     broker.flush()
     world.later()
 
@@ -482,7 +482,7 @@ async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back
     world = await World.open(None, bridge("dmp:in", "logmq:out", rate="2/s"))
     broker = world.services["dmp"].broker
     kind = QueueKind(arguments=QueueArguments(single_active=True))
-    queue, _ = broker.topology.declare_queue(b"in", kind, broker.new_owner(""))
+    queue, _ = broker.topology.declare_queue(b"in", kind, broker.new_application(""))
     world.later()
     following = Taker(no_ack=False)
     queue.add_consumer(following)

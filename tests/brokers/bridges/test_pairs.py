@@ -68,7 +68,7 @@ async def test_a_bridge_carries_each_message_once_in_order(source: str, target: 
 
 def _declare(world: World, *, durable: bool) -> None:
     broker = world.services["dmp"].broker
-    broker.topology.declare_queue(b"out", QueueKind(durable=durable), broker.new_owner(""))
+    broker.topology.declare_queue(b"out", QueueKind(durable=durable), broker.new_application(""))
     world.store.commit_pending()
 
 

@@ -126,7 +126,7 @@ class World:
             self.services["dms"].engine.create(name, {})
         elif protocol == "dmp" and name.encode() not in self.services["dmp"].broker.queues:
             broker = self.services["dmp"].broker
-            broker.topology.declare_queue(name.encode(), QueueKind(durable=True), broker.new_owner(""))
+            broker.topology.declare_queue(name.encode(), QueueKind(durable=True), broker.new_application(""))
         self.store.commit_pending()
 
     def put(self, protocol: str, name: str, *bodies: bytes) -> Ticket:
@@ -152,7 +152,7 @@ class World:
         ticket = None
         for body in bodies:
             head = Head(exchange, name, len(body), b"\x10\x00\x02" if not exchange else NO_PROPERTIES)
-            ticket = broker.publish(head, broker.route(exchange, head)[0], [body])
+            ticket = broker.publish(head, broker.route(exchange, head), [body])
         broker.flush()
         return ticket
 

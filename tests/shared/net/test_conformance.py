@@ -4,6 +4,7 @@ import os
 import struct
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from shared.errors import RemoteProtocolError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
+from shared.net.session import SessionBase, Stop
 from tests.shared.net.served import (
     Recorder,
     Serve,
@@ -268,6 +270,61 @@ async def test_reading_pauses_and_resumes_when_the_session_says(serve: Serve, at
         session.on_receive = session.connection.write
         session.connection.resume_reading()
         assert await read_all(client, 3) == b"one"
+
+
+class Held(SessionBase):
+    """It reads nothing more after its first bytes, until `go`."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.told = trio.Event()
+        self.ended_input = trio.Event()
+
+    def apply(self, data: bytes, at: int) -> int:
+        if at == 0 and data.startswith(b"first"):
+            self.stop(Stop.FIRST_OWN)
+            self.connection.write(b"stopped")
+            return len(b"first")
+        self.connection.write(data[at:])
+        return len(data)
+
+    def hang_up(self) -> None:
+        super().hang_up()
+        self.told.set()
+
+    def input_ended(self) -> None:
+        self.ended_input.set()
+        self.end()
+        self.finish_when_answered()
+
+    def release(self) -> None:
+        pass
+
+
+@everywhere
+async def test_a_peer_that_ends_while_its_input_is_held_back_is_known_and_the_rest_is_applied(
+    serve: Serve,
+) -> None:
+    opened: list[Held] = []
+
+    def open_session(connection: Connection) -> Held:
+        opened.append(Held(connection))
+        return opened[0]
+
+    async with serve(open_session) as served:
+        client = await served.connect()
+        await client.send_all(b"first")
+        assert await read_all(client, 7) == b"stopped"
+        rest = b"x" * 40_000  # more than TLS reads at once, less than the socket holds
+        await client.send_all(rest)
+        transport: Any = client.transport_stream if isinstance(client, trio.SSLStream) else client
+        await transport.send_eof()
+        (session,) = opened
+        await session.told.wait()
+        assert not session.ended_input.is_set()
+        session.go(Stop.FIRST_OWN)
+        assert await read_all(client, len(rest)) == rest
+        await session.ended_input.wait()
 
 
 @everywhere

@@ -62,7 +62,7 @@ def declare_queues(broker: Broker, topics: Sequence[str]) -> None:
     for topic in topics:
         with suppress(StoreError):  # with cause: its bridges wait
             broker.topology.declare_queue(
-                f"by-{topic}".encode(), QueueKind(durable=True), broker.new_owner("")
+                f"by-{topic}".encode(), QueueKind(durable=True), broker.new_application("")
             )
     broker.store.commit_pending()
 
