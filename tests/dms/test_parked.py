@@ -213,7 +213,7 @@ def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:
         peer.produce("orders", *(b"%05d" % (number * 10 + n) * 100 for n in range(10)))
     world.advance(60)
     (queue,) = world.engine.queues.values()
-    assert len(queue.bodies) + len(queue.back) < 700, "what is read back at once comes in 256 KiB"
+    assert queue.ready.loaded + queue.returned < 700, "what is read back at once comes in 256 KiB"
     assert len(world.call("peek", queue="orders", limit=1000)) == 1000
     peer.create("dead")
     world.advance(1)

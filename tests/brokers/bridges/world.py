@@ -199,7 +199,7 @@ class World:
         return [body for run in sorted(runs, key=lambda run: run.first) for body in run.bodies]
 
     async def _found_dmp(self, name: str) -> Sequence[bytes]:
-        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].ready]
+        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].row.ready]
 
     async def _found_kqmsgq(self, name: str) -> Sequence[bytes]:
         return [body for at, body in self.seen["kqmsgq"] if at == name.encode()]
