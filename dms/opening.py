@@ -11,7 +11,7 @@ from typing import Any
 
 from dms import cold, records
 from dms.engine import ENGINE_KEY, Engine, Queue
-from dms.records import NotOurs, Record, RecordKind, Span
+from dms.records import NotOurs, Record, RecordKind, SeqRange
 from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
@@ -83,7 +83,7 @@ class LogReplay:
             case RecordKind.RETURNED:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= self.head or seq in self.out:
-                        self._passed(Span(seq, 1))
+                        self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
             case RecordKind.KEPT:
                 for kept in records.kept_in(data, record):
@@ -109,16 +109,16 @@ class LogReplay:
             self._beheaded = False
             self.head = self.tail = seq
 
-    def _passed(self, run: Span) -> None:
+    def _passed(self, run: SeqRange) -> None:
         """The row begins behind `run` at least; everything before was delivered."""
         for seq in range(self.head, run.first):
             self.out[seq] = 1, 0
         self.head = max(self.head, sum(run))
 
-    def _gone(self, run: Span) -> None:
+    def _gone(self, run: SeqRange) -> None:
         head = self.head
         if run.first > head:
-            self._passed(Span(run.first, 0))
+            self._passed(SeqRange(run.first, 0))
         self.head = max(head, sum(run))
         for seq in range(run.first, min(sum(run), max(head, run.first))):
             self.out.pop(seq, None)

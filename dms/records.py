@@ -86,7 +86,7 @@ class DeadLetter(bytes):
         return {**about, "before": list(self.before)} if self.before else about
 
 
-class Span(NamedTuple):
+class SeqRange(NamedTuple):
     """Sequences `first` to `first + length`."""
 
     first: int
@@ -234,10 +234,10 @@ def pack_runs(those: Iterable[Iterable[int]]) -> bytes:
     return b"".join(_RUN.pack(first, count) for first, count in those)
 
 
-def runs_in(data: bytes, record: Record) -> list[Span]:
+def runs_in(data: bytes, record: Record) -> list[SeqRange]:
     """The runs in a DELIVERED, ACKED, GONE or MOVED record."""
     end = record.body + _RUN.size * record.entries
-    return [Span(*span) for span in _RUN.iter_unpack(data[record.body : end])]
+    return [SeqRange(*span) for span in _RUN.iter_unpack(data[record.body : end])]
 
 
 def pack_returned(those: Iterable[tuple[int, int, int]]) -> bytes:
