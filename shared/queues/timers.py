@@ -12,8 +12,6 @@ import trio
 from shared.garbage import PAUSES
 from shared.net.deadlines import Deadlines, Timed
 
-TURN_SECONDS = 2e-3
-"""How long expired items are handled before other tasks run."""
 TURNS_LONG = 4
 """After so many turns in a row that left something there is very much to do: the collector pauses."""
 
@@ -64,7 +62,7 @@ class Timers:
         """Expire the items that are due. If that takes long, the rest follows in the next turn of the
         loop."""
         now = self.now()
-        for item in self._deadlines.due(now, TURN_SECONDS):
+        for item in self._deadlines.due(now):
             try:
                 item.expire(now)
             except Exception as error:

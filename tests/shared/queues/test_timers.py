@@ -11,6 +11,7 @@ import trio.testing
 from shared.queues import timers as timers_module
 from shared.queues.timers import Timers
 from tests.support.garbage import idle_pauses
+from tests.support.turns import short_turns
 
 
 @attrs.define(eq=False)
@@ -81,7 +82,7 @@ async def test_the_collector_pauses_while_turn_after_turn_leaves_something_due(
 ) -> None:
     pauses = idle_pauses()
     monkeypatch.setattr(timers_module, "PAUSES", pauses)
-    monkeypatch.setattr(timers_module, "TURN_SECONDS", -1.0)  # one in each turn
+    short_turns(monkeypatch, 1)  # one in each turn
     timers = Timers(trio.current_time, fails)
     counts: list[int] = []
     async with trio.open_nursery() as nursery:
