@@ -114,7 +114,7 @@ class Admin:
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         offset = None if "from" in arguments else await self._place(log, arguments)
         if offset is None:
-            offset = a_count(arguments, "from", log.first, 0, NUMBER_MAX)
+            offset = a_count(arguments, "from", log.first, 0, log.visible)
         limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
         rows = MessageRows(limit)
         while rows.left:

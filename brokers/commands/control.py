@@ -278,7 +278,10 @@ def port_client(
         if why:
             return f"the certificate of {shown} is not trusted: {why} (--ca names its authority)"
         if secure and type(error).__module__ == "ssl":
-            return f"{shown} speaks no TLS that can be used here: {getattr(error, 'reason', None) or error}"
+            reason = getattr(error, "reason", None) or error
+            if reason == "WRONG_VERSION_NUMBER":
+                return f"{shown} speaks no TLS: its URL begins with http://"
+            return f"{shown} speaks no TLS that can be used here: {reason}"
         text = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
         return f"{shown} cannot be reached: {text}"
 

@@ -193,6 +193,8 @@ def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
     found = served.get("topics/orders/records?from=9")
     assert [(each["position"], each["text"]) for each in found["items"]] == [(9, "hello, world")]
     assert found["items"][0]["time"].endswith("Z")
+    assert served.ask("topics/orders/records?from=25") == (200, {"items": [], "next": None})
+    assert served.ask("topics/orders/records?from=26")[0] == 400  # no empty page: it is of another log
     assert served.get("topics/orders/records?limit=1")["next"] == 9
     assert served.ask("topics/orders/trim", {"offset": 3})[0] == 409
     assert served.post("topics/orders/trim?dry_run=1", {"offset": 9})["dropped"] == 9

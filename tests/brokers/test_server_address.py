@@ -200,6 +200,12 @@ def test_a_port_of_tls_that_is_asked_in_the_clear_says_so(serve: Serve) -> None:
         client.request("GET", "/status")
 
 
+def test_a_port_in_the_clear_that_is_asked_by_tls_says_so(serve: Serve) -> None:
+    client = ServerAddress(url=f"https://{serve(b'HTTP/1.1 400 Bad Request', None)}").client()
+    with pytest.raises(Failure, match=r"speaks no TLS: .*http://"):
+        client.request("GET", "/status")
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "body", "said", "code"),
     [
