@@ -25,7 +25,6 @@ import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
-from shared.garbage import MANY
 from shared.metrics import Histogram
 from shared.storage import index
 from shared.storage.direct import DirectWrites
@@ -806,7 +805,7 @@ class Committer:
         if len(offsets) < len(logs):
             size = sum(map(len, records[: len(offsets)]))
         batch.room -= size + ENTRY_HEADER_BYTES * rows
-        batch.count_logs(rows)
+        batch.log_count += rows
         return offsets, ticket
 
     def append_all(
@@ -833,7 +832,6 @@ class Committer:
             # before it is visible.
             mode = Mode.SYNCED
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        batch.count_logs(coming=len(parts))
         many = len(parts) > _INLINE_LOGS_MAX
         # Around the journal there is one log.
         ticket = batch.direct_tickets[parts[0][0]] if mode is Mode.DIRECT else batch.tickets[mode]
@@ -870,7 +868,6 @@ class Committer:
         batch.room -= need
         batch.held = True
         batch.gathering.append(complete)
-        batch.count_logs(coming=logs)
         return HeldBatch(self, batch, mode, need)
 
     def end_hold(self) -> None:
@@ -928,7 +925,7 @@ class Committer:
             offset = log.end
             offsets.append(offset)
             log.end = offset + len(records)
-        batch.count_logs(rows)
+        batch.log_count += rows
         batch.room -= size + ENTRY_HEADER_BYTES * rows
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
@@ -1171,11 +1168,9 @@ class Committer:
 
     def _count_together(self) -> int:
         """How many batches, the oldest first, are one commit: all that are there, or one. The newest may be
-        held. Very many logs are light only alone: 50,000 took 230 ms of the loop, in one stretch, if not.
+        held.
         """
         ready = [batch for batch in self._batches if not batch.held]
-        if any(batch.log_count >= MANY for batch in ready):
-            return 1
         return len(ready) if self.journal.fit_together([batch.bytes for batch in ready]) else 1
 
     async def _sync_in_thread(self) -> None:

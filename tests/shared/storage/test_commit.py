@@ -33,7 +33,6 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.garbage import idle_pauses
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -447,41 +446,6 @@ async def test_small_appends_to_very_many_logs_touch_no_file_whatever_comes_besi
         entries = log.index_entries(0, log.visible)
         assert (entries[0].offset, entries[-1].end) == (0, log.visible)
         assert sum(entry.records for entry in entries) == len(await read_all(log)) + (log.first > 0)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("way", ["append", "append_each", "append_all"])
-async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
-    way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = idle_pauses()
-    for module in (log_module, committer):
-        monkeypatch.setattr(module, "MANY", 80)
-    monkeypatch.setattr(log_module, "PAUSES", pauses)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 80)
-    for log in logs:
-        await append(store, log, b"before")
-    assert not pauses.count
-    if fails:
-        fail(disk, errno.ENOSPC, journal_write, times=1)
-    for few in (logs[:-1], logs):  # twice to most of them
-        assert not pauses.count
-        match way:
-            case "append":
-                ticket = [log.append(records(b"x"), 1)[1] for log in few][-1]
-            case "append_each":
-                ticket = store.append_each(few, [records(b"x")] * len(few))[1]
-            case "append_all":
-                ticket = store.append_all([(log, records(b"x"), 1) for log in few])[1]
-    assert pauses.count == 1
-    if fails:
-        with pytest.raises(StoreFull):
-            await store.wait(ticket)
-    else:
-        await store.wait(ticket)
-        assert [await read_all(log) for log in logs] == [[b"before", b"x", b"x"]] * 79 + [[b"before", b"x"]]
-    assert not pauses.count
 
 
 async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone() -> None:
