@@ -1,4 +1,4 @@
-"""What the API shows of the broker, and what can be done with it: queues, exchanges, bindings."""
+"""What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
 import time
 from collections import deque
@@ -18,16 +18,17 @@ from dmp.data_types import EMPTY_TABLE
 from dmp.declarations import Binding, ExchangeKind, QueueArguments
 from dmp.definitions import key_in, name_in, table_in
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
+from dmp.leases import Lease
 from dmp.message import Head, Message
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
-from shared.actions import action, changing, putting
+from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
-    MESSAGES,
+    LEASES,
     QUEUES,
     SHOWN_BYTES_MAX,
     BadArgument,
@@ -45,7 +46,6 @@ from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
-PEEK_MAX = 1000
 READ_BYTES = 256 << 10
 MOVED_AT_ONCE = 32
 """Dead letters that are sent back before others have their turn: a few milliseconds."""
@@ -93,6 +93,13 @@ class Admin:
                 self._bind,
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
+            Objects(
+                LEASES,
+                lambda: list(broker.leases),
+                _lease_id,
+                lambda parts: next((each for each in broker.leases if _lease_id(each) == parts[0]), None),
+                self._lease,
+            ),
         )
 
     # Queues.
@@ -116,7 +123,7 @@ class Admin:
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
         }
 
-    @changing("purge", "Drop what is ready; what is held stays.", answers=("purged", "held"))
+    @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth, "held": queue.unacked}
@@ -134,13 +141,7 @@ class Admin:
             await self._settled(ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
 
-    @action(
-        "peek",
-        "The next messages; takes nothing.",
-        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
-        looks=True,
-        answers=MESSAGES,
-    )
+    @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX))
         async with aclosing(self._waiting(queue, rows.left)) as messages:
@@ -219,7 +220,7 @@ class Admin:
             await self._settled(broker.publish(head, [queue], [body]))
         return {"published": 1}
 
-    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+    @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
         if dry_run:
@@ -398,6 +399,16 @@ class Admin:
             )
         return {"unbound": 1}
 
+    # Leases.
+
+    def _lease(self, lease: Lease) -> dict[str, Any]:
+        return {
+            "id": _lease_id(lease),
+            "kind": "sink" if isinstance(lease.target, Exchange) else "feed",
+            "target": _text(lease.target.name),
+            "age_seconds": round(self._broker.timers.now() - lease.given, 1),
+        }
+
     async def _settled(self, ticket: Ticket | None) -> None:
         """What was changed goes to the disk, and what waits for it goes on."""
         self._broker.flush()
@@ -446,6 +457,10 @@ def _binding_id(binding: Binding) -> str:
     names = (_text(name).replace("~", "%7E") for name in (binding.source, binding.destination, binding.key))
     source, destination, key = names
     return "~".join((source, kind, destination, key, more))
+
+
+def _lease_id(lease: Lease) -> str:
+    return lease.digest[:8].hex()
 
 
 def _text(name: bytes) -> str:

@@ -1,6 +1,5 @@
-"""Administration that has no request on the wire; commands ask for it over the control socket."""
+"""The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
-import base64
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from heapq import heappop, nsmallest
@@ -12,27 +11,24 @@ from typing import Any
 from dms import records
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
-from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
-from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
+from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status
 from shared.access import WRITE, Guard, asker_may
-from shared.actions import action, changing, putting, verb
+from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, action, changing, putting
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
-    MESSAGES,
     QUEUES,
     BadArgument,
     MessageRows,
     Objects,
     a_body,
     a_count,
+    a_text,
     key_of,
 )
-from shared.plugin import Verb
 from shared.queues import pausing
 from shared.storage.log import Log, RecordTimes, read_records
 
-PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
 MOVED_AT_ONCE = 500
@@ -57,10 +53,6 @@ class Admin:
     def __init__(self, engine: Engine, access: Guard | None = None) -> None:
         self._engine = engine
         self._access = access
-        self.verbs: Sequence[Verb] = (
-            *(self.queues, self.peek, self.purge, self.redrive),
-            *(self.export, self.import_),
-        )
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -69,9 +61,10 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(self._peek, self._purge, self._redrive, self._put, self._delete),
+                    *(self._peek, self._purge, self._redrive, self._put, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
+                self._import,
                 begin="brokers dms create jobs",
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
@@ -101,13 +94,7 @@ class Admin:
         came = RecordTimes(cold.log, start, start + 1).at(start)
         return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
 
-    @action(
-        "peek",
-        "The first messages; takes nothing.",
-        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
-        looks=True,
-        answers=MESSAGES,
-    )
+    @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
         rows = MessageRows(limit)
@@ -119,7 +106,7 @@ class Admin:
                 rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
         return {"items": rows.items}
 
-    @changing("purge", "Drop its messages, but those that are held.", answers=("purged", "held"))
+    @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
@@ -153,7 +140,7 @@ class Admin:
         await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}
 
-    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+    @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
@@ -216,52 +203,15 @@ class Admin:
         await self._engine.store.wait(ticket)
         return {"published": 1}
 
-    @verb("queues", "every queue and what is known of it", takes=("queue",))
-    async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`: only that."""
-        only = arguments.get("queue")
-        if only is not None:
-            return [self._describe(self._queue(arguments))]
-        return [self._describe(queue) for _, queue in sorted(self._engine.queues.items())]
-
-    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"), shows="queue")
-    async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
-        queue = self._queue(arguments)
-        limit = arguments.get("limit", 10)
-        if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
-            raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
-        async with aclosing(self._first(queue, limit)) as messages:
-            return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
-
-    @verb(
-        "purge",
-        "drop a queue's messages, but those that are held",
-        takes=("queue", "dry_run"),
-        changes="queue",
-    )
-    async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`."""
-        queue = self._queue(arguments)
-        return {"queue": queue.text, **await self._purge.call(queue, {}, bool(arguments.get("dry_run")))}
-
-    @verb("redrive", "move dead letters back to where they came from", takes=("queue",), changes="queue")
-    async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`."""
-        queue = self._queue(arguments)
-        return {"queue": queue.text, **await self._redrive.call(queue, {}, False)}
-
-    @verb(
+    @action(
         "export",
-        "write a queue's messages to a .dmsq file",
-        takes=("queue", "target"),
-        changes="target",
+        "Write its messages to a .dmsq file, held ones too; all stay in the queue.",
+        takes={"target": "a path on the server's machine; over TCP a name in the data folder's backups"},
+        answers=("messages",),
         paths=("target",),
     )
-    async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`, `target`: a path on the server's machine. Held messages too; all stay in the queue."""
-        queue = self._queue(arguments)
-        target = Path(_text(arguments, "target"))
+    async def _export(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        target = Path(a_text(arguments, "target"))
         store = self._engine.store
         try:
             writer: DmsqWriter = await store.in_thread(DmsqWriter, target)
@@ -284,23 +234,22 @@ class Admin:
         except BaseException:
             writer.abandon()
             raise
-        return {"queue": queue.text, "messages": writer.count, "target": str(target)}
+        return {"messages": writer.count}
 
-    @verb(
+    @action(
         "import",
-        "put a .dmsq file's messages into a queue",
-        takes=("source", "queue"),
-        changes="source",
+        "Put a .dmsq file's messages into a queue, which is made where it is missing.",
+        takes={
+            "source": "the file's path on the server's machine; over TCP a name in the data folder's backups",
+            "queue": "the queue's name; unless said, it is named after the file",
+        },
+        answers=("messages",),
+        named_by=("source",),
         paths=("source",),
     )
-    async def import_(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`source`: a path on the server's machine; `queue`, or it is named as the file."""
-        source = Path(_text(arguments, "source"))
-        name = arguments.get("queue")
-        if name is None:
-            name = source.name.removesuffix(SUFFIX)
-        if not isinstance(name, str):
-            raise malformed("queue is a name")
+    async def _import(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        source = Path(a_text(arguments, "source"))
+        name = a_text(arguments, "queue", source.name.removesuffix(SUFFIX))
         try:
             file = await self._engine.store.in_thread(read, source)
         except FileNotFoundError as error:
@@ -311,30 +260,9 @@ class Admin:
         await self._engine.store.wait(ticket)
         if queue.line:
             queue.dispatch()
-        return {"queue": queue.text, "messages": len(file.bodies)}
+        return {"messages": len(file.bodies), "queue": queue.text}
 
     # -- helpers
-
-    def _queue(self, arguments: Mapping[str, Any]) -> Queue:
-        name = _text(arguments, "queue")
-        queue = self._engine.find(name)
-        if queue is None:
-            raise _missing(name)
-        return queue
-
-    def _describe(self, queue: Queue) -> dict[str, Any]:
-        log, cold = queue.log, queue.cold
-        return {
-            "queue": queue.text,
-            "depth": queue.depth,
-            **{name: _VALUES[name](queue) for name in ("ready", "held", "delayed", "dead", "paused")},
-            "consumers": queue.consumers,
-            "waiting": sum(credit.left for credit in queue.line),
-            "in_memory": len(queue.bodies) + len(queue.back),
-            "durability": "memory" if log is None else str(log.log.mode),
-            "disk_bytes": 0 if cold is None else cold.log.end - cold.log.first,
-            **_settings(queue),
-        }
 
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
         """All messages as of now, also unacknowledged ones, oldest first."""
@@ -532,25 +460,3 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
 
 def _nothing() -> None:
     """A step that only lets other tasks run."""
-
-
-def _row(seq: int, body: bytes, deliveries: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"seq": seq, "deliveries": deliveries, "bytes": len(body)}
-    try:
-        row["body"] = body.decode("utf-8")
-    except UnicodeDecodeError:
-        row["body_base64"] = base64.b64encode(body).decode()
-    if isinstance(body, DeadLetter):
-        row["dead_letter"] = body.about
-    return row
-
-
-def _text(arguments: Mapping[str, Any], key: str) -> str:
-    value = arguments.get(key)
-    if not isinstance(value, str) or not value:
-        raise malformed(f"{key} is missing")
-    return value
-
-
-def _missing(name: str) -> QueueNotFound:
-    return QueueNotFound(f"{name} does not exist")

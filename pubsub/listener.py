@@ -1,7 +1,6 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
@@ -14,10 +13,10 @@ from pubsub.session import Session
 from pubsub.sessions import ClientSession, Sessions, saved, saver
 from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
-from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
+from shared.errors import StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
@@ -28,16 +27,6 @@ from shared.tracing import Observer, Tap
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
 """How often sessions are ended whose clients have been away for too long."""
-
-
-_COMMAND_WORDS = {"name": "client", "dropped": "dropped_messages", "kept": "kept_messages"}
-"""What columns of the API are called by the command `sessions`."""
-
-
-class SessionMissing(BrokerError):
-    """No session has this client id."""
-
-    exit_code = EXIT_MISSING
 
 
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
@@ -123,23 +112,7 @@ class PubsubService:
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
         )
-        self.admin_verbs: Sequence[Verb] = (
-            Verb(
-                "sessions",
-                "every client: subscriptions, what waits for it, what it lost",
-                self._sessions,
-                ("topics",),
-            ),
-            Verb(
-                "forget",
-                "end the session of a client that is away",
-                self._forget,
-                ("client",),
-                changes="client",
-            ),
-        )
-        self._admin = Admin(self.sessions, self._end_session)
-        self.objects = self._admin.objects
+        self.objects = Admin(self.sessions, self._end_session).objects
 
     async def take_settings(self, settings: PubsubSettings) -> None:
         """Apply new settings to new connections; open ones keep their limits."""
@@ -242,30 +215,6 @@ class PubsubService:
                 "look at the disk",
                 error=str(error),
             )
-
-    async def _sessions(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`topics`: with their patterns."""
-        rows = []
-        for client in sorted(self.sessions.clients.values(), key=lambda client: client.id):
-            shown = self._admin.session(client) or {}
-            row: dict[str, Any] = {_COMMAND_WORDS.get(name, name): value for name, value in shown.items()}
-            if arguments.get("topics"):
-                row["topics"] = [
-                    topic.decode(errors="backslashreplace") + (" (kept)" if keeps else "")
-                    for topic, keeps in client.topics.items()
-                ]
-            rows.append(row)
-        return rows
-
-    async def _forget(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        client = str(arguments.get("client", ""))
-        found = self.sessions.clients.get(client.encode())
-        if found is None:
-            raise SessionMissing(f"there is no session of {client!r}")
-        if found.connection is not None:
-            raise ConfigError("client", f"{client!r} is connected")
-        await self._end_session(found)
-        return {"client": client, "forgotten": True}
 
     async def _end_session(self, client: ClientSession) -> None:
         """End the session of a client that is away, and return when a restart does not bring it back.

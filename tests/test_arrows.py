@@ -124,7 +124,7 @@ ENDS = {
     "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
     "pubsub": "bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
-    "shared/cli": "commands confirm options output_reader",
+    "shared/cli": "commands confirm objects options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (
         "accept_filter admission datagrams deadlines hasher hashing keepalive listeners liveness logins "

@@ -231,7 +231,11 @@ class Group:
     def objects(self) -> Objects:
         """The protocol's connections, to be listed and closed."""
         kick = Action(
-            "kick", "Close it; what it holds is released.", self._kick, dry_runs=True, answers=("closed",)
+            "kick",
+            "Close it; what it holds is released.",
+            dry_runs=True,
+            answers=("closed",),
+            call=self._kick,
         )
         return Objects(
             CONNECTIONS,

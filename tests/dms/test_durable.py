@@ -36,8 +36,8 @@ def test_a_power_cut_loses_nothing_that_was_answered(seed: int) -> None:
         assert after.depths() == {"orders": 50 - len(gone) - 4 - 5, "dead": 4 + 5}, (
             "held: one delivery too many"
         )
-        letters = {row["body"].encode() for row in after.call("peek", queue="dead", limit=100)}
-        left = [row["body"].encode() for row in after.call("peek", queue="orders", limit=100)]
+        letters = {row["text"].encode() for row in after.call("peek", queue="dead", limit=100)}
+        left = [row["text"].encode() for row in after.call("peek", queue="orders", limit=100)]
         assert dead <= letters
         assert left == sorted(left)
         assert letters.isdisjoint(left)
@@ -72,7 +72,7 @@ def _worked(mode: Durability) -> tuple[World, list[list[str] | None]]:
 def _found(world: World) -> list[str] | None:
     if b"orders" not in world.engine.queues:
         return None
-    return [row["body"] for row in world.call("peek", queue="orders", limit=100)]
+    return [row["text"] for row in world.call("peek", queue="orders", limit=100)]
 
 
 @pytest.mark.parametrize("mode", MODES)

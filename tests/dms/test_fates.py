@@ -244,7 +244,7 @@ class Fates(RuleBasedStateMachine):
         """Each knows how often it was delivered."""
         for name, rows in self.rows(*QUEUES).items():
             for row in rows:
-                self.model.shows(self.model.find(name, row["body"].encode()), row)
+                self.model.shows(self.model.find(name, row["text"].encode()), row["properties"])
 
     def teardown(self) -> None:
         """Whatever has come to pass: what is left can all be had, each from its place."""
