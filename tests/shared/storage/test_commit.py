@@ -16,7 +16,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage import committer
-from shared.storage import log as log_module
 from shared.storage.committer import Commit
 from shared.storage.format import BATCH_PAYLOAD_MAX, IndexEntry
 from shared.storage.log import Ticket
@@ -406,46 +405,6 @@ async def test_what_cannot_be_completed_is_not_written() -> None:
     with pytest.raises(StoreReadOnly):
         await store.wait(held.ticket)
     assert log.end == 0
-
-
-@pytest.mark.parametrize("beside", ["a change before", "a change behind", "a delete", "more batches"])
-async def test_small_appends_to_very_many_logs_touch_no_file_whatever_comes_beside_them(
-    beside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """230 ms of the loop in one stretch, with 50,000 logs."""
-    for module in (log_module, committer):
-        monkeypatch.setattr(module, "MANY", 80)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 81)
-    await append(store, logs[80], bytes(300 * KIB))
-    assert "t80.log" in disk.names("logmq")
-    await append(store, logs[3], b"dropped")
-    made: list[Any] = []
-    commit_of = committer.LogCommit
-    monkeypatch.setattr(committer, "LogCommit", lambda log, *more: made.append(log) or commit_of(log, *more))
-    async with running(store):
-        if beside == "a change before":
-            logs[3].drop_below(11)
-        tickets = [store.append_all([(log, records(b"x"), 1) for log in logs[:80]])[1]]
-        if beside == "a change behind":
-            logs[3].drop_below(11)
-        if beside != "more batches":
-            tickets.append(store.namespace("logmq", ALWAYS).delete("t80"))
-        else:
-            tickets.append(logs[80].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)[1])
-            tickets.append(store.append_all([(log, records(b"y"), 1) for log in logs[:80]])[1])
-        for ticket in tickets:
-            await store.wait(ticket)
-    assert made == {"more batches": [logs[80]], "a delete": []}.get(beside, [logs[3]])
-    assert ("t80.log" in disk.names("logmq")) == (beside == "more batches")
-    expected = [[b"x", b"y"] if beside == "more batches" else [b"x"]] * 80
-    if not beside.startswith("a change"):
-        expected[3] = [b"dropped", *expected[3]]
-    assert [await read_all(log) for log in logs[:80]] == expected
-    for log in logs[:80]:
-        entries = log.index_entries(0, log.visible)
-        assert (entries[0].offset, entries[-1].end) == (0, log.visible)
-        assert sum(entry.records for entry in entries) == len(await read_all(log)) + (log.first > 0)
 
 
 async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone() -> None:
