@@ -195,7 +195,7 @@ class Checkpointer:
             return None  # the journal still holds what a log file lacks
         tails = committer.tails
         logs, tails.dirty, self._next_dirty = tails.dirty, self._next_dirty, {}
-        committer.direct.bytes = 0
+        committer.referred_bytes = 0
         committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position
         for log in tails.unindexed:

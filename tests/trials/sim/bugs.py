@@ -296,13 +296,18 @@ def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
     """Records go straight to a log's file where another batch of the commit moves its first offset."""
     take_log = Committer._take_log
 
-    def straight_to_the_file(self: Committer, log: Log, parts: Any, *, synced: bool, has_first: bool) -> Any:
-        target = take_log(self, log, parts, synced=synced, has_first=has_first)
-        if has_first and parts and target.late and all(c.log is not log for c in parts[0].batch.changes):
+    def straight_to_the_file(self: Committer, log: Log, parts: Any, *, synced: bool) -> Any:
+        target = take_log(self, log, parts, synced=synced)
+        if target.late and parts[0].batch is not parts[-1].batch:
             target.fd, target.late = self._files.pin(log.file), False
         return target
 
-    return [(Committer, "_take_log", straight_to_the_file)]
+    light = Committer._is_light
+
+    def alone(self: Committer, log: Log, parts: Any) -> bool:
+        return len(parts) == 1 and light(self, log, parts)
+
+    return [(Committer, "_take_log", straight_to_the_file), (Committer, "_is_light", alone)]
 
 
 # -- checkpoints
@@ -377,12 +382,6 @@ def interval_never_ends() -> list[Change]:
     return [(Committer, "_finish", finish_only)]
 
 
-@bug("weak modes")
-def unmarked_direct_writes() -> list[Change]:
-    """Mode none writes records without their index entries."""
-    return [(Commit, "_write_direct_entries", lambda self: None)]
-
-
 # -- DMS
 
 
@@ -435,7 +434,7 @@ def dms_nack_loses_place() -> list[Change]:
 @bug("one worker")
 def dms_keeps_what_was_held() -> list[Change]:
     """A connection's end gives nothing back."""
-    return [(Engine, "give_back", lambda self, consumer: None)]
+    return [(Engine, "give_back", lambda self, *arguments: None)]
 
 
 @bug("queues")
