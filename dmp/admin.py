@@ -163,9 +163,9 @@ class Admin:
 
     async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
         """The first of what is ready, as it was when this began: those in memory, then those in the log."""
-        cold, log = queue.cold, queue.log
+        cold, log = queue.row.cold, queue.log
         count = 0
-        ready = list(islice(queue.ready, most))
+        ready = list(islice(queue.row.ready, most))
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
             count += 1
@@ -251,7 +251,7 @@ class Admin:
         try:
             while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
                 taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
-                if not taken and not await self._warmed(queue):
+                if not taken and not await self._loaded(queue):
                     break
                 looked += len(taken)
                 while taken:
@@ -271,12 +271,12 @@ class Admin:
         await self._settled(moving)
         return {"moved": moved, "left": queue.depth}
 
-    async def _warmed(self, queue: Queue) -> bool:
+    async def _loaded(self, queue: Queue) -> bool:
         """Wait for messages that are on their way from the log. False: none are."""
-        if queue.cold is None or not queue.cold.reading:
+        if not queue.row.is_loading:
             return False
         warm = trio.Event()
-        queue.when_warm(warm.set)
+        queue.row.when_loaded(warm.set)
         await warm.wait()
         return True
 
@@ -417,7 +417,7 @@ class Admin:
 
 
 def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.ready[0]) if queue.ready else None
+    arrived_ms = _arrived_ms(queue, queue.row.ready[0]) if queue.row.ready else None
     return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
 
 
@@ -427,10 +427,10 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "held": attrgetter("unacked"),
     "delayed": lambda _: 0,
     "dead": lambda _: 0,
-    "consumers": lambda queue: len(queue.consumers) + (queue.feed is not None),
+    "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "oldest_seconds": _recovered_age,
-    "bytes": attrgetter("depth_bytes"),
+    "bytes": lambda queue: queue.row.all_body_bytes,
     "durable": attrgetter("durable"),
 }
 
@@ -439,12 +439,11 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.ready:
-        oldest = queue.ready[0].number
-    elif queue.paged:
-        assert queue.cold is not None
-        oldest = queue.cold.first
-    return arrived, arrived - queue.depth - queue.unacked - queue.unsynced, oldest
+    if queue.row.ready:
+        oldest = queue.row.ready[0].number
+    elif queue.row.cold is not None and queue.row.has_cold:
+        oldest = queue.row.cold.first
+    return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
 
 
 def _exchange_name(text: str) -> bytes:

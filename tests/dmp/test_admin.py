@@ -78,12 +78,12 @@ async def test_what_is_cold_is_peeked_where_it_stands() -> None:
     for body in bodies:
         world.publish(b"", b"q", body, properties=PERSISTENT)
         world.settle()
-    assert queue.cold is not None
-    cold = queue.cold.count
+    assert queue.row.cold is not None
+    cold = queue.row.cold.count
     assert 0 < cold < 100
     rows = (await call(world, queue, "peek", limit=200))["items"]
     assert [each["text"][:4] for each in rows] == [f"{number:04d}" for number in range(100)]
-    assert (queue.cold.count, queue.depth) == (cold, 100)
+    assert (queue.row.cold.count, queue.depth) == (cold, 100)
     taker = Taker()
     queue.add_consumer(taker)
     queue.dispatch()
@@ -185,7 +185,7 @@ async def test_dead_letters_go_back_to_where_they_died_and_all_else_stays_in_ord
     world.publish(b"", b"dead", b"3", properties=PERSISTENT)
     world.settle()
     world.topology.delete_queue(world.broker.queues[b"gone"])
-    assert [message.body for message in dead.ready] == [b"0", b"2", b"1", b"3"]
+    assert [message.body for message in dead.row.ready] == [b"0", b"2", b"1", b"3"]
     assert await call(world, dead, "redrive", dry_run=True) == {"moved": 1, "left": 3}
     assert dead.depth == 4
     assert await call(world, dead, "redrive") == {"moved": 1, "left": 3}
@@ -210,7 +210,7 @@ async def test_cold_dead_letters_go_back_too() -> None:
         queue.reject(taker.messages[start : start + 50])
         world.advance(1)
         world.settle()
-    assert dead.paged
+    assert dead.row.has_cold
     assert await call(world, dead, "redrive") == {"moved": 200, "left": 0}
     taker = Taker()
     queue.add_consumer(taker)

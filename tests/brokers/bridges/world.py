@@ -200,7 +200,7 @@ class World:
         )
 
     async def _found_dmp(self, name: str) -> Sequence[bytes]:
-        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].ready]
+        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].row.ready]
 
     async def _found_kqmsgq(self, name: str) -> Sequence[bytes]:
         return [body for at, body in self.seen["kqmsgq"] if at == name.encode()]
