@@ -27,6 +27,7 @@ from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
 from shared.access import WRITE, asker_may
 from shared.errors import StoreError
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -121,7 +122,7 @@ class DeadLetters:
 
     def _deliver_some(self) -> None:
         self._busy = True
-        turn = self._broker.turn()
+        turn = Turn()
         try:
             while self._turns and not turn.over():
                 queue = self._turns.popleft()

@@ -19,6 +19,8 @@ import structlog
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from shared import turns
+
 pytest_plugins = ["tests.support.places", "tests.support.server", "tests.support.worlds"]
 
 # A busy machine is no failure, nor are sources that only others may write.
@@ -115,13 +117,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
-    """Serving, and asking a folder that nobody serves, set up logging and signals for a whole process.
+    """Serving, and asking a folder that nobody serves, change logging, signals and the clock of a process.
 
     Here it is undone after each test: which one comes next on a worker is chance.
     """
     root, stop_reading = logging.getLogger(), signal.getsignal(signal.SIGTTIN)
     handlers, level = root.handlers[:], root.level
+    clock = turns.CLOCK.now
     yield
+    turns.CLOCK.now = clock
     structlog.reset_defaults()
     root.handlers[:], root.level = handlers, level
     signal.signal(signal.SIGTTIN, stop_reading)

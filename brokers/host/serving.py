@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import structlog
 import trio
@@ -37,6 +38,7 @@ from shared.process_limits import (
     keep_freed_memory,
     raise_file_limit,
 )
+from shared.turns import CLOCK
 from shared.units import MIB
 
 HEARD_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -95,6 +97,7 @@ async def _serve(
     read: Callable[[], Config],
 ) -> None:
     ready_file = command.ready_file
+    CLOCK.now = perf_counter
     collector = Collector()
     watch = LoopWatch(log, plugins.packages())
     say = _say if command.says else None

@@ -51,6 +51,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from shared.access import READ
 from shared.net.session import SessionBase
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -114,7 +115,7 @@ class AmqpChannels:
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_dispatch = False
-        self.turn = broker.turn()
+        self.turn = Turn()
         self._finishing = False
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
@@ -416,7 +417,7 @@ class AmqpChannels:
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
-        broker.accounts.channels.give(len(channels) * CHANNEL_BYTES, self.session.user)
+        broker.accounts.connections.give(len(channels) * CHANNEL_BYTES, self.session.user)
         unacked: list[Delivery] = []
         consumers: dict[Queue, list[Consumer]] = {}
         for channel in channels:
@@ -698,14 +699,14 @@ class Consumer:
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
-        broker.accounts.consumers.charge(consumer_bytes(self.tag), self.channel.mux.session.user)
+        broker.accounts.connections.charge(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers += 1
         self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
         """The consumer ends, and gives back the memory that it was charged."""
         broker = self.channel.mux.broker
-        broker.accounts.consumers.give(consumer_bytes(self.tag), self.channel.mux.session.user)
+        broker.accounts.connections.give(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers -= 1
         self._heads.forget()
 

@@ -30,13 +30,14 @@ from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, Stat
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.data_types import check_table, read_field
 from dmp.memory import check
-from dmp.pacing import ITEMS_PER_LOOK, OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, stop_until
+from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, stop_until
 from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase, Stop
+from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -105,7 +106,7 @@ class AmqpSession(SessionBase):
 
     def apply(self, data: bytes, at: int) -> int:
         mux = self.mux
-        mux.turn = self.broker.turn()
+        mux.turn = Turn()
         while True:
             try:
                 at = self._take(data, at)
@@ -212,7 +213,7 @@ class AmqpSession(SessionBase):
             if memory.full and self.state is State.OPEN and mux.keeps_back(kind, number, payload):
                 break
             mux.at = stop + 1
-            mux.end_turn_in_time(1 if kind != METHOD else ITEMS_PER_LOOK)
+            mux.end_turn_in_time(1 if kind != METHOD else ITEMS)
             try:
                 self._frame(kind, number, payload)
             except NotYet as wait:
@@ -288,8 +289,8 @@ class AmqpSession(SessionBase):
             text = f"number of channels opened has reached the negotiated channel_max ({self._channel_max})"
             raise Refusal(Code.NOT_ALLOWED, text)
         if self.mux.by_number:  # the first always fits, so that somebody can take what fills memory
-            check(self.broker.accounts.channels, CHANNEL_BYTES, Code.RESOURCE_ERROR, user=self.user)
-        self.broker.accounts.channels.charge(CHANNEL_BYTES, self.user)
+            check(self.broker.accounts.connections, CHANNEL_BYTES, Code.RESOURCE_ERROR, user=self.user)
+        self.broker.accounts.connections.charge(CHANNEL_BYTES, self.user)
         channel = self.mux.by_number[number] = Channel(self.mux, number)
         self.broker.counts.channels += 1
         channel.reply(commands.Channel.OpenOk())

@@ -15,6 +15,7 @@ from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared import turns
 from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
@@ -52,6 +53,7 @@ class World:
         disk = disk or FakeDisk()
         store = await open_store(disk)
         clock = Clock()
+        turns.CLOCK.now = clock.look
         budget = budget or unbounded()
         context = Context(store, LOG, budget=budget, access=access)
         broker = await open_broker(context, settings or DmpSettings(), now=clock.look)
@@ -200,4 +202,4 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 
 def ready(queue: Queue) -> list[bytes]:
     """The bodies of what is ready, the next one out first."""
-    return [message.body for message in queue.ready]
+    return [message.body for message in queue.row.ready]

@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     @rule(client=st.integers(0, CLIENTS - 1))
     def lose(self, client: int) -> None:
         self.peers[client].lose()
-        while self.world.engine.sliced_work.busy:  # what it held in many pieces goes back in turns
+        while self.world.engine.long_work.busy:  # what it held in many pieces goes back in turns
             self.world.advance(0)
         self.peers[client] = self.world.connect()
         for model in self.model.values():
@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
             model.ready.clear()
         elif what == "peek":
             rows = self.world.call("peek", queue=name, limit=100)
-            assert [int(row["body"][:6]) for row in rows] == model.ready
+            assert [int(row["text"][:6]) for row in rows] == model.ready
         elif self.durable:
             for queue in self.world.engine.queues.values():
                 assert queue.log is not None

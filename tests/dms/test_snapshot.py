@@ -5,14 +5,14 @@ import json
 import pytest
 import trio
 
-from dms import engine, queue_log, records
+from dms import queue_log, records
 from dms.opening import LogReplay
 from dms.records import RecordKind
 from dms.settings import DmsSettings
-from shared.queues import sliced_work
 from shared.storage.log import read_records
 from tests.dms.busy import busy
 from tests.dms.world import World
+from tests.support.turns import short_turns
 
 
 @pytest.mark.parametrize("rest", [0, 3])
@@ -106,9 +106,8 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
 def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "KEPT_AT_ONCE", 1)
     monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
-    monkeypatch.setattr(sliced_work, "STEPS_PER_TURN", 1)
+    short_turns(monkeypatch, 1, 1)
     monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
     monkeypatch.setattr(queue_log, "KEPT_BYTES_LEAST", 1 + 100 * (seed % 2))
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 200)

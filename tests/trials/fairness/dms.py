@@ -32,7 +32,7 @@ def _holding(served: Served, body: bytes = b"x" * 100) -> tuple[Dms, list[dms.Re
 
 
 def _held_left(served: Served) -> int:
-    return int(served.ask("POST", "/dms/queues", {"queue": "q"})[0]["held"])
+    return int(served.ask("GET", "/api/v1/queues/dms/q")["held"])
 
 
 def dms_deliveries_come_back_with_their_connection_and_are_purged(served: Served) -> None:
@@ -40,7 +40,7 @@ def dms_deliveries_come_back_with_their_connection_and_are_purged(served: Served
     served.begin()
     client.close()
     until(lambda: not _held_left(served))
-    served.ask("POST", "/dms/purge", {"queue": "q"})
+    served.ask("POST", "/api/v1/queues/dms/q/purge")
     ping(served)
 
 
@@ -165,7 +165,7 @@ def dms_messages_die_and_become_dead_letters_and_go_back(served: Served) -> None
         client.produce(*["q"] * MESSAGES)
         served.begin()
         until(lambda: client.depths()["dead"] >= MESSAGES)
-    served.ask("POST", "/dms/redrive", {"queue": "dead"})
+    served.ask("POST", "/api/v1/queues/dms/dead/redrive")
 
 
 def dms_messages_of_0_to_2_bytes(served: Served) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 import trio
@@ -20,6 +21,7 @@ from brokers.host.collector import Collector
 from brokers.host.host import Host
 from brokers.settings.config import load
 from shared.process_limits import raise_file_limit
+from shared.turns import CLOCK
 
 PATIENCE_SECONDS = 120.0
 OBJECTS = 5_000
@@ -158,6 +160,7 @@ def serve(folder: Path) -> None:
     config = read()
     log = logs.configure("error", "text")
     watch = StepWatch()
+    CLOCK.now = perf_counter
     collector = Collector()
 
     async def run() -> None:

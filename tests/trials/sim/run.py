@@ -5,7 +5,6 @@ import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import attrs
 import trio
@@ -142,7 +141,7 @@ class Simulation:
             await self._verifier.verify(accept)
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
         if "dms" in self._protocols:
-            await self._dms_verifier.verify(accept, partial(self._machine.call, "dms"))
+            await self._dms_verifier.verify(accept, self._machine)
         if self._temper.bridged:
             await self._bridge_verifier.verify(accept, over=self._over.is_set())
 
