@@ -57,11 +57,11 @@ def logmq_topics_are_listed_under_rules(served: Served) -> None:
 
 def logmq_topics_are_checkpointed_lose_what_retention_drops_and_are_deleted(served: Served) -> None:
     with topics(served) as peer:
-        peer.ask(to_each(b"x" * 8000))
+        peer.ask(to_each(b"x" * 1000))
         time.sleep(3)  # what was made is checkpointed
         served.begin()
         served.reload_with("[logmq]\nretention_bytes = 100\n")
-        peer.ask(to_each())
+        peer.ask(to_each(b"x" * 200))
         path = "/api/v1/topics?sort=-bytes&limit=1"
         until(lambda: served.ask("GET", path)["items"][0]["bytes"] < 500)
         peer.ask([b"DELETE topic-%d\n" % number for number in range(OBJECTS)])
