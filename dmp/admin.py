@@ -1,4 +1,4 @@
-"""What the API shows of the broker, and what can be done with it: queues, exchanges, bindings."""
+"""What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
 import time
 from collections import deque
@@ -15,29 +15,27 @@ from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE
-from dmp.declarations import Binding, ExchangeKind, QueueArguments
-from dmp.definitions import key_in, name_in, table_in
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
+from dmp.declarations import Binding, QueueArguments
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, Exchange
+from dmp.leases import Lease
 from dmp.message import Head, Message
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
-from shared.actions import action, changing, putting
+from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
-    MESSAGES,
+    LEASES,
     QUEUES,
     SHOWN_BYTES_MAX,
     BadArgument,
     MessageRows,
-    ObjectMissing,
     Objects,
     a_body,
     a_count,
-    a_flag,
-    a_text,
     key_of,
 )
 from shared.queues import pausing
@@ -45,7 +43,6 @@ from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
-PEEK_MAX = 1000
 READ_BYTES = 256 << 10
 MOVED_AT_ONCE = 32
 """Dead letters that are sent back before others have their turn: a few milliseconds."""
@@ -57,8 +54,9 @@ NOT_ASKED = attrs.asdict(QueueArguments())
 class Admin:
     """The objects of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
+        self._definitions = definitions
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -93,6 +91,13 @@ class Admin:
                 self._bind,
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
+            Objects(
+                LEASES,
+                lambda: list(broker.leases),
+                _lease_id,
+                lambda parts: next((each for each in broker.leases if _lease_id(each) == parts[0]), None),
+                self._lease,
+            ),
         )
 
     # Queues.
@@ -116,7 +121,7 @@ class Admin:
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
         }
 
-    @changing("purge", "Drop what is ready; what is held stays.", answers=("purged", "held"))
+    @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth, "held": queue.unacked}
@@ -134,13 +139,7 @@ class Admin:
             await self._settled(ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
 
-    @action(
-        "peek",
-        "The next messages; takes nothing.",
-        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
-        looks=True,
-        answers=MESSAGES,
-    )
+    @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX))
         async with aclosing(self._waiting(queue, rows.left)) as messages:
@@ -162,9 +161,9 @@ class Admin:
 
     async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
         """The first of what is ready, as it was when this began: those in memory, then those in the log."""
-        cold, log = queue.cold, queue.log
+        cold, log = queue.row.cold, queue.log
         count = 0
-        ready = list(islice(queue.ready, most))
+        ready = list(islice(queue.row.ready, most))
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
             count += 1
@@ -219,7 +218,7 @@ class Admin:
             await self._settled(broker.publish(head, [queue], [body]))
         return {"published": 1}
 
-    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+    @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
         if dry_run:
@@ -250,7 +249,7 @@ class Admin:
         try:
             while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
                 taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
-                if not taken and not await self._warmed(queue):
+                if not taken and not await self._loaded(queue):
                     break
                 looked += len(taken)
                 while taken:
@@ -270,12 +269,12 @@ class Admin:
         await self._settled(moving)
         return {"moved": moved, "left": queue.depth}
 
-    async def _warmed(self, queue: Queue) -> bool:
+    async def _loaded(self, queue: Queue) -> bool:
         """Wait for messages that are on their way from the log. False: none are."""
-        if queue.cold is None or not queue.cold.reading:
+        if not queue.row.is_loading:
             return False
         warm = trio.Event()
-        queue.when_warm(warm.set)
+        queue.row.when_loaded(warm.set)
         await warm.wait()
         return True
 
@@ -313,19 +312,7 @@ class Admin:
         named_by=("name",),
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name = name_in(arguments, "name")
-        alternate = name_in(arguments, "alternate") if arguments.get("alternate") else None
-        kind = ExchangeKind(
-            a_text(arguments, "type", "direct"),
-            **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
-            alternate=alternate,
-        )
-        if kind.type not in TYPES:
-            raise BadArgument(f"type is one of {', '.join(TYPES)}")
-        new = self._broker.topology.check_exchange(name, kind)
-        if not dry_run:
-            await self._settled(self._broker.topology.declare_exchange(name, kind))
-        return {"declared": int(new)}
+        return {"declared": await self._made("exchanges", {"durable": False, **arguments}, dry_run)}
 
     @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
@@ -374,19 +361,7 @@ class Admin:
         named_by=("exchange", "queue", "key"),
     )
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        source = _exchange_name(a_text(arguments, "exchange"))
-        name = a_text(arguments, "queue")
-        key = key_in(arguments)
-        queue = self._find_queue([name])
-        if queue is None:
-            raise ObjectMissing(f"there is no queue {name}")
-        if source not in self._broker.exchanges:
-            raise ObjectMissing(f"there is no exchange {arguments['exchange']}")
-        asked = source, queue, key, table_in(arguments)
-        new = self._broker.topology.check_binding(*asked)
-        if not dry_run:
-            await self._settled(self._broker.topology.bind(*asked))
-        return {"bound": int(new is not None)}
+        return {"bound": await self._made("bindings", arguments, dry_run)}
 
     @changing("delete", "Unbind.", answers=("unbound",))
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -398,6 +373,23 @@ class Admin:
             )
         return {"unbound": 1}
 
+    # Leases.
+
+    def _lease(self, lease: Lease) -> dict[str, Any]:
+        return {
+            "id": _lease_id(lease),
+            "kind": "sink" if isinstance(lease.target, Exchange) else "feed",
+            "target": _text(lease.target.name),
+            "age_seconds": round(self._broker.timers.now() - lease.given, 1),
+        }
+
+    async def _made(self, section: str, row: Mapping[str, Any], dry_run: bool) -> int:
+        """Create what a row of a definitions document describes; returns how many were missing."""
+        (make,) = (each.make for each in self._definitions if each.section == section)
+        made = await make(row, dry_run, lambda *_: None)
+        await self._settled(made.ticket)
+        return int(made.new)
+
     async def _settled(self, ticket: Ticket | None) -> None:
         """What was changed goes to the disk, and what waits for it goes on."""
         self._broker.flush()
@@ -406,7 +398,7 @@ class Admin:
 
 
 def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.ready[0]) if queue.ready else None
+    arrived_ms = _arrived_ms(queue, queue.row.ready[0]) if queue.row.ready else None
     return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
 
 
@@ -416,10 +408,10 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "held": attrgetter("unacked"),
     "delayed": lambda _: 0,
     "dead": lambda _: 0,
-    "consumers": lambda queue: len(queue.consumers) + (queue.feed is not None),
+    "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "oldest_seconds": _recovered_age,
-    "bytes": attrgetter("depth_bytes"),
+    "bytes": lambda queue: queue.row.all_body_bytes,
     "durable": attrgetter("durable"),
 }
 
@@ -428,12 +420,11 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.ready:
-        oldest = queue.ready[0].number
-    elif queue.paged:
-        assert queue.cold is not None
-        oldest = queue.cold.first
-    return arrived, arrived - queue.depth - queue.unacked - queue.unsynced, oldest
+    if queue.row.ready:
+        oldest = queue.row.ready[0].number
+    elif queue.row.cold is not None and queue.row.has_cold:
+        oldest = queue.row.cold.first
+    return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
 
 
 def _exchange_name(text: str) -> bytes:
@@ -446,6 +437,10 @@ def _binding_id(binding: Binding) -> str:
     names = (_text(name).replace("~", "%7E") for name in (binding.source, binding.destination, binding.key))
     source, destination, key = names
     return "~".join((source, kind, destination, key, more))
+
+
+def _lease_id(lease: Lease) -> str:
+    return lease.digest[:8].hex()
 
 
 def _text(name: bytes) -> str:

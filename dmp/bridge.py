@@ -360,7 +360,7 @@ class DmpBridgeEnds:
         queue = broker.queues.get(name)
         if queue is None:
             raise missing("queue", name)
-        if queue.owner is not None or queue.exclusive_consumer:
+        if queue.owner is not None or queue.takers.exclusive:
             raise BridgeRefusal("locked", f"queue {place} is exclusive to another")
         return DmpSource(broker, queue, context)
 

@@ -14,9 +14,10 @@ from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
+from shared.cli.objects import listed, queue_commands
 from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag, speaks_for
 from shared.errors import NotThere, UsageError
-from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
+from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 app, command = protocol_app(
     "dmp",
@@ -314,48 +315,6 @@ async def purge(
         return {"queue": queue, "purged": await (client.depth(queue) if dry_run else client.purge(queue))}
 
 
-@command("peek jobs", "peek jobs -n 5 --json | jq -r .text")
-def peek(
-    queue: QueueName,
-    *,
-    number: Annotated[int, Parameter(name=("--max", "-n"), help="Messages at most.")] = 10,
-    json: Json = False,
-) -> ApiRequest:
-    """List the messages at the front of a queue. It takes nothing."""
-
-    def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
-        rows = api.get("queues", "dmp", queue, "peek", limit=number)["items"]
-        first = ("position", "time", "bytes", "text", "base64")  # the rest may not fit on a terminal
-        return [{**{name: row[name] for name in first if name in row}, **row} for row in rows]
-
-    return ApiRequest(ask)
-
-
-@command("redrive dead", "redrive dead --dry-run")
-def redrive(
-    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="Where dead letters are.")],
-    *,
-    dry_run: DryRun = False,
-    json: Json = False,
-) -> ApiRequest:
-    """Move dead letters back to the queues that they came from."""
-    return ApiRequest(
-        lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "redrive", dry_run=dry_run)}
-    )
-
-
-@command("pause jobs")
-def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Stop a queue's deliveries; publishing goes on. A durable queue stays paused over a restart."""
-    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "pause")})
-
-
-@command("resume jobs")
-def resume(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Have a paused queue deliver again."""
-    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dmp", queue, "resume")})
-
-
 @command("bindings", "bindings --queue jobs --json")
 def bindings(
     *,
@@ -389,26 +348,28 @@ async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
             yield client
 
 
+queue_commands(command, "dmp")
+
+
 @command("leases", "leases --json")
-def leases(*, json: Json = False) -> VerbRequest:
+def leases(*, json: Json = False) -> ApiRequest:
     """List the leases that are given and not used yet: their targets and ages.
 
-    This is no request of the protocol: the server is asked over the control socket
-    in its data folder. The leases themselves, which are secrets, are not shown.
+    The leases themselves, which are secrets, are not shown.
     """
-    return VerbRequest("dmp", "leases", {})
+    return listed("leases", "dmp")
 
 
 @command("queues", "queues --json")
-def queues(*, json: Json = False) -> VerbRequest:
-    """List the queues of the running server: ready, unacknowledged, consumers."""
-    return VerbRequest("dmp", "queues", {})
+def queues(*, json: Json = False) -> ApiRequest:
+    """List the queues of the running server, with the columns of the API."""
+    return listed("queues", "dmp")
 
 
 @command("exchanges", "exchanges --json")
-def exchanges(*, json: Json = False) -> VerbRequest:
+def exchanges(*, json: Json = False) -> ApiRequest:
     """List the exchanges of the running server: types and bindings."""
-    return VerbRequest("dmp", "exchanges", {})
+    return listed("exchanges", "dmp")
 
 
 def _binding(said: str) -> tuple[str, str]:

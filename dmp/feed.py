@@ -66,14 +66,15 @@ class Feed:
         self._owner.hold()
         self._broker.counts.feeds += 1
         self._session.deadline(IDLE, self._wrote + IDLE_SECONDS)
-        self._queue.attach_feed(self)
+        self._queue.set_feed(self)
 
     # What the queue gives.
 
     def room(self) -> tuple[int, int]:
         outbox = self._connection.outbox
         left = outbox.bound - outbox.size
-        return (0, 0) if left < 0 or self.ended or self._connection.closed else (_NO_LIMIT, left)
+        over = self.ended or self._session.hung_up or self._connection.closed
+        return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
     def deliver(self, messages: list[Message]) -> None:
         self.delivered += len(messages)
@@ -147,9 +148,9 @@ class Feed:
         """Take nothing more. The queue gives out nothing until what was not sent is back, before all there
         is."""
         self.ended = True
-        if self._queue.feed is self:
+        if self._queue.takers.feed is self:
             self._queue.await_returns()
-            self._queue.detach_feed(self)
+            self._queue.set_feed(None)
 
     def connection_lost(self) -> None:
         """Give back to the queue what was not sent."""

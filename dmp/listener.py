@@ -1,7 +1,7 @@
 """The service: AMQP's principal and DMP on a store, as the host runs it."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ import trio
 from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import definitions_of
-from dmp.exchanges import DEFAULT_IN_RULES, Exchange
+from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.message import Head
 from dmp.metrics import GAUGES
 from dmp.properties import UNREADABLE, unpack
@@ -21,7 +21,7 @@ from dmp.session import ProtocolHeader
 from dmp.settings import DmpSettings
 from dmp.topology_table import TABLES, TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.table import Table
 from shared.tracing import Tap, shown
 
@@ -53,13 +53,8 @@ class DmpService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dmp", broker.settings.port, partial(ProtocolHeader, broker=broker), pushes=True),
         )
-        self.admin_verbs: Sequence[Verb] = (
-            Verb("queues", "every queue: ready, unacknowledged, consumers", self._queues, ()),
-            Verb("exchanges", "every exchange, its type and bindings", self._exchanges, ()),
-            Verb("leases", "every lease that is not used yet: its target and age", self._leases, ()),
-        )
-        self.objects = Admin(broker).objects
         self.definitions = definitions_of(broker)
+        self.objects = Admin(broker, self.definitions).objects
 
     async def take_settings(self, settings: DmpSettings) -> None:
         self.broker.take_settings(settings)
@@ -101,45 +96,6 @@ class DmpService:
     def _after_timers(self) -> None:
         self.broker.flush()
         self.broker.store.commit_pending()
-
-    async def _queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [
-            {
-                "queue": queue.name.decode(errors="replace"),
-                "ready": queue.depth,
-                "ready_bytes": queue.depth_bytes,
-                "cold": 0 if queue.cold is None else queue.cold.count,
-                "unacked": queue.unacked,
-                "consumers": len(queue.consumers),
-                "feed": queue.feed is not None,
-                "durable": queue.log is not None,
-                "exclusive": queue.kind.exclusive,
-                "damaged": queue.lost or queue.adopted,
-            }
-            for _, queue in sorted(self.broker.queues.items())
-        ]
-
-    async def _exchanges(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [
-            {
-                "exchange": name.decode(errors="replace"),
-                "type": exchange.kind.type,
-                "durable": exchange.kind.durable,
-                "bindings": len(exchange.bindings),
-            }
-            for name, exchange in sorted(self.broker.exchanges.items())
-        ]
-
-    async def _leases(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        now = self.broker.timers.now()
-        return [
-            {
-                "kind": "sink" if isinstance(lease.target, Exchange) else "feed",
-                "target": lease.target.name.decode(errors="replace"),
-                "age_seconds": round(now - lease.given, 1),
-            }
-            for lease in self.broker.leases
-        ]
 
 
 async def open_service(context: Context, settings: DmpSettings) -> DmpService:

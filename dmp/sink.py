@@ -35,7 +35,7 @@ from dmp.message import Head
 from dmp.pacing import STOP_MEMORY
 from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal, said_of
-from dmp.takers import FeedTaker
+from dmp.takers import FeedTaker, room_of
 from dmp.wire import (
     LENGTH_BYTES,
     PROPERTIES_BYTES_MAX,
@@ -86,6 +86,12 @@ class Lane:
     pieces: list[bytes | memoryview] = attrs.Factory(list)
     count: int = 0
     slow: int = 0
+
+
+def _ready_feed(queue: Queue) -> FeedTaker | None:
+    """The feed, if what came now would be given to it at once."""
+    feed = queue.takers.feed
+    return feed if feed is not None and queue.empty and room_of(feed)[0] else None
 
 
 @attrs.define(eq=False)
@@ -300,7 +306,7 @@ class Sink:
         """Something goes there: how many messages that differ, before others should have a turn?"""
         for lane in route.lanes:
             if not lane.pieces:
-                lane.feeds = feeds = [queue.feed and queue.takes_whole for queue in lane.queues]
+                lane.feeds = feeds = [_ready_feed(queue) for queue in lane.queues]
                 lane.slow = feeds.count(None)
         return self._most(route)
 
@@ -379,7 +385,7 @@ class Sink:
                     if feed is None:
                         rest_of.append(queue)
                     else:
-                        queue.publish_whole(feed, chunks, count, name)
+                        queue.publish_whole(chunks, count, name)
             if rest:
                 try:
                     for before, bodies in runs(b"".join(pieces)):

@@ -1,45 +1,36 @@
-"""Administration that has no request on the wire; commands ask for it over the control socket."""
+"""The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
-import base64
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from heapq import heappop, nsmallest
-from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from dms import records
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
-from dms.errors import QueueNotFound
 from dms.records import DeadLetter, Reason, RecordKind
-from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, malformed
+from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status
 from shared.access import WRITE, Guard, asker_may
-from shared.actions import action, changing, putting, verb
+from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, action, changing, putting
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
-    MESSAGES,
     QUEUES,
     BadArgument,
     MessageRows,
     Objects,
     a_body,
     a_count,
+    a_text,
     key_of,
 )
-from shared.plugin import Verb
 from shared.queues import pausing
+from shared.queues.runs import RUN_MOST, Run, first_of, split_after, split_by, to_spans
 from shared.storage.log import Log, RecordTimes, read_records
+from shared.turns import Turn, taken_out
 
-PEEK_MAX = 1000
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
-MOVED_AT_ONCE = 500
-PURGED_AT_ONCE = 2000
-"""Returned messages dropped per slice: some milliseconds."""
-LOOKED_AT_ONCE = 10_000
-"""Sequences searched per slice: a millisecond."""
 
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
@@ -57,10 +48,6 @@ class Admin:
     def __init__(self, engine: Engine, access: Guard | None = None) -> None:
         self._engine = engine
         self._access = access
-        self.verbs: Sequence[Verb] = (
-            *(self.queues, self.peek, self.purge, self.redrive),
-            *(self.export, self.import_),
-        )
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -69,9 +56,10 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(self._peek, self._purge, self._redrive, self._put, self._delete),
+                    *(self._peek, self._purge, self._redrive, self._put, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
+                self._import,
                 begin="brokers dms create jobs",
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
@@ -95,19 +83,17 @@ class Admin:
         log's index, to 64 KiB.
         """
         cold = queue.cold
-        if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
+        if (
+            cold is None
+            or queue.ready.requeued
+            or not queue.head < min(queue.end, queue.recovered, queue.released)
+        ):
             return None
         start = cold.row_start()
         came = RecordTimes(cold.log, start, start + 1).at(start)
         return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
 
-    @action(
-        "peek",
-        "The first messages; takes nothing.",
-        takes={"limit": f"at most {PEEK_MAX} messages; 10"},
-        looks=True,
-        answers=MESSAGES,
-    )
+    @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
         rows = MessageRows(limit)
@@ -119,74 +105,68 @@ class Admin:
                 rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
         return {"items": rows.items}
 
-    @changing("purge", "Drop its messages, but those that are held.", answers=("purged", "held"))
+    @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._confirm(queue)
-        older = queue.in_back()
-        purged, row = 0, queue.end - queue.head
-        ticket = None
-        try:
-            while (older or row) and not queue.deleted:
-                some = sorted([seq for seq in older[-PURGED_AT_ONCE:] if seq in queue.back])
-                those = records.to_runs(some) if some else []
-                if row:
-                    those.append((queue.head, row))
-                if those:
-                    ticket = queue.log_gone(those, Reason.PURGED)
-                if not purged:
-                    queue.drop_row()
-                    queue.set_aside()
-                queue.drop_back(some)
-                purged += len(some) + row
-                row = 0
-                del older[-PURGED_AT_ONCE:]
-                if older:
-                    self._engine.commit_pending()
-                    await self._pause()
-        finally:
-            self._engine.counts.purged += purged
-            self._engine.tell_budget()
-            if purged and older and not queue.deleted:  # the disk has failed
-                self._let_out(queue, older)
+        row = queue.end - queue.head
+        returned = [run for run, _ in queue.returned_runs()]
+        purged = row + sum(map(len, returned))
+        spans = to_spans(returned)
+        if row:
+            spans.append((queue.head, row))
+        ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
+        queue.take_returned()
+        queue.drop_row()
+        queue.drop(returned)
+        self._engine.counts.purged += purged
+        self._engine.sync_budget()
         await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}
 
-    @changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+    @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
         if dry_run:
-            looked = moved = 0
+            moved = 0
+            turn = Turn()
+            returned = {seq for run, _ in queue.returned_runs() for seq in run.numbers}
             async with aclosing(self._messages(queue)) as messages:
                 async for seq, body, _deliveries, _time in messages:
-                    looked += 1
-                    if looked % LOOKED_AT_ONCE == 0:
+                    if turn.over():
                         await self._pause()
-                    if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
+                        turn.begin()
+                    if seq in returned or seq >= queue.head:
                         moved += self._origin(queue, body) is not None
             return {"moved": moved, "left": queue.depth - queue.held - moved}
         await self._confirm(queue)
         end = queue.end
         moved = 0
-        stay: list[int] = []
+        stay: list[Run] = []
+        queue.aside.append(stay)
         try:
+            turn = Turn()
             while not queue.deleted:
-                if queue.is_cold and not queue.bodies and queue.head < end:
-                    await self._warm(queue)
-                taken = self._front(queue, end)
+                if queue.is_cold and not queue.ready.loaded and queue.head < end:
+                    await self._load(queue)
+                if queue.ready.requeued:
+                    taken = [queue.ready.take_requeued(RUN_MOST)]
+                else:
+                    taken = queue.front_aside(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
-                stay += taken
-                moved += self._send_back(queue, taken)
-                stay[-len(taken) :] = [seq for seq in taken if seq in queue.back]
-                self._engine.commit_pending()
-                await self._pause()
+                moved += self._send_back(queue, taken, stay)
+                if turn.over_now():
+                    self._engine.commit_pending()
+                    await self._pause()
+                    turn.begin()
         finally:
-            stay = [seq for seq in stay if seq in queue.back]
-            self._let_out(queue, stay)
-        return {"moved": moved, "left": len(stay)}
+            left_there = sum(map(len, stay))
+            queue.await_returns()
+            self._engine.long_work.add(_place_in_slices(queue, stay))
+        return {"moved": moved, "left": left_there}
 
     @changing(
         "delete",
@@ -216,52 +196,15 @@ class Admin:
         await self._engine.store.wait(ticket)
         return {"published": 1}
 
-    @verb("queues", "every queue and what is known of it", takes=("queue",))
-    async def queues(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`: only that."""
-        only = arguments.get("queue")
-        if only is not None:
-            return [self._describe(self._queue(arguments))]
-        return [self._describe(queue) for _, queue in sorted(self._engine.queues.items())]
-
-    @verb("peek", "the first messages of a queue; takes nothing", takes=("queue", "limit"), shows="queue")
-    async def peek(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`queue`, `limit` (10): messages that no consumer holds, in the order of delivery."""
-        queue = self._queue(arguments)
-        limit = arguments.get("limit", 10)
-        if type(limit) is not int or not 0 <= limit <= PEEK_MAX:
-            raise malformed(f"limit is a number from 0 to {PEEK_MAX}")
-        async with aclosing(self._first(queue, limit)) as messages:
-            return [_row(seq, body, deliveries) async for seq, body, deliveries, _ in messages]
-
-    @verb(
-        "purge",
-        "drop a queue's messages, but those that are held",
-        takes=("queue", "dry_run"),
-        changes="queue",
-    )
-    async def purge(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`."""
-        queue = self._queue(arguments)
-        return {"queue": queue.text, **await self._purge.call(queue, {}, bool(arguments.get("dry_run")))}
-
-    @verb("redrive", "move dead letters back to where they came from", takes=("queue",), changes="queue")
-    async def redrive(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`."""
-        queue = self._queue(arguments)
-        return {"queue": queue.text, **await self._redrive.call(queue, {}, False)}
-
-    @verb(
+    @action(
         "export",
-        "write a queue's messages to a .dmsq file",
-        takes=("queue", "target"),
-        changes="target",
+        "Write its messages to a .dmsq file, held ones too; all stay in the queue.",
+        takes={"target": "a path on the server's machine; over TCP a name in the data folder's backups"},
+        answers=("messages",),
         paths=("target",),
     )
-    async def export(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`queue`, `target`: a path on the server's machine. Held messages too; all stay in the queue."""
-        queue = self._queue(arguments)
-        target = Path(_text(arguments, "target"))
+    async def _export(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        target = Path(a_text(arguments, "target"))
         store = self._engine.store
         try:
             writer: DmsqWriter = await store.in_thread(DmsqWriter, target)
@@ -284,23 +227,22 @@ class Admin:
         except BaseException:
             writer.abandon()
             raise
-        return {"queue": queue.text, "messages": writer.count, "target": str(target)}
+        return {"messages": writer.count}
 
-    @verb(
+    @action(
         "import",
-        "put a .dmsq file's messages into a queue",
-        takes=("source", "queue"),
-        changes="source",
+        "Put a .dmsq file's messages into a queue, which is made where it is missing.",
+        takes={
+            "source": "the file's path on the server's machine; over TCP a name in the data folder's backups",
+            "queue": "the queue's name; unless said, it is named after the file",
+        },
+        answers=("messages",),
+        named_by=("source",),
         paths=("source",),
     )
-    async def import_(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`source`: a path on the server's machine; `queue`, or it is named as the file."""
-        source = Path(_text(arguments, "source"))
-        name = arguments.get("queue")
-        if name is None:
-            name = source.name.removesuffix(SUFFIX)
-        if not isinstance(name, str):
-            raise malformed("queue is a name")
+    async def _import(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        source = Path(a_text(arguments, "source"))
+        name = a_text(arguments, "queue", source.name.removesuffix(SUFFIX))
         try:
             file = await self._engine.store.in_thread(read, source)
         except FileNotFoundError as error:
@@ -311,73 +253,40 @@ class Admin:
         await self._engine.store.wait(ticket)
         if queue.line:
             queue.dispatch()
-        return {"queue": queue.text, "messages": len(file.bodies)}
+        return {"messages": len(file.bodies), "queue": queue.text}
 
     # -- helpers
-
-    def _queue(self, arguments: Mapping[str, Any]) -> Queue:
-        name = _text(arguments, "queue")
-        queue = self._engine.find(name)
-        if queue is None:
-            raise _missing(name)
-        return queue
-
-    def _describe(self, queue: Queue) -> dict[str, Any]:
-        log, cold = queue.log, queue.cold
-        return {
-            "queue": queue.text,
-            "depth": queue.depth,
-            **{name: _VALUES[name](queue) for name in ("ready", "held", "delayed", "dead", "paused")},
-            "consumers": queue.consumers,
-            "waiting": sum(credit.left for credit in queue.line),
-            "in_memory": len(queue.bodies) + len(queue.back),
-            "durability": "memory" if log is None else str(log.log.mode),
-            "disk_bytes": 0 if cold is None else cold.log.end - cold.log.first,
-            **_settings(queue),
-        }
 
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
         """All messages as of now, also unacknowledged ones, oldest first."""
         head, end = queue.head, queue.end
-        older: list[Shown] = [(seq, body, count, None) for seq, (body, count) in queue.back.items()]
-        older += [(seq, body, deliveries, None) for _, seq, body, deliveries in queue.unacked()]
-        row = list(queue.bodies)
+        older = [run for run, _ in queue.returned_runs()] + queue.held_runs()
+        row = list(queue.ready.runs)
         offset = queue.cold.row_start() if queue.cold is not None else 0
-        for entry in sorted(older, key=itemgetter(0)):
-            yield entry
-        for seq, body in enumerate(row, head):
-            yield seq, body, 0, None
+        for run, place in list(first_of([*older, *row], queue.depth)):
+            yield run.first + place, run.bodies[place], run.tries, None
         if queue.cold is not None:
-            async for entry in self._logged(queue.cold.log, offset, head + len(row), end):
+            loaded_end = head + sum(map(len, row))
+            async for entry in self._logged(queue.cold.log, offset, loaded_end, end):
                 yield entry
 
     async def _first(self, queue: Queue, limit: int) -> AsyncGenerator[Shown]:
-        """The first `limit` messages that no consumer holds, oldest first. Those on disk are read from there,
-        with their times.
+        """The first `limit` messages that no consumer holds, oldest first. Those of the row that are on disk
+        are read from there, with their times.
         """
-        head, end = queue.head, queue.end
-        kept, cold = list(queue.back), queue.cold
-        on_disk = queue.log is not None and cold is not None
-        row = [] if on_disk else list(islice(queue.bodies, limit))
+        head, end, cold = queue.head, queue.end, queue.cold
+        runs = [run for run, _ in queue.returned_runs()]
+        if queue.log is None or cold is None:
+            runs += queue.ready.runs
+            head += queue.ready.loaded
         offset = cold.row_start() if cold is not None else 0
-        first: list[int] = []
-        for at in range(0, len(kept), LOOKED_AT_ONCE):
-            if at:
-                await self._pause()
-            first = nsmallest(limit, chain(first, kept[at : at + LOOKED_AT_ONCE]))
-        count = 0
-        for seq in first:
-            entry = queue.back.get(seq)
-            if entry is not None:  # it may have left meanwhile
-                count += 1
-                yield seq, *entry, None
-        for seq, body in enumerate(row[: limit - count], head):
-            count += 1
-            yield seq, body, 0, None
-        if cold is not None and count < limit:
-            stop = min(end, head + limit - count)
-            async for shown in self._logged(cold.log, offset, head + len(row), stop):
-                yield shown
+        first = [(run.first + place, run.bodies[place], run.tries) for run, place in first_of(runs, limit)]
+        for shown in first:
+            yield *shown, None
+        if cold is not None and len(first) < limit:
+            stop = min(end, head + limit - len(first))
+            async for entry in self._logged(cold.log, offset, head, stop):
+                yield entry
 
     async def _logged(self, log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Shown]:
         """The messages from `seq` to `end`, which are in the log from `offset` on."""
@@ -397,12 +306,12 @@ class Admin:
                     seq = last
             offset += len(data)
 
-    async def _warm(self, queue: Queue) -> None:
+    async def _load(self, queue: Queue) -> None:
         """Read the front of the row into memory."""
         cold = queue.cold
         assert cold is not None
         cold.fetch()
-        while queue.is_cold and not queue.bodies and not cold.ended and not queue.deleted:
+        while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
             await self._pause()
             cold.fetch()
 
@@ -418,47 +327,40 @@ class Admin:
     async def _pause(self) -> None:
         await self._engine.store.in_thread(_nothing)
 
-    def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
-        """Make messages that are in `back` and nowhere else deliverable again."""
-        queue.await_returns()
-        self._engine.long_work.add(_let_out(queue, seqs))
+    def _send_back(self, queue: Queue, runs: Sequence[Run], stay: list[Run]) -> int:
+        """Move dead letters to the queues that they came from; returns how many. What stays is added to
+        `stay`. Raises Refusal."""
+        moving: dict[Queue, list[Run]] = {}
+        for run in runs:
+            for target, part in split_by(run, [self._origin(queue, body) for body in run.bodies]):
+                if target is None:
+                    stay.append(part)
+                else:
+                    moving.setdefault(target, []).append(part)
+        moved = 0
+        refused: Refusal | None = None
+        for target, parts in moving.items():
+            fitting, left = split_after(parts, max(target.room, 0))
+            stay += left
+            letters = [bytes(body) for part in fitting for body in part.bodies]
+            try:
+                if letters:
+                    self._engine.move(queue, target, fitting, letters, Reason.REDRIVEN)
+                    moved += len(letters)
+            except Refusal as refusal:
+                stay += fitting
+                refused = refusal
+        if refused is not None:
+            raise refused
+        return moved
 
-    def _front(self, queue: Queue, end: int) -> list[int]:
-        """Move the first messages of the row into `back`, where they are not delivered; returns their
-        sequences.
-        """
-        seqs: list[int] = []
-        while queue.returned and len(seqs) < MOVED_AT_ONCE:
-            seqs.append(heappop(queue.returned))
-        count = min(len(queue.bodies), end - queue.head, MOVED_AT_ONCE - len(seqs))
-        return seqs + queue.front_to_back(max(count, 0))
-
-    def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
-        """Move dead letters to the queues that they came from; returns how many."""
-        by_origin: dict[Queue, list[int]] = {}
-        for seq in seqs:
-            body, _ = queue.back[seq]
-            if isinstance(body, DeadLetter) and (origin := self._origin(queue, body)) is not None:
-                by_origin.setdefault(origin, []).append(seq)
-        done = 0
-        for target, those in by_origin.items():
-            some = those[: max(target.room, 0)]
-            if not some:
-                continue
-            self._engine.move(
-                queue, target, some, [bytes(queue.back[seq][0]) for seq in some], Reason.REDRIVEN
-            )
-            for seq in some:
-                queue.take_out(seq)
-            queue.on_left(len(some))
-            done += len(some)
-        return done
-
-    def _origin(self, queue: Queue, letter: DeadLetter) -> Queue | None:
+    def _origin(self, queue: Queue, body: bytes) -> Queue | None:
         """The other queue that a dead letter came from; None where that is gone, or who asks may not write to
-        it."""
-        origin = self._engine.find(letter.origin)
-        if origin is queue or not asker_may(self._access, WRITE, letter.origin):
+        it; or it is no dead letter."""
+        if not isinstance(body, DeadLetter):
+            return None
+        origin = self._engine.find(body.origin)
+        if origin is queue or not asker_may(self._access, WRITE, body.origin):
             return None
         return origin
 
@@ -485,7 +387,7 @@ def _bytes(queue: Queue) -> int:
 
 _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": attrgetter("text"),
-    "ready": lambda queue: _ready_in_row(queue) + len(queue.returned),
+    "ready": lambda queue: _ready_in_row(queue) + sum([len(run) for _, run in queue.ready.requeued]),
     "held": attrgetter("held"),
     "delayed": _delayed,
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
@@ -507,24 +409,21 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     oldest = None
     if queue.end > queue.head < queue.released:
         oldest = queue.head
-    if queue.returned:
-        oldest = queue.returned[0]  # older than the row
+    if queue.ready.requeued:
+        oldest = queue.ready.requeued[0][0]  # older than the row
     return queue.tail, queue.tail - queue.depth, oldest
 
 
-def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
-    """Make messages that a redrive left in `back` deliverable again. Until all are, the queue delivers
-    nothing.
-    """
+def _place_in_slices(queue: Queue, runs: list[Run]) -> Iterator[None]:
+    """Make messages that a redrive left aside deliverable again. Until then the queue delivers nothing."""
+    runs.reverse()
     try:
-        for at in range(0, len(seqs), MOVED_AT_ONCE):
-            if at:
-                yield
-            for seq in seqs[at : at + MOVED_AT_ONCE]:
-                entry = queue.back.get(seq)
-                if entry is not None:  # else it was purged meanwhile
-                    queue.let_out(seq, entry[1])
+        for batch in taken_out(runs.pop, runs):
+            for run in batch:
+                queue.place(run)
+            yield
     finally:
+        queue.aside = [aside for aside in queue.aside if aside is not runs]
         if queue.expiry is not None:
             queue.expiry.bury()
         queue.all_returned()
@@ -532,25 +431,3 @@ def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
 
 def _nothing() -> None:
     """A step that only lets other tasks run."""
-
-
-def _row(seq: int, body: bytes, deliveries: int) -> dict[str, Any]:
-    row: dict[str, Any] = {"seq": seq, "deliveries": deliveries, "bytes": len(body)}
-    try:
-        row["body"] = body.decode("utf-8")
-    except UnicodeDecodeError:
-        row["body_base64"] = base64.b64encode(body).decode()
-    if isinstance(body, DeadLetter):
-        row["dead_letter"] = body.about
-    return row
-
-
-def _text(arguments: Mapping[str, Any], key: str) -> str:
-    value = arguments.get(key)
-    if not isinstance(value, str) or not value:
-        raise malformed(f"{key} is missing")
-    return value
-
-
-def _missing(name: str) -> QueueNotFound:
-    return QueueNotFound(f"{name} does not exist")

@@ -24,14 +24,16 @@ from dms.consumer import Consumer
 from dms.feeder import Feeder
 from dms.plugin import OWN_FOLDER
 from dms.stress import stress as run_stress
+from shared.actions import PURGE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told, warn
 from shared.cli.confirm import DryRun, destroys
+from shared.cli.objects import action_command, listed, queue_commands
 from shared.cli.options import Json, Max, Messages, Server, Words, a_path, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import NotThere, UsageError
-from shared.plugin import ApiRequest, ServeRequest, VerbRequest
+from shared.plugin import ApiRequest, ServeRequest
 
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
@@ -326,62 +328,27 @@ async def stress(
             return await run_stress(client, queue, number, size, update)
 
 
-# These are no requests of the protocol: a running server is asked over its control socket; without one the
-# data folder is opened.
+# These are no requests of the protocol: a running server is asked by its API; without one the data folder is
+# opened.
 
 
-def _administrative(verb: str, *paths: str, **arguments: Any) -> VerbRequest:
-    return VerbRequest("dms", verb, arguments, offline=True, paths=paths)
+@command("queues", "queues --json | jq 'select(.held > 0)'")
+def queues(*, json: Json = False) -> ApiRequest:
+    """List the queues, with the columns of the API."""
+    return listed("queues", "dms", offline=True)
 
 
-@command("queues", "queues --json | jq 'select(.held)'")
-def queues(*, json: Json = False) -> VerbRequest:
-    """List the queues with everything that is known of them."""
-    return _administrative("queues")
-
-
-@command("peek -q orders", "peek -q orders -n 5 --json")
-def peek(
-    queue: QueueName,
-    *,
-    number: Annotated[int, Parameter(name=("--max", "--number", "-n"), help="Messages at most.")] = 10,
-    json: Json = False,
-) -> VerbRequest:
-    """List the messages at the front of a queue. It takes nothing, and no delivery is counted."""
-    from dms.admin import PEEK_MAX
-
-    if not 0 <= number <= PEEK_MAX:
-        raise UsageError("--max", f"0 to {PEEK_MAX}")
-    return _administrative("peek", queue=queue, limit=number)
-
-
-@command("purge -q orders", "purge orders --dry-run")
-@destroys("delete all messages of queue {queue}")
-def purge(queue: QueueName, *, dry_run: DryRun = False, json: Json = False) -> VerbRequest:
-    """Delete a queue's messages, except those that consumers hold."""
-    return _administrative("purge", queue=queue, dry_run=dry_run or None)
-
-
-@command("redrive orders-dead")
-def redrive(
-    queue: Annotated[str, Parameter(name=("--queue", "-q"), help="A dead letter queue.")],
-    *,
-    json: Json = False,
-) -> VerbRequest:
-    """Move dead messages back to the queues that they came from."""
-    return _administrative("redrive", queue=queue)
-
-
-@command("pause orders")
-def pause(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Stop a queue's deliveries; publishing goes on. It stays paused over a restart."""
-    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dms", queue, "pause")})
-
-
-@command("resume orders")
-def resume(queue: QueueName, *, json: Json = False) -> ApiRequest:
-    """Have a paused queue deliver again."""
-    return ApiRequest(lambda api: {"queue": queue, **api.post("queues", "dms", queue, "resume")})
+queue_commands(command, "dms", offline=True)
+command("purge -q orders", "purge orders --dry-run", name="purge")(
+    action_command(
+        "dms",
+        "queues",
+        PURGE,
+        {"queue": QueueName},
+        question="delete all messages of queue {queue}",
+        offline=True,
+    )
+)
 
 
 @command("export -q orders orders.dmsq")
@@ -390,9 +357,15 @@ def export(
     queue: QueueName,
     *,
     json: Json = False,
-) -> VerbRequest:
+) -> ApiRequest:
     """Write a queue's messages to a file, in the specification's format. They stay in the queue."""
-    return _administrative("export", "target", queue=queue, target=str(file))
+    return ApiRequest(
+        lambda api: {
+            "queue": queue,
+            **api.post("queues", "dms", queue, "export", target=api.path(file)),
+        },
+        "dms",
+    )
 
 
 @command("import orders.dmsq", "import x.dmsq -q orders", name="import")
@@ -408,6 +381,7 @@ def import_(
     ] = None,
     *,
     json: Json = False,
-) -> VerbRequest:
+) -> ApiRequest:
     """Put the messages of a .dmsq file at the end of a queue. A missing queue is made."""
-    return _administrative("import", "source", queue=queue, source=str(file))
+    into: dict[str, Any] = {} if queue is None else {"queue": queue}
+    return ApiRequest(lambda api: api.post("queues", source=api.path(file), **into), "dms")

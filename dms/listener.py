@@ -16,7 +16,7 @@ from dms.settings import NAMESPACE, DmsSettings
 from shared.access import Guard
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.tracing import Tap
 
 AGE_SECONDS = 10.0
@@ -36,9 +36,7 @@ class DmsService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dms", engine.settings.port, self._open_session, pushes=True),
         )
-        admin = Admin(engine, access)
-        self.admin_verbs: Sequence[Verb] = admin.verbs
-        self.objects = admin.objects
+        self.objects = Admin(engine, access).objects
         self.definitions = definitions_of(engine)
 
     async def take_settings(self, settings: DmsSettings) -> None:

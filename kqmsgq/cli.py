@@ -15,7 +15,7 @@ from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, b
 from shared.client.dial import Address, Disconnected
 from shared.client.nursery import open_nursery
 from shared.errors import RemoteProtocolError, UsageError
-from shared.plugin import ServeRequest, VerbRequest
+from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 app, command = protocol_app(
     "kqmsgq",
@@ -144,13 +144,14 @@ def consumers(
     *,
     dropped: Annotated[bool, flag("Only those that lost messages because they did not read.")] = False,
     json: Json = False,
-) -> VerbRequest:
-    """List the consumers: their subscriptions, what waits for them, what they lost.
+) -> ApiRequest:
+    """List the consumers: their subscriptions, what waits for them, what they lost."""
 
-    This is no request of the protocol: the server is asked over the control socket
-    in its data folder.
-    """
-    return VerbRequest("kqmsgq", "consumers", {"dropped": dropped})
+    def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
+        rows = api.rows("sessions", protocol="kqmsgq")
+        return [row for row in rows if row["dropped"] or not dropped]
+
+    return ApiRequest(ask, lists="sessions")
 
 
 def _place(server: Server) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kqmsgq.metrics import GAUGES, Counts
-from kqmsgq.queues import Queues
+from kqmsgq.queues import Consumer, Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import LENGTH_BYTES, NAME_AT, message_end, name_end
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.objects import SESSIONS, Objects, key_of
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.tracing import Observer, Tap
 
 
@@ -27,12 +28,13 @@ class KqmsgqService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("kqmsgq", settings.port, self._open_session, pushes=True),
         )
-        self.admin_verbs: Sequence[Verb] = (
-            Verb(
-                "consumers",
-                "every consumer: its subscriptions, what waits for it, what it lost",
-                self._consumers,
-                ("dropped",),
+        self.objects: Sequence[Objects] = (
+            Objects(
+                SESSIONS,
+                lambda: list(self.queues.consumers),
+                lambda consumer: key_of(consumer.connection.peer),
+                self._find,
+                self._consumer,
             ),
         )
 
@@ -68,15 +70,20 @@ class KqmsgqService:
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.queues, self._access)
 
-    async def _consumers(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`dropped`: only those that lost messages."""
-        return [
-            {
-                "peer": consumer.connection.peer,
-                "subscriptions": consumer.subscriptions,
-                "waiting_bytes": consumer.connection.outbox.size,
-                "dropped_messages": consumer.dropped,
-            }
-            for consumer in self.queues.consumers
-            if consumer.dropped or not arguments.get("dropped")
-        ]
+    def _find(self, parts: Sequence[str]) -> Consumer | None:
+        return next((each for each in self.queues.consumers if each.connection.peer == parts[0]), None)
+
+    def _consumer(self, consumer: Consumer) -> Mapping[str, Any] | None:
+        """A consumer as a session, which ends with its connection."""
+        if consumer not in self.queues.consumers:
+            return None
+        return {
+            "name": consumer.connection.peer,
+            "user": consumer.user,
+            "peer": consumer.connection.peer,
+            "subscriptions": consumer.subscriptions,
+            "waiting_bytes": consumer.connection.outbox.size,
+            "dropped": consumer.dropped,
+            "kept": 0,
+            "kept_bytes": 0,
+        }

@@ -12,7 +12,7 @@ from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
 from logmq.wire import NUMBER_MAX
-from shared.actions import action, changing
+from shared.actions import FORGET, action, changing
 from shared.objects import (
     GROUPS,
     MESSAGES,
@@ -114,7 +114,7 @@ class Admin:
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
         offset = None if "from" in arguments else await self._place(log, arguments)
         if offset is None:
-            offset = a_count(arguments, "from", log.first, 0, NUMBER_MAX)
+            offset = a_count(arguments, "from", log.first, 0, log.visible)
         limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
         rows = MessageRows(limit)
         while rows.left:
@@ -196,7 +196,7 @@ class Admin:
             await self._broker.store.wait(self._broker.groups.commit(row.group, log, offset))
         return {"reset": 1, "before": row.offset, "offset": offset}
 
-    @changing("delete", "Forget what the group has committed.", answers=("deleted",))
+    @FORGET
     async def _delete(self, found: tuple[Log, bytes], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         log, key = found
         there = self._committed(found) is not None

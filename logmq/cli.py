@@ -13,6 +13,7 @@ import trio
 from cyclopts import App, Parameter
 
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
+from shared.actions import FORGET
 from shared.cli.app import examples, protocol_app
 from shared.cli.commands import (
     Remaining,
@@ -24,10 +25,11 @@ from shared.cli.commands import (
     warn,
 )
 from shared.cli.confirm import DryRun, destroys
+from shared.cli.objects import action_command, listed
 from shared.cli.options import Json, Max, Messages, Server, Words, bound_port, flag, speaks_for
 from shared.cli.output_reader import OutputReader
 from shared.errors import BrokerError, UsageError
-from shared.plugin import AdminApi, ApiRequest, ServeRequest, VerbRequest
+from shared.plugin import AdminApi, ApiRequest, ServeRequest
 from shared.units import moment_ms
 
 app, command = protocol_app(
@@ -276,13 +278,9 @@ def groups(
     topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
     group: Annotated[str | None, Parameter(help="Only of this group.")] = None,
     json: Json = False,
-) -> VerbRequest:
-    """List the groups: what they have committed, and how far they are behind.
-
-    This is no request of the protocol: the server is asked over the control socket
-    in its data folder.
-    """
-    return VerbRequest("logmq", "groups", {"topic": topic, "group": group})
+) -> ApiRequest:
+    """List the groups: what they have committed, and how far they are behind."""
+    return listed("groups", "logmq", topic=topic, group=group)
 
 
 Group = Annotated[str, Parameter(help="A group.")]
@@ -318,19 +316,17 @@ def reset(
     return ApiRequest(ask)
 
 
-@groups_app.command(
-    name="delete", help_epilogue=examples("brokers logmq", "groups delete billing orders --dry-run")
+groups_app.command(
+    action_command(
+        "logmq",
+        "groups",
+        FORGET,
+        {"group": Group, "topic": Topic},
+        question="forget what group {group} has committed in topic {topic}",
+    ),
+    name="delete",
+    help_epilogue=examples("brokers logmq", "groups delete billing orders --dry-run"),
 )
-@destroys("forget what group {group} has committed in topic {topic}")
-def delete_group(group: Group, topic: Topic, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
-    """Forget what a group has committed in a topic."""
-    return ApiRequest(
-        lambda api: {
-            "group": group,
-            "topic": topic,
-            **api.delete("groups", group, topic, dry_run=dry_run),
-        }
-    )
 
 
 @command("trim orders 1048576 --dry-run", "trim orders end")

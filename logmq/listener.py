@@ -1,11 +1,9 @@
 """The service: LogMQ on a store, as the host runs it."""
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import nlargest
-from typing import Any
 
-import attrs
 import trio
 
 from logmq.admin import Admin
@@ -22,7 +20,7 @@ from shared.budget import Caches
 from shared.errors import StoreError
 from shared.metrics import Sample, ack_sample, samples
 from shared.net.connection import Connection
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import Log, read_records
 from shared.storage.table import Table
@@ -97,9 +95,6 @@ class LogmqService:
         self._worst: Sequence[Committed] = ()
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("logmq", broker.settings.port, self._open_session, pushes=True),
-        )
-        self.admin_verbs: Sequence[Verb] = (
-            Verb("groups", "every group's committed offsets", self._groups, ("topic", "group")),
         )
         self.objects = Admin(broker).objects
         self.definitions = definitions_of(broker)
@@ -200,15 +195,6 @@ class LogmqService:
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.broker)
-
-    async def _groups(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`topic`, `group`: only theirs."""
-        topic, group = arguments.get("topic"), arguments.get("group")
-        return [
-            attrs.asdict(row)
-            for row in self.broker.groups.all(self.broker.topics.by_id().get)
-            if topic in (None, row.topic) and group in (None, row.group)
-        ]
 
 
 async def open_service(context: Context, settings: LogmqSettings) -> LogmqService:

@@ -600,20 +600,8 @@ class Session(SessionBase):
             self.stop_if_congested(self.broker.store)
 
     def _append_mixed(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
-        """Append messages of several topics, all in one call, as far as nothing is special about a topic."""
+        """Append messages of several topics, with one call for each; answers are in the order of requests."""
         records = runs.encode_each(messages)
-        offsets, ticket = self.broker.store.append_each(logs, records)
-        count = len(offsets)
-        if count:
-            self._count_written(count, sum(map(len, records[:count])))
-            self.replies.reply_after(ticket, (b"OK %d\n" * count) % tuple(offsets), count)
-        if count < len(logs):
-            self._append_by_topic(logs[count:], records[count:])
-        if logs[0].committer.congested:
-            self.stop_if_congested(self.broker.store)
-
-    def _append_by_topic(self, logs: "Sequence[Log]", records: Sequence[bytes]) -> None:
-        """Append messages with one call for each topic; the answers are in the order of the requests."""
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
             places.setdefault(log, []).append(place)
@@ -639,6 +627,8 @@ class Session(SessionBase):
                 answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
                 self.replies.reply_after(outcome, answers, end - start)
             start = end
+        if logs[0].committer.congested:
+            self.stop_if_congested(self.broker.store)
 
     def _count_written(self, messages: int, size: int) -> None:
         self.counts.messages_in += messages

@@ -6,8 +6,7 @@ the last `note`; clients that left after it count as having left at the start.
 """
 
 from collections import OrderedDict
-from collections.abc import Collection
-from itertools import islice
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -52,21 +51,22 @@ class Absences:
             return client_id, self._before + now - since
         return None
 
-    def note(self, now: float, most: int) -> bool:
-        """Write the changes of up to `most` clients. Returns whether there are more. Raises StoreError."""
+    def note(self, now: float) -> Iterator[None]:
+        """Write the changes, one client's with each step. Raises StoreError."""
         table = self._table
         if table is None:
-            return False
-        for client_id in list(islice(self._unnoted, most)):
+            return
+        while self._unnoted:
+            client_id = next(iter(self._unnoted))
             since = self._since.get(client_id)
             if since is not None:
                 table.put(client_id, _packed(since))
             elif client_id in table:
                 table.delete(client_id)
             del self._unnoted[client_id]
-        if self._since and not self._unnoted:
+            yield
+        if self._since:
             table.put(AGE, _packed(self._before + now))
-        return bool(self._unnoted)
 
 
 def _packed(seconds: float) -> bytes:

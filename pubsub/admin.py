@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from pubsub.sessions import WILDCARDS, ClientSession, Sessions
-from shared.actions import changing
+from shared.actions import END_SESSION
 from shared.errors import BrokerError
 from shared.objects import SESSIONS, SUBSCRIPTIONS, Objects, key_of
 from shared.routing.index import RoutingIndex
@@ -60,7 +60,7 @@ class Admin:
             "kept_bytes": size,
         }
 
-    @changing("delete", "End the session of a client that is away.", answers=("deleted", "subscriptions"))
+    @END_SESSION
     async def _delete(self, client: ClientSession, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if client.connection is not None:
             raise SessionInUse(f"{client.name} is connected: close its connection first")

@@ -7,7 +7,7 @@ import errno
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +17,12 @@ from cyclopts import Parameter
 
 from pubsub import wire
 from pubsub.wire import Kind
+from shared.actions import END_SESSION
 from shared.cli.app import protocol_app
-from shared.cli.confirm import destroys
+from shared.cli.objects import action_command, listed
 from shared.cli.options import Json, Place, Port, Server, bound_port, flag
 from shared.errors import NotThere, UsageError
-from shared.plugin import ServeRequest, VerbRequest
+from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 CONNECT_SECONDS = 10.0
 """As in `shared.client.dial`, which is not imported: it imports trio, a quarter of a subscriber's start."""
@@ -200,24 +201,32 @@ def sessions(
     *,
     topics: Annotated[bool, flag("With what each is subscribed to.")] = False,
     json: Json = False,
-) -> VerbRequest:
-    """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost.
+) -> ApiRequest:
+    """List the sessions of clients, connected or remembered: subscriptions, what waits, what they lost."""
+    if not topics:
+        return listed("sessions", "pubsub", offline=True)
 
-    This is no request of the protocol: the server is asked over the control socket
-    in its data folder.
-    """
-    return VerbRequest("pubsub", "sessions", {"topics": topics}, offline=True)
+    def ask(api: AdminApi) -> Sequence[Mapping[str, Any]]:
+        patterns: dict[str, list[str]] = {}
+        for row in api.rows("subscriptions", protocol="pubsub"):
+            kept = " (kept)" if row["kept"] else ""
+            patterns.setdefault(row["client"], []).append(row["pattern"] + kept)
+        rows = api.rows("sessions", protocol="pubsub")
+        return [{**row, "topics": patterns.get(row["name"], [])} for row in rows]
+
+    return ApiRequest(ask, "pubsub")
 
 
-@command("forget A")
-@destroys("end the session of {client_id}, with what is kept for it")
-def forget(
-    client_id: Annotated[str, Parameter(help="The client.")],
-    *,
-    json: Json = False,
-) -> VerbRequest:
-    """End the session of a client that is away: its subscriptions, and what is kept for it."""
-    return VerbRequest("pubsub", "forget", {"client": client_id}, offline=True)
+command("forget A", name="forget")(
+    action_command(
+        "pubsub",
+        "sessions",
+        END_SESSION,
+        {"client": Annotated[str, Parameter(help="The client.")]},
+        question="end the session of {client}, with what is kept for it",
+        offline=True,
+    )
+)
 
 
 def open_file(path: Path) -> Any:

@@ -145,12 +145,10 @@ class Kept:
             return
         left: deque[bytes] = deque()
         for looked_up, each in enumerate(reversed(frames)):
-            visits_left = RESTRICT_VISITS_MAX - patterns.visits
-            found = patterns.match_within(frame_topic(each), visits_left) if visits_left > 0 else None
-            if found is None:
+            if patterns.visits > RESTRICT_VISITS_MAX:
                 self._counts.kept_dropped += len(frames) - looked_up
                 break
-            if found:
+            if patterns.match(frame_topic(each)):
                 left.appendleft(each)
         self._weigh(client_id, sum(map(len, left)) - self._bytes.all[client_id], len(left) - len(frames))
         if left:

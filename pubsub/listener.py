@@ -1,7 +1,6 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
@@ -14,33 +13,20 @@ from pubsub.session import Session
 from pubsub.sessions import ClientSession, Sessions, saved, saver
 from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
-from shared.errors import EXIT_MISSING, BrokerError, ConfigError, StoreError
+from shared.errors import StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
-from shared.plugin import Context, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Namespace
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 from shared.tracing import Observer, Tap
 
 READ_BYTES = 1 << 20
 LOOK_SECONDS = 60.0
 """How often sessions are ended whose clients have been away for too long."""
-NOTED_AT_ONCE = 500
-"""Rows of absences that are written between two checkpoints: 5 ms."""
-ENDED_AT_ONCE = 64
-"""Sessions that are ended between two checkpoints: a millisecond, with a few subscriptions each."""
-
-
-_COMMAND_WORDS = {"name": "client", "dropped": "dropped_messages", "kept": "kept_messages"}
-"""What columns of the API are called by the command `sessions`."""
-
-
-class SessionMissing(BrokerError):
-    """No session has this client id."""
-
-    exit_code = EXIT_MISSING
 
 
 async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubService":
@@ -126,23 +112,7 @@ class PubsubService:
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
         )
-        self.admin_verbs: Sequence[Verb] = (
-            Verb(
-                "sessions",
-                "every client: subscriptions, what waits for it, what it lost",
-                self._sessions,
-                ("topics",),
-            ),
-            Verb(
-                "forget",
-                "end the session of a client that is away",
-                self._forget,
-                ("client",),
-                changes="client",
-            ),
-        )
-        self._admin = Admin(self.sessions, self._end_session)
-        self.objects = self._admin.objects
+        self.objects = Admin(self.sessions, self._end_session).objects
 
     async def take_settings(self, settings: PubsubSettings) -> None:
         """Apply new settings to new connections; open ones keep their limits."""
@@ -156,17 +126,19 @@ class PubsubService:
                 await self._look_after_sessions()
         finally:
             self._put_away()
-            self._note_absences(len(self.sessions.clients) + 1)
+            for _ in self._note_absences():
+                pass
 
     async def _finish_published(self) -> None:
         """Go on with what bridges have published: who has published last may be paused, or gone."""
+        turn = TaskTurn()
         while True:
             if self.fanout.flush():
                 left = trio.Event()
                 self.fanout.on_left = left.set
                 await left.wait()
             else:
-                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+                await turn.others()
 
     async def _look_after_sessions(self) -> None:
         kept = self._namespace.logs.get(KEPT_LOG)
@@ -176,31 +148,29 @@ class PubsubService:
         while True:
             await trio.sleep(LOOK_SECONDS)
             await self._end_long_away()
-            more = True
-            while more:
-                more = self._note_absences(NOTED_AT_ONCE)
-                await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+            turn = TaskTurn()
+            for _ in self._note_absences():
+                await turn.item()
+            self._context.store.commit_pending()
 
-    def _note_absences(self, most: int) -> bool:
-        """Write some absences. Returns whether there are more."""
+    def _note_absences(self) -> Iterator[None]:
+        """Write absences, one with each step."""
         try:
-            more = self.sessions.absences.note(trio.current_time(), most)
+            yield from self.sessions.absences.note(trio.current_time())
         except StoreError as error:
             self._context.log.warning(
                 "absences cannot be written: a restart counts them from an older time; look at the disk",
                 error=str(error),
             )
-            return False
-        self._context.store.commit_pending()
-        return more
 
     async def _end_long_away(self) -> None:
         ended = 0
-        while some := self.sessions.end_long_away(trio.current_time(), ENDED_AT_ONCE):
-            ended += some
-            self._context.store.commit_pending()
-            await trio.sleep(0)  # noqa: ASYNC115  # the driver alone uses trio.lowlevel
+        turn = TaskTurn()
+        for _ in self.sessions.end_long_away(trio.current_time()):
+            ended += 1
+            await turn.item()
         if ended:
+            self._context.store.commit_pending()
             self._context.log.info(
                 "sessions ended: their clients were away for pubsub.session_seconds, and have to "
                 "subscribe again",
@@ -245,30 +215,6 @@ class PubsubService:
                 "look at the disk",
                 error=str(error),
             )
-
-    async def _sessions(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`topics`: with their patterns."""
-        rows = []
-        for client in sorted(self.sessions.clients.values(), key=lambda client: client.id):
-            shown = self._admin.session(client) or {}
-            row: dict[str, Any] = {_COMMAND_WORDS.get(name, name): value for name, value in shown.items()}
-            if arguments.get("topics"):
-                row["topics"] = [
-                    topic.decode(errors="backslashreplace") + (" (kept)" if keeps else "")
-                    for topic, keeps in client.topics.items()
-                ]
-            rows.append(row)
-        return rows
-
-    async def _forget(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        client = str(arguments.get("client", ""))
-        found = self.sessions.clients.get(client.encode())
-        if found is None:
-            raise SessionMissing(f"there is no session of {client!r}")
-        if found.connection is not None:
-            raise ConfigError("client", f"{client!r} is connected")
-        await self._end_session(found)
-        return {"client": client, "forgotten": True}
 
     async def _end_session(self, client: ClientSession) -> None:
         """End the session of a client that is away, and return when a restart does not bring it back.

@@ -13,16 +13,13 @@ from pubsub.wire import (
     ID_BYTES,
     Command,
     Fault,
-    decode_commands,
+    decode_command,
     decode_id,
 )
 from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
-
-COMMANDS_PER_TURN = 256
-"""Commands that are handled between two checkpoints. Each may write a record and a pattern of the index."""
 
 _EVENTS = {
     Command.SUBSCRIBE: Event.SUBSCRIBE,
@@ -59,31 +56,30 @@ class Session(SessionBase):
                 self.state = TRANSITIONS[self.state][Event.LOGIN_COMES]
         if self.state is State.LOGIN and data[at : at + 1] not in (b"", bytes([Command.LOGIN])):
             raise RemoteProtocolError("log in first, with a command of type 4", fault=Fault.LOGIN)
-        turn_ends = at + COMMANDS_PER_TURN * COMMAND_BYTES
-        commands, at, error = decode_commands(data[:turn_ends], at)
         sessions, client = self._sessions, self._client
-        for command, topic in commands:
-            if command == Command.LOGIN:
+        while at < len(data):
+            found = decode_command(data, at)
+            if found is None:
+                self.need(COMMAND_BYTES)
+                break
+            at += COMMAND_BYTES
+            command, topic = found
+            if command == Command.LOGIN:  # the commands behind it wait for its outcome
                 user, _, password = topic.partition(b":")
                 self.log_in(user.decode("utf-8", "replace"), password, self._logged_in)
-                return at
+                break
             assert client is not None
             event = _EVENTS[Command(command)]
-            if event is Event.SUBSCRIBE:
-                if not self._may_subscribe(topic):
-                    continue
-                sessions.subscribe(client, topic, keeps=command == Command.KEEP)
-            elif event is Event.UNSUBSCRIBE:
+            if event is Event.UNSUBSCRIBE:
                 sessions.unsubscribe(client, topic)
-            else:
+            elif event is Event.DISCONNECT:
                 self._finish(event)
-                return at
-        if error is not None:
-            raise error
-        if at == turn_ends < len(data):
-            self.let_others()
-        else:
-            self.need(COMMAND_BYTES)
+                break
+            elif self._may_subscribe(topic):
+                sessions.subscribe(client, topic, keeps=command == Command.KEEP)
+            if self.turn.over() and at < len(data):
+                self.let_others()
+                break
         return at
 
     def _is_mine(self) -> bool:

@@ -137,17 +137,16 @@ class Sessions:
         """Count every restored session as away."""
         self.absences.load(self.clients.keys(), now)
 
-    def end_long_away(self, now: float, most: int) -> int:
-        """End up to `most` sessions whose clients have been away for `session_seconds`. Returns how many."""
-        seconds, ended = self.settings.session_seconds, 0
-        while seconds and ended < most and (longest := self.absences.longest(now)) is not None:
+    def end_long_away(self, now: float) -> Iterator[bytes]:
+        """End the sessions whose clients have been away for `session_seconds`, one with each step."""
+        seconds = self.settings.session_seconds
+        while seconds and (longest := self.absences.longest(now)) is not None:
             client_id, away_seconds = longest
             if away_seconds < seconds:
                 break
             self.forget(client_id)
-            ended += 1
-        self.counts.sessions_expired += ended
-        return ended
+            self.counts.sessions_expired += 1
+            yield client_id
 
     def adopt(self, client_id: bytes, owner: str = ANONYMOUS) -> ClientSession:
         """Make a session for a new client, or for an absent one with kept messages."""
@@ -156,11 +155,6 @@ class Sessions:
         client = self.clients[client_id] = ClientSession(client_id)
         client.owner = owner
         return client
-
-    @property
-    def visits(self) -> int:
-        """The index visits of all matches so far."""
-        return self.live.visits + self.away.visits
 
     # Connections.
 

@@ -133,31 +133,22 @@ def encode_login(user: str, password: str) -> bytes:
     return encode_command(Command.LOGIN, topic)
 
 
-def decode_commands(
-    data: Buffer, at: int = 0
-) -> tuple[list[tuple[int, bytes]], int, RemoteProtocolError | None]:
-    """Every whole command from `at` on as (type, topic), where they end, and the error of the next, if any.
+def decode_command(data: Buffer, at: int) -> tuple[int, bytes] | None:
+    """The command at `at` as (type, topic); None while it is not whole. Raises RemoteProtocolError.
 
-    An unknown type is an error before its topic is there. DISCONNECT is the last: nothing after it is read.
-    LOGIN is the last in this call: commands after it wait for its outcome.
+    An unknown type is an error before its topic is there.
     """
-    found: list[tuple[int, bytes]] = []
-    while at < len(data):
-        command = data[at]
-        if command > Command.LOGIN:
-            return found, at, RemoteProtocolError(f"{command} is no command", fault=Fault.COMMAND)
-        end = at + COMMAND_BYTES
-        if end > len(data):
-            break
-        topic, nul, _ = bytes(data[at + 1 : end]).partition(b"\0")
-        if not nul and command != Command.DISCONNECT:
-            shown = "of a login" if command == Command.LOGIN else printable(topic)
-            return found, at, RemoteProtocolError(f"the topic {shown} has no end", fault=Fault.TOPIC)
-        found.append((command, topic))
-        at = end
-        if command in (Command.DISCONNECT, Command.LOGIN):
-            break
-    return found, at, None
+    command = data[at]
+    if command > Command.LOGIN:
+        raise RemoteProtocolError(f"{command} is no command", fault=Fault.COMMAND)
+    end = at + COMMAND_BYTES
+    if end > len(data):
+        return None
+    topic, nul, _ = bytes(data[at + 1 : end]).partition(b"\0")
+    if not nul and command != Command.DISCONNECT:
+        shown = "of a login" if command == Command.LOGIN else printable(topic)
+        raise RemoteProtocolError(f"the topic {shown} has no end", fault=Fault.TOPIC)
+    return command, topic
 
 
 # A publisher's datagrams.

@@ -1,46 +1,73 @@
-"""Actions and verbs that are declared at the method which does them.
+"""Actions that are declared at the method which does them.
 
-    @changing("purge", "Drop its messages.", answers=("purged",))
-    async def purge(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]: ...
+    @changing("trim", "Drop what is below an offset.", answers=("dropped",))
+    async def trim(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]: ...
 
-Read from an object, `purge` is an `Action` that calls the method on that object.
+Read from an object, `trim` is an `Action` that calls the method on that object. What several protocols do,
+or a command is made from, is declared here once.
 """
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import attrs
 
-from shared.objects import Action
-from shared.plugin import Verb
+from shared.objects import MESSAGES, Action, Declaration
 
-T = TypeVar("T", Action, Verb)
 Method = Callable[..., Awaitable[Any]]
 
 
 @attrs.frozen
-class Declared(Generic[T]):
-    """A descriptor: the result of `make(method)`, where the method is bound to the object that it is read
-    from."""
+class Declared(Declaration):
+    """A declaration that is also a decorator: of a method, which does the action."""
 
-    _make: Callable[[Method], T]
+    def __call__(self, method: Method) -> "DeclaredMethod":
+        return DeclaredMethod(self, method)
+
+    def done_by(self, call: Method) -> Action:
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(Declaration)}
+        return Action(**fields, call=call)
+
+
+@attrs.frozen
+class DeclaredMethod:
+    """A descriptor: the action, with its method bound to the object that it is read from."""
+
+    _declared: Declared
     _method: Method
 
-    def __get__(self, owner: object, _: type[Any]) -> T:
-        return self._make(partial(self._method, owner))
+    def __get__(self, owner: object, _: type[Any]) -> Action:
+        return self._declared.done_by(partial(self._method, owner))
 
 
-def action(name: str, help_: str, **more: Any) -> Callable[[Method], Declared[Action]]:
-    """Declare an `Action`; `more`: its other fields."""
-    return lambda method: Declared(lambda call: Action(name, help_, call, **more), method)
-
-
-changing = partial(action, dry_runs=True)
+action = Declared
+changing = partial(Declared, dry_runs=True)
 """Declares an action that can say what it would change."""
 
+PEEK_MAX = 1000
+PEEK = action(
+    "peek",
+    "The first messages of a queue; takes nothing.",
+    takes={"limit": f"at most {PEEK_MAX} messages; 10"},
+    looks=True,
+    answers=MESSAGES,
+)
+PURGE = changing("purge", "Drop a queue's messages, but those that are held.", answers=("purged", "held"))
+REDRIVE = changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+PAUSE = changing(
+    "pause",
+    "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",
+    answers=("paused",),
+)
+RESUME = changing("resume", "Deliver again.", answers=("resumed",))
+FORGET = changing("delete", "Forget what the group has committed.", answers=("deleted",))
+END_SESSION = changing(
+    "delete", "End the session of a client that is away.", answers=("deleted", "subscriptions")
+)
 
-def putting(properties: str) -> Callable[[Method], Declared[Action]]:
+
+def putting(properties: str) -> Declared:
     """Declare the action that puts a message in a queue, whose arguments `a_body` reads.
 
     `properties`: the help of the argument of that name.
@@ -55,8 +82,3 @@ def putting(properties: str) -> Callable[[Method], Declared[Action]]:
         },
         answers=("published",),
     )
-
-
-def verb(name: str, summary: str, **more: Any) -> Callable[[Method], Declared[Verb]]:
-    """Declare a `Verb`; `more`: its other fields."""
-    return lambda method: Declared(lambda call: Verb(name, summary, call, **more), method)

@@ -165,7 +165,7 @@ SESSIONS = ObjectKind(
     "sessions",
     "Every client that has subscribed, connected or not.",
     (
-        KindColumn("name", "The client's id.", ""),
+        KindColumn("name", "The client's id; its address where clients have none.", ""),
         PROTOCOL,
         KindColumn("user", "The user who made it.", ""),
         KindColumn("peer", "The client's address; null: it is away.", ""),
@@ -220,6 +220,19 @@ BINDINGS = ObjectKind(
     parts=("id",),
     filters=("protocol", "exchange", "queue"),
 )
+LEASES = ObjectKind(
+    "leases",
+    "Every lease that is not used yet.",
+    (
+        KindColumn("id", "Its name here; the lease itself is a secret.", ""),
+        PROTOCOL,
+        KindColumn("kind", "sink or feed.", ""),
+        KindColumn("target", "The exchange of a sink, or the queue of a feed.", ""),
+        KindColumn("age_seconds", "How long ago it was given.", "seconds"),
+    ),
+    parts=("id",),
+    filters=("protocol",),
+)
 BRIDGES = ObjectKind(
     "bridges",
     "Every bridge.",
@@ -252,6 +265,7 @@ KINDS: Mapping[str, ObjectKind] = {
         SUBSCRIPTIONS,
         EXCHANGES,
         BINDINGS,
+        LEASES,
         BRIDGES,
     )
 }
@@ -262,23 +276,31 @@ MESSAGES = ("items", "next")
 
 
 @attrs.frozen
-class Action:
-    """An action on one object: `call(object, arguments, dry_run)` returns JSON's values.
+class Declaration:
+    """An action on one object, without what does it: API, OpenAPI, page and commands are made from this.
 
     `takes`: argument to description. `dry_runs`: it supports dry runs. `looks`: it changes nothing.
     `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. `named_by`: of an
-    action that creates an object, the arguments that name it, for the audit log. Raises BrokerError, whose
-    text is for the user.
+    action that creates an object, the arguments that name it, for the audit log. `paths`: the arguments that
+    are paths on the server's machine; over TCP only paths below the data folder's `backups` are allowed.
     """
 
     name: str
     help: str
-    call: Callable[[Any, Mapping[str, Any], bool], Awaitable[Mapping[str, Any]]]
     takes: Mapping[str, str] = {}
     dry_runs: bool = False
     looks: bool = False
     answers: Sequence[str] = ()
     named_by: Sequence[str] = ()
+    paths: Sequence[str] = ()
+
+
+@attrs.frozen
+class Action(Declaration):
+    """An action: `call(object, arguments, dry_run)` returns JSON's values. Raises BrokerError, whose text is
+    for the user."""
+
+    call: Callable[[Any, Mapping[str, Any], bool], Awaitable[Mapping[str, Any]]] = attrs.field(kw_only=True)
 
 
 @attrs.frozen
@@ -389,9 +411,9 @@ def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) 
     return value
 
 
-def a_flag(arguments: Mapping[str, Any], name: str) -> bool:
-    """An argument that is true or false; false if missing. Raises BadArgument."""
-    value = arguments.get(name, False)
+def a_flag(arguments: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """An argument that is true or false. Raises BadArgument."""
+    value = arguments.get(name, default)
     if not isinstance(value, bool):
         raise BadArgument(f"{name} is true or false")
     return value

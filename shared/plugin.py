@@ -15,11 +15,13 @@ from shared.budget import Account, unbounded
 from shared.metrics import Sample
 
 if TYPE_CHECKING:  # commands import this module, and need no store
+    from pathlib import Path
+
     import structlog
 
     from shared.access import Guard
     from shared.net.connection import Connection, Session
-    from shared.net.datagram_sink import DatagramSink, SlotSink
+    from shared.net.datagram_sink import SlotSink
     from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 
@@ -40,38 +42,15 @@ class TcpEndpoint:
 
 @attrs.frozen
 class UdpEndpoint:
-    """A UDP socket to bind; received datagrams go to `sink` in bulk.
+    """A UDP socket to bind; received datagrams go to `sink` in frames.
 
     `port_of`: an earlier endpoint in `endpoints` whose port this one shares, also if the system picked it.
     """
 
     name: str
     port: int
-    sink: "DatagramSink | SlotSink"
+    sink: "SlotSink"
     port_of: str | None = None
-
-
-@attrs.frozen
-class Verb:
-    """An administrative command without a request on the protocol's wire, served on the control socket.
-
-    `POST /<protocol>/<name>` with a JSON object as arguments; the result is JSON. It raises `BrokerError` for
-    a refusal, whose text the user sees.
-    """
-
-    name: str
-    summary: str
-    call: Callable[[Mapping[str, Any]], Awaitable[Any]]
-    takes: Sequence[str] | None = None
-    """The arguments' names; others are refused before the call. None: `call` checks them."""
-    changes: str | None = None
-    """The argument that names the changed object, for the audit log's line of each call. None: it changes
-    nothing."""
-    shows: str | None = None
-    """The argument that names the object whose messages it shows, for the same."""
-    paths: Sequence[str] = ()
-    """The arguments that are paths on the server's machine. Over TCP only paths below the data folder's
-    `backups` are allowed."""
 
 
 class Service(Protocol):
@@ -89,7 +68,6 @@ class Service(Protocol):
     """
 
     endpoints: Sequence[TcpEndpoint | UdpEndpoint]
-    admin_verbs: Sequence[Verb]
 
     async def run(self) -> None:
         """Background work; may return at once. It is cancelled after the drain."""
@@ -203,33 +181,21 @@ class AdminApi(Protocol):
     def delete(self, *parts: str, dry_run: bool = False) -> Any:
         """Delete an object."""
 
+    def path(self, path: "Path") -> str:
+        """A path as the server takes it: absolute on this machine; elsewhere a name in its `backups`."""
+
 
 @attrs.frozen
 class ApiRequest:
     """The result of a protocol's command that asks the API of a running server: the host calls `ask`, and
     shows its result. If the flags name the API of a server, the command's parameter `server: Server | None`
-    is None. `server` and `name` belong to the host: the server that the flags name.
+    is None. `offline`: the protocol that is opened on the data folder if no server runs there; nothing is
+    served, and the API answers from that service. None: that is an error (exit 69). `lists`: the kind whose
+    rows `ask` returns. `server` and `name` belong to the host: the server that the flags name.
     """
 
     ask: Callable[[AdminApi], Any]
-    server: Any = None
-    name: str | None = None
-
-
-@attrs.frozen
-class VerbRequest:
-    """The result of a protocol's command that calls one of its administrative verbs.
-
-    The host asks the server that the flags name, and shows its answer. `offline`: if none runs on the data
-    folder, the host opens the folder itself, serves nothing, and calls the verb of that service; without
-    `offline` that is an error (exit 69). `paths`: the arguments that are paths; on another machine the server
-    resolves them. `server` and `name` belong to the host: the server that the flags name.
-    """
-
-    protocol: str
-    verb: str
-    arguments: Mapping[str, Any]
-    offline: bool = False
-    paths: Sequence[str] = ()
+    offline: str | None = None
+    lists: str | None = None
     server: Any = None
     name: str | None = None

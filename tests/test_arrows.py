@@ -124,16 +124,16 @@ ENDS = {
     "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
     "pubsub": "bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
-    "shared/cli": "commands confirm options output_reader",
+    "shared/cli": "commands confirm objects options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (
-        "accept_filter admission datagrams deadlines hasher hashing keepalive listeners liveness logins "
+        "accept_filter admission datagrams keepalive listeners liveness logins "
         "loop_turn network poll slots strangers stream tls"
     ),
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "aio checkpoint committer direct file_names files index index_reader inventory lock log log_recovery "
+        "checkpoint committer file_names files index index_reader inventory lock log log_recovery "
         "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
         "threads watch"
     ),
@@ -182,13 +182,10 @@ def is_sans_io(module: Module) -> Iterator[str]:
 
 
 def keeps_the_loop_to_the_drivers(module: Module) -> Iterator[str]:
-    """trio.lowlevel is for the drivers in shared/net, and for what watches the loop, alone.
-
-    A process that is only started is no part of the loop.
-    """
+    """trio.lowlevel is for the drivers in shared/net, and for what watches the loop, alone."""
     if module.path.startswith(("shared/net/", "brokers/host/fairness.py")):
         return
-    used = {*module.imports(), *module.names()} - {"trio.lowlevel.open_process"}
+    used = {*module.imports(), *module.names()}
     if "trio.lowlevel" in module.imports() or any(name.startswith("trio.lowlevel.") for name in used):
         yield "trio.lowlevel outside shared/net"
 

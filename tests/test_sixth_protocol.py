@@ -62,10 +62,10 @@ def test_an_installed_protocol_is_served_beside_the_others(server: Server, comma
 
 def test_it_may_have_a_udp_endpoint_too(server: Server, command: Command) -> None:
     folder = ("--data-dir", str(server.data))
-    before = json.loads(command("call", "echo", "count", "--json", *folder)[1])["bytes"]
+    before = json.loads(command("echo", "count", "--json", *folder)[1])["bytes"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"1234567", server.address("echo", "count"))
-    until(lambda: json.loads(command("call", "echo", "count", "--json", *folder)[1])["bytes"] == before + 7)
+    until(lambda: json.loads(command("echo", "count", "--json", *folder)[1])["bytes"] == before + 7)
     (bound,) = (each for each in server.ready["addresses"] if each["endpoint"] == "count")
     assert bound["transport"] == "udp"
     assert f"protocol=echo address=127.0.0.1:{bound['port']} transport=udp" in server.said
@@ -96,13 +96,10 @@ def test_its_commands_are_commands_of_brokers(
     assert "Echo: what you say comes back." in command("--help")[1]
 
 
-def test_its_administrative_verbs_are_called_over_the_control_socket(
-    server: Server, command: Command
-) -> None:
+def test_its_objects_are_those_of_the_api(server: Server, command: Command) -> None:
     folder = ("--data-dir", str(server.data))
-    before = json.loads(command("call", "echo", "count", "--json", *folder)[1])["bytes"]
+    before = json.loads(command("echo", "count", "--json", *folder)[1])["bytes"]
     speak(server.address("echo"), b"12345")
-    assert json.loads(command("call", "echo", "count", "--json", *folder)[1]) == {"bytes": before + 5}
     assert json.loads(command("echo", "count", "--json", *folder)[1]) == {"bytes": before + 5}
-    assert command("call", "echo", "count", "x=1", *folder) == (1, "", "brokers: count takes no x\n")
-    assert "Bytes echoed so far." in command("call", *folder)[1]
+    rows = map(json.loads, command("topics", "protocol=echo", "--json", *folder)[1].splitlines())
+    assert [(row["name"], row["bytes"]) for row in rows] == [("echo", before + 5)]

@@ -1,23 +1,28 @@
-"""The queue of logins whose passwords wait to be checked (`brokers.access.hashing`), away from the loop.
+"""The queue of logins whose passwords wait to be checked, in threads.
 
-A check takes about 50 ms of a processor. Addresses are served in rotation, so whoever tries a thousand
-passwords delays only his own next login. An address that has failed often (`shared.net.strangers`) waits a
-second for each answer. A successful login is remembered as a keyed hash until the users change. The same
-login on many connections of an address, as after a restart, is checked once.
+A check takes about 50 ms of a processor, without the interpreter's lock. Addresses are served in rotation, so
+whoever tries a thousand passwords delays only his own next login. An address that has failed often
+(`shared.net.strangers`) waits a second for each answer, and one thread serves all such addresses. A
+successful login is remembered as a keyed hash until the users change. The same login on many connections of
+an address, as after a restart, is checked once.
 """
 
 import hashlib
 import hmac
+import os
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
 
-from brokers.access.hashing import AT_ONCE, Hashing
-from shared.access import NOBODYS, Access, Guard, User
+from shared.access import NOBODYS, Access, Guard, Secret, User
 from shared.net.strangers import Strangers, address_of_peer
+from shared.storage.threads import Threads
+
+AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Passwords of usual addresses that are checked at a time; each takes 16 MiB."""
 
 SLOW_SECONDS = 1.0
 WAITING_MAX = 10_000
@@ -64,8 +69,9 @@ class Logins:
         self,
         access: Access,
         strangers: Strangers | None = None,
-        hashing: Hashing | None = None,
+        fits: Callable[[Secret, bytes], Awaitable[bool]] | None = None,
     ) -> None:
+        """`fits`: whether a password is the secret's, in place of threads."""
         self._access = access
         self._strangers = strangers or Strangers()
         self._key = secrets.token_bytes(32)
@@ -80,7 +86,7 @@ class Logins:
         self._late: deque[tuple[float, _Login, bool]] = deque()
         self._more_late = trio.Event()
         self._runs = False
-        self._hashing = hashing or Hashing()
+        self._fits = fits or _fits_in_thread(Threads())
         access.check_password = self.check
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -88,7 +94,6 @@ class Logins:
         async with trio.open_nursery() as nursery:
             self._runs = True
             try:
-                await nursery.start(self._hashing.run)
                 for _ in range(AT_ONCE):
                     nursery.start_soon(self._work, self._line, 0)
                 nursery.start_soon(self._work, self._slow_line, SLOW_RESTS)
@@ -202,7 +207,7 @@ class Logins:
             user = self._user(login)
             secret = NOBODYS if user is None or user.password is None else user.password
             began = trio.current_time()
-            fits = await self._hashing.fits(secret, login.password, in_process=line is self._slow_line)
+            fits = await self._fits(secret, login.password)
             seconds = trio.current_time() - began
             same = self._same.pop((address, login.digest))
             self._hold(address, -1)
@@ -241,3 +246,10 @@ class Logins:
     def _digest(self, user: str, password: bytes) -> bytes:
         name = user[:USER_NAME_MAX].encode()
         return hmac.digest(self._key, name + b"\0" + password, hashlib.sha256)
+
+
+def _fits_in_thread(in_thread: Threads) -> Callable[[Secret, bytes], Awaitable[bool]]:
+    async def fits(secret: Secret, password: bytes) -> bool:
+        return bool(await in_thread(secret.fits, password))
+
+    return fits

@@ -20,9 +20,11 @@ line for each action that changes something.
 """
 
 import json
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
@@ -85,8 +87,10 @@ def routes(
     everything: Callable[[], ObjectsByProtocol],
     overview: Callable[[], Mapping[str, Any]],
     own: Sequence[Operation],
+    backups: Path,
 ) -> list[Route]:
-    """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs."""
+    """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs. `backups`: the
+    folder of the files that are written and read over TCP."""
 
     async def see(_: Request) -> Response:
         return as_json(overview())
@@ -101,10 +105,10 @@ def routes(
             raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
         those = [(protocol, each) for protocol, each in everything() if each.kind is kind]
         if len(parts) > 1:
-            return await _answer_one(kind, those, parts[1:], request)
+            return await _answer_one(kind, those, parts[1:], request, backups)
         if request.method in LOOKING:
             return as_json(await listed(kind, those, request.query_params))
-        return await _create(those, request)
+        return await _create(those, request, backups)
 
     by_path: dict[str, dict[str, Endpoint]] = {"/overview": {"GET": see}, "/openapi.json": {"GET": describe}}
     for each in own:
@@ -203,7 +207,7 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
     return arguments
 
 
-async def _create(those: ObjectsByProtocol, request: Request) -> Response:
+async def _create(those: ObjectsByProtocol, request: Request, backups: Path) -> Response:
     makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
     if not makers:
         raise _not_allowed(request, LOOKING, "these cannot be made here")
@@ -212,11 +216,11 @@ async def _create(those: ObjectsByProtocol, request: Request) -> Response:
     protocol, action = makers[0]
     arguments = await arguments_of(request)
     name = key_of(*(str(arguments.get(each, "")) for each in action.named_by))
-    return await _run_action(protocol, action, None, name, arguments, request)
+    return await _run_action(protocol, action, None, name, arguments, request, backups)
 
 
 async def _answer_one(
-    kind: ObjectKind, those: ObjectsByProtocol, parts: Sequence[str], request: Request
+    kind: ObjectKind, those: ObjectsByProtocol, parts: Sequence[str], request: Request, backups: Path
 ) -> Response:
     """Answer a request for one object, or for an action on it."""
     length = len(kind.parts) + kind.by_protocol
@@ -237,7 +241,7 @@ async def _answer_one(
         arguments = await arguments_of(request)
         # While the body came it may have been deleted, and made anew.
         protocol, objects, found = object_at(kind, those, name)
-    return await _run_action(protocol, action, found, objects.name(found), arguments, request)
+    return await _run_action(protocol, action, found, objects.name(found), arguments, request, backups)
 
 
 def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:
@@ -278,10 +282,19 @@ def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -
 
 
 async def _run_action(
-    protocol: str, action: Action, found: Any, name: str, arguments: Mapping[str, Any], request: Request
+    protocol: str,
+    action: Action,
+    found: Any,
+    name: str,
+    arguments: Mapping[str, Any],
+    request: Request,
+    backups: Path,
 ) -> Response:
     """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
+    given = {key: arguments[key] for key in action.paths if isinstance(arguments.get(key), str)}
+    paths = {key: str(server_path(request, backups, text)) for key, text in given.items()}
+    arguments = {**arguments, **paths}
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")
@@ -293,11 +306,30 @@ async def _run_action(
         return as_json(await action.call(found, arguments, dry_run))
 
 
+def server_path(request: Request, backups: Path, given: str) -> Path:
+    """What a path on the server's machine stands for. Over TCP it is one below `backups`, which is made.
+
+    The control socket is its owner's, who may write there anyway.
+    """
+    if PEER not in request.scope:
+        return Path(given)
+    if "\0" in given:
+        raise HTTPException(400, "a path has no NUL")
+    folder = Path(os.path.realpath(backups))
+    path = Path(os.path.realpath(folder / given))
+    if folder not in path.parents:
+        raise HTTPException(403, f"over TCP files stand in {folder} alone: give a name that stands there")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
 PEER = "brokers.peer"
 """The key of a request's scope with the client's address. Requests on the control socket have no such key."""
 READS, GIVER = "brokers.reads", "brokers.giver"
 """The keys of whether the caller may read, and of the user by whose rights users are made. The control socket
 and the token have neither."""
+OFFLINE = "brokers.offline"
+"""The key of requests on a folder that nobody serves: they leave no line in an audit log."""
 CONTROL = "control"
 """Stands for the address of clients on the control socket."""
 
@@ -316,7 +348,8 @@ def audited(request: Request, protocol: str, action: str, name: str) -> Iterator
         yield
         result = "done"
     finally:
-        logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
+        if OFFLINE not in request.scope:
+            logs.audit(user=user, peer=peer, protocol=protocol, action=action, name=name, result=result)
 
 
 def parts_behind(request: Request, root: str) -> list[str]:

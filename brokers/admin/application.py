@@ -1,8 +1,8 @@
-"""The HTTP application for operators: health, status, metrics, and administrative verbs.
+"""The HTTP application for operators: health, status, metrics, the page, and the API.
 
-It serves the control socket, for its owner, and the admin port (`port`, `gate`), for users who
-log in. On the control socket a change is refused (403) if a browser says that a web page asks for it
-(`Origin`). Errors are problem details (RFC 9457).
+It serves the control socket, for its owner, and the admin port (`port`, `gate`), for users who log in. On the
+control socket a change is refused (403) if a browser says that a web page asks for it (`Origin`). Errors are
+problem details (RFC 9457).
 
 | request | answer |
 |---|---|
@@ -11,8 +11,6 @@ log in. On the control socket a change is refused (403) if a browser says that a
 | GET /status | JSON: what runs, on which addresses, and how the store is |
 | GET /metrics | Prometheus text |
 | GET /metrics/detailed?family=&name= | the same for each object (`brokers.admin.detailed`) |
-| GET /verbs | JSON: the administrative verbs of all protocols |
-| POST /<protocol>/<verb> | runs one; arguments and result are JSON; 409 where it refuses |
 | POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
 | POST /drain | stops the server as SIGTERM does |
 | POST /backup {"target"} | a consistent copy of the live data folder |
@@ -20,14 +18,13 @@ log in. On the control socket a change is refused (403) if a browser says that a
 Over TCP files are written to and read from the folder `backups` of the data folder alone.
 """
 
-import os
 import pwd
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import anyio
@@ -40,7 +37,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers.admin import api, definitions, detailed, metrics
@@ -48,13 +45,13 @@ from brokers.admin.api import LOOKING, Operation
 from brokers.admin.following import PARAMETERS, Followers, Stream
 from brokers.admin.gate import problem
 from brokers.admin.port import HttpConnection, http_config
+from brokers.commands.control import ROOT
 from brokers.errors import ExitCode, copy_errors, exit_code
 from brokers.host import logs
 from brokers.page import views
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
-from shared.objects import BadArgument, ObjectMissing
-from shared.plugin import Verb
+from shared.objects import BadArgument, ObjectMissing, ObjectsByProtocol
 
 if TYPE_CHECKING:
     from brokers.host.host import Host
@@ -69,141 +66,181 @@ _CREDENTIALS = struct.Struct("=iII")
 
 def application(host: "Host") -> Starlette:
     """The ASGI application over `host`, without authentication."""
-    scraping, scraping_objects, taking = trio.Lock(), trio.Lock(), trio.Lock()
-    scrapes, scraped = 0, (0, b"")
-    followers = Followers(host.share_of)
+    endpoints = _Endpoints(host)
+    operations = endpoints.operations()
+    return _starlette(
+        [
+            Route("/livez", endpoints.livez),
+            Route("/readyz", endpoints.readyz),
+            Route("/status", endpoints.status),
+            Route("/metrics", endpoints.metrics),
+            Route("/metrics/detailed", endpoints.detailed_metrics),
+            *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
+            *api.routes(host.objects, host.overview, operations, host.backups),
+            *views.routes(host.objects, host.overview, host.status),
+            Route("/verbs", _removed),
+            Route("/{protocol}/{verb}", _removed, methods=["POST"]),
+            Route("/{path:path}", _nowhere, methods=["GET"]),  # else one of two parts is POST's alone: 405
+        ]
+    )
 
-    async def livez(_: Request) -> Response:
+
+def of_objects(everything: Callable[[], ObjectsByProtocol]) -> Starlette:
+    """The API alone, over the objects of services that nobody serves."""
+    return _starlette(api.routes(everything, dict, (), Path()))
+
+
+def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
+    return Starlette(
+        routes=routes,
+        exception_handlers=dict.fromkeys(
+            (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
+        ),
+        middleware=[Middleware(_TextQueries)],
+    )
+
+
+async def _nowhere(_: Request) -> Response:
+    raise HTTPException(404)
+
+
+async def _removed(request: Request) -> Response:
+    """The answer for paths of the release before. They are named for one release."""
+    raise HTTPException(410, f"verbs were removed: the API has actions; {ROOT}/openapi.json lists them")
+
+
+class _Endpoints:
+    """What answers requests outside the lists."""
+
+    def __init__(self, host: "Host") -> None:
+        self._host = host
+        self._followers = Followers(host.share_of)
+        self._scraping, self._scraping_objects, self._taking = trio.Lock(), trio.Lock(), trio.Lock()
+        self._scrapes, self._scraped = 0, (0, b"")
+
+    def operations(self) -> Sequence[Operation]:
+        return (
+            Operation(
+                "/history",
+                "What it did in the last 15 minutes, every 5 s.",
+                self.history,
+                query={"after": "one of its times: only what is later"},
+            ),
+            Operation(
+                "/backup",
+                "Copy the live data folder.",
+                self.backup,
+                "POST",
+                takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
+            ),
+            Operation(
+                "/drain",
+                "Stop as SIGTERM does: accept nothing more, send all answers, end.",
+                self.drain,
+                "POST",
+            ),
+            Operation(
+                "/definitions", "All that is durable but messages and secrets, as one document.", self.export
+            ),
+            Operation(
+                "/definitions",
+                "Have there be all that a document has; what is there already stays as it is.",
+                self.take_definitions,
+                "POST",
+                query={"dry_run": "1: only say what would be made"},
+                takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
+            ),
+            Operation(
+                "/reload",
+                "Take up settings, users and certificates.",
+                self.reload,
+                "POST",
+                takes={
+                    "action": "how the audit log calls it; reload",
+                    "name": "of whom or what, in the audit log",
+                },
+            ),
+            Operation(
+                "/logs",
+                "The last lines of the log.",
+                self.log_lines,
+                query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+            ),
+            Operation(
+                "/trace",
+                "Copies of messages that pass a name, since somebody has asked first.",
+                self.trace,
+                query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
+            ),
+        )
+
+    async def livez(self, _: Request) -> Response:
         return PlainTextResponse("ok\n")
 
-    async def readyz(_: Request) -> Response:
-        reason = host.unready()
+    async def readyz(self, _: Request) -> Response:
+        reason = self._host.unready()
         return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
 
-    async def status(request: Request) -> Response:
-        return api.as_json({**host.status(), "client": request.client})
+    async def status(self, request: Request) -> Response:
+        return api.as_json({**self._host.status(), "client": request.client})
 
-    async def nowhere(_: Request) -> Response:
-        raise HTTPException(404)
-
-    async def scrape(_: Request) -> Response:
+    async def metrics(self, _: Request) -> Response:
         # One at a time, and all that have waited get the next one: a flood of scrapes costs as much as two.
-        nonlocal scrapes, scraped
-        before = scrapes
-        async with scraping:
-            if scraped[0] <= before:
-                scrapes += 1
-                samples = await metrics.computed(host.samples())
+        before = self._scrapes
+        async with self._scraping:
+            if self._scraped[0] <= before:
+                self._scrapes += 1
+                samples = await metrics.computed(self._host.samples())
                 # In a thread of Starlette's: with many series that takes longer than any peer should wait.
-                scraped = scrapes, await run_in_threadpool(metrics.render, samples)
-            text = scraped[1]
+                self._scraped = self._scrapes, await run_in_threadpool(metrics.render, samples)
+            text = self._scraped[1]
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
-    async def scrape_objects(request: Request) -> Response:
+    async def detailed_metrics(self, request: Request) -> Response:
         kinds, glob = detailed.chosen(request.query_params.multi_items())
 
         async def pieces() -> AsyncGenerator[bytes, None]:
-            shown = detailed.text(kinds, host.objects(), glob)
-            async with scraping_objects, aclosing(shown) as parts:
+            shown = detailed.text(kinds, self._host.objects(), glob)
+            async with self._scraping_objects, aclosing(shown) as parts:
                 async for part in parts:
                     yield part
 
         return Stream(pieces(), media_type=metrics.CONTENT_TYPE)
 
-    async def verbs(_: Request) -> Response:
-        listed = [
-            {"protocol": protocol, "verb": name, "summary": verb.summary}
-            for (protocol, name), verb in sorted(host.verbs().items())
-        ]
-        return api.as_json(listed)
+    async def history(self, request: Request) -> Response:
+        return api.as_json(self._host.rates.history(request.query_params.get("after", "")))
 
-    async def call(request: Request) -> Response:
-        protocol, name = request.path_params["protocol"], request.path_params["verb"]
-        verb = host.verbs().get((protocol, name))
-        if verb is None:
-            raise HTTPException(404, f"no protocol that runs here has {protocol} {name}")
-        arguments = await api.arguments_of(request)
-        if verb.takes is not None:
-            api.refuse_unknown(name, arguments, verb.takes)
-        if verb.paths:
-            given = {key: arguments[key] for key in verb.paths if isinstance(arguments.get(key), str)}
-            paths = {key: str(_path(request, host.backups, text)) for key, text in given.items()}
-            arguments = {**arguments, **paths}
-        changed = None if verb.changes is None else str(arguments.get(verb.changes, ""))
-        if verb.shows is not None:
-            changed = str(arguments.get(verb.shows, ""))
-        with nullcontext() if changed is None else api.audited(request, protocol, name, changed):
-            return api.as_json(await verb.call(arguments))
-
-    operations: list[Operation] = []
-
-    def operation(
-        path: str, help_: str, method: Literal["GET", "POST"] = "GET", **more: Any
-    ) -> Callable[[api.Endpoint], None]:
-        return lambda endpoint: operations.append(Operation(path, help_, endpoint, method, **more))
-
-    @operation(
-        "/history",
-        "What it did in the last 15 minutes, every 5 s.",
-        query={"after": "one of its times: only what is later"},
-    )
-    async def look_back(request: Request) -> Response:
-        return api.as_json(host.rates.history(request.query_params.get("after", "")))
-
-    @operation(
-        "/backup",
-        "Copy the live data folder.",
-        "POST",
-        takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
-    )
-    async def backup(request: Request) -> Response:
+    async def backup(self, request: Request) -> Response:
         arguments = await api.arguments_of(request)
         api.refuse_unknown("backup", arguments, ("target",))
         given = arguments.get("target")
         if not isinstance(given, str):
             raise HTTPException(400, "target is missing: the folder to write")
-        target = _path(request, host.backups, given)
+        target = api.server_path(request, self._host.backups, given)
         if not target.is_absolute():
             raise HTTPException(400, "target: an absolute path is needed")
         with api.audited(request, "", "backup", str(target)), copy_errors(target):
-            return api.as_json(await host.backup(target))
+            return api.as_json(await self._host.backup(target))
 
-    @operation("/drain", "Stop as SIGTERM does: accept nothing more, send all answers, end.", "POST")
-    async def drain(request: Request) -> Response:
+    async def drain(self, request: Request) -> Response:
         with api.audited(request, "", "drain", ""):
-            host.stop()
+            self._host.stop()
         return api.as_json({"draining": 1})
 
-    @operation("/definitions", "All that is durable but messages and secrets, as one document.")
-    async def definitions_now(_: Request) -> Response:
-        return Stream(host.definitions().text(), media_type="application/json")
+    async def export(self, _: Request) -> Response:
+        return Stream(self._host.definitions().text(), media_type="application/json")
 
-    @operation(
-        "/definitions",
-        "Have there be all that a document has; what is there already stays as it is.",
-        "POST",
-        query={"dry_run": "1: only say what would be made"},
-        takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
-    )
-    async def take_definitions(request: Request) -> Response:
+    async def take_definitions(self, request: Request) -> Response:
         dry_run = api.is_dry_run(request)
-        try:
-            text = (await api.body_of(request, definitions.BYTES_MAX)).decode()
-        except UnicodeDecodeError as error:
-            raise HTTPException(400, f"no UTF-8 at byte {error.start}") from None
-        async with taking:
-            rows = await definitions.parsed(text)
+        document = await api.body_of(request, definitions.BYTES_MAX)
+        async with self._taking:
+            rows = await definitions.parsed(document)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
-                taken = await host.definitions(request.scope.get(api.GIVER)).take(rows, dry_run=dry_run)
+                giver = request.scope.get(api.GIVER)
+                taken = await self._host.definitions(giver).take(rows, dry_run=dry_run)
         return api.as_json(taken)
 
-    @operation(
-        "/reload",
-        "Take up settings, users and certificates.",
-        "POST",
-        takes={"action": "how the audit log calls it; reload", "name": "of whom or what, in the audit log"},
-    )
-    async def reload(request: Request) -> Response:
+    async def reload(self, request: Request) -> Response:
         arguments = await api.arguments_of(request)
         api.refuse_unknown("reload", arguments, ("action", "name"))
         said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
@@ -214,51 +251,22 @@ def application(host: "Host") -> Starlette:
         if api.PEER in request.scope and said != ["reload", ""]:
             raise HTTPException(403, "over TCP there is the action reload, without a name")
         user, peer = api.caller_of(request)
-        return api.as_json(await host.reload(*said, user=user, peer=peer))
+        return api.as_json(await self._host.reload(*said, user=user, peer=peer))
 
-    @operation(
-        "/logs",
-        "The last lines of the log.",
-        query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
-    )
-    async def log_lines(request: Request) -> Response:
+    async def log_lines(self, request: Request) -> Response:
         level = request.query_params.get("level", "debug")
         try:
             wanted = logs.at_least(level)
         except KeyError:
             raise HTTPException(400, "level is debug, info, warning, error or audit") from None
-        return followers.answer(request, logs.RECENT, wanted)
+        return self._followers.answer(request, logs.RECENT, wanted)
 
-    @operation(
-        "/trace",
-        "Copies of messages that pass a name, since somebody has asked first.",
-        query={"name": "a glob over topics, queues, exchanges and routing keys", **PARAMETERS},
-    )
-    async def traced(request: Request) -> Response:
+    async def trace(self, request: Request) -> Response:
         name, (user, _) = request.query_params.get("name", ""), api.caller_of(request)
+        traces = self._host.traces
         with api.audited(request, "", "trace", name):  # messages are seen
-            recent = host.traces.of(name, user)
-            return followers.answer(request, recent, lambda _: True, lambda: host.traces.of(name, user))
-
-    return Starlette(
-        routes=[
-            Route("/livez", livez),
-            Route("/readyz", readyz),
-            Route("/status", status),
-            Route("/metrics", scrape),
-            Route("/metrics/detailed", scrape_objects),
-            Route("/verbs", verbs),
-            *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
-            *api.routes(host.objects, host.overview, operations),
-            *views.routes(host.objects, host.overview, host.status),
-            Route("/{protocol}/{verb}", call, methods=["POST"]),
-            Route("/{path:path}", nowhere, methods=["GET"]),  # else one of two parts is POST's alone: 405
-        ],
-        exception_handlers=dict.fromkeys(
-            (BrokerError, OSError, HTTPException, ClientDisconnect, Exception), _failed
-        ),
-        middleware=[Middleware(_TextQueries)],
-    )
+            recent = traces.of(name, user)
+            return self._followers.answer(request, recent, lambda _: True, lambda: traces.of(name, user))
 
 
 class _TextQueries:
@@ -274,30 +282,6 @@ class _TextQueries:
         except UnicodeDecodeError:
             app = problem(400, "the query is not UTF-8")
         await app(scope, receive, send)
-
-
-def changes_nothing(verbs: Mapping[tuple[str, str], Verb], path: str) -> bool:
-    """Whether a POST of that path calls a verb that changes nothing."""
-    root, *named = path.split("/")
-    verb = verbs.get((named[0], named[1])) if not root and len(named) == 2 else None
-    return verb is not None and verb.changes is None
-
-
-def _path(request: Request, folder: Path, given: str) -> Path:
-    """What a path on the server's machine stands for. Over TCP it is one below `folder`, which is made.
-
-    The control socket is its owner's, who may write there anyway.
-    """
-    if api.PEER not in request.scope:
-        return Path(given)
-    if "\0" in given:
-        raise HTTPException(400, "a path has no NUL")
-    folder = Path(os.path.realpath(folder))
-    path = Path(os.path.realpath(folder / given))
-    if folder not in path.parents:
-        raise HTTPException(403, f"over TCP files stand in {folder} alone: give a name that stands there")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return path
 
 
 async def serve(

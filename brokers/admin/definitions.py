@@ -10,10 +10,8 @@ missing topic, are reported. Documents are handled some rows at a time, so a lar
 """
 
 import json
-import re
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from json import JSONDecoder
 from pathlib import Path
 from typing import Any
 
@@ -36,61 +34,41 @@ BYTES_MAX = WRITTEN_BYTES_MAX
 TOLD_MAX = 100
 """How many conflicts, or rows left out, an answer names."""
 _KEY_SHOWN = 40
-_SPACE = re.compile(r"\s*")
-_DECODER = JSONDecoder()
 
 
-async def parsed(text: str) -> dict[str, list[Row]]:
-    """The rows of a document, by section. Raises BadArgument."""
-    found: dict[str, list[Row]] = {}
-    at = _expect(text, 0, "{")
-    while text[at : at + 1] != "}":
-        section, at = _value(text, at)
-        if section not in SECTIONS or section in found:
-            raise BadArgument(
-                f"{section!r:.40} is no section, or is there twice: there are {', '.join(SECTIONS)}"
-            )
-        rows = found[section] = []
-        at = _expect(text, _expect(text, at, ":"), "[")
-        while text[at : at + 1] != "]":
-            row, at = _value(text, at)
+async def parsed(document: bytes) -> dict[str, list[Row]]:
+    """The rows of a document, by section; it is read in a thread. Raises BadArgument."""
+    rows: dict[str, list[Row]] = await Threads()(_parsed, document)
+    return rows
+
+
+def _parsed(document: bytes) -> dict[str, list[Row]]:
+    def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+        members_by_name = dict(members)
+        if len(members_by_name) < len(members):
+            raise BadArgument(f"a member stands twice in {{{', '.join(name for name, _ in members)}}}")
+        return members_by_name
+
+    try:
+        # The hook is Python, and so the decoder gives others their turn; by itself it would not.
+        sections = json.loads(document, object_pairs_hook=unique)
+    except UnicodeDecodeError as error:
+        raise BadArgument(f"no UTF-8 at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadArgument(f"no JSON: {error}") from None
+    if not isinstance(sections, dict) or not all(isinstance(rows, list) for rows in sections.values()):
+        raise BadArgument("a document of definitions is an object of lists")
+    for section, rows in sections.items():
+        if section not in SECTIONS:
+            raise BadArgument(f"{section!r:.40} is no section: there are {', '.join(SECTIONS)}")
+        for row in rows:
             if not isinstance(row, dict):
                 raise BadArgument(f"{section}: each is an object")
-            rows.append(row)
-            if text[at : at + 1] == ",":
-                at = _expect(text, at, ",")
-            if len(rows) % PART == 0:
-                await trio.sleep(0)
-        at = _expect(text, at, "]")
-        if text[at : at + 1] == ",":
-            at = _expect(text, at, ",")
-    if _expect(text, at, "}") != len(text):
-        raise BadArgument("something follows the document")
-    return found
-
-
-def _expect(text: str, at: int, what: str) -> int:
-    """Behind `what`, and the space around it. Raises BadArgument."""
-    at = _behind_space(text, at)
-    if text[at : at + 1] != what:
-        raise BadArgument(f"a document of definitions is an object of lists: {what} is missing at {at}")
-    return _behind_space(text, at + 1)
-
-
-def _behind_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
-
-
-def _value(text: str, at: int) -> tuple[Any, int]:
-    try:
-        value, at = _DECODER.raw_decode(text, at)
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
-        raise BadArgument(f"text that is not Unicode before {at}") from None
-    except (ValueError, RecursionError):
-        raise BadArgument(f"no JSON at {at}") from None
-    return value, _behind_space(text, at)
+            try:
+                json.dumps(row, ensure_ascii=False).encode()
+            except UnicodeEncodeError:  # a lone surrogate, which no name on a wire can hold
+                raise BadArgument(f"{section}: text that is not Unicode") from None
+    return sections
 
 
 EXPORTED = tuple(section for section in SECTIONS if section != "bridges")
@@ -322,10 +300,8 @@ async def rows_of(path: Path) -> dict[str, list[Row]]:
         return read_file(path, BYTES_MAX)
 
     try:
-        return await parsed((await Threads()(read)).decode())
+        return await parsed(await Threads()(read))
     except OSError as error:
         raise ConfigError("serve.definitions", f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError("serve.definitions", f"{path} is not UTF-8 at byte {error.start}") from None
     except BrokerError as error:
         raise ConfigError("serve.definitions", f"{path}: {error}") from None

@@ -165,13 +165,9 @@ class Gate:
         port: int,
         names: tuple[str, ...] = (),
         secure: bool = False,
-        looks: Callable[[str], bool] = lambda path: False,
     ) -> None:
-        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there. `looks`:
-        whether a POST of that path changes nothing.
-        """
+        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there."""
         self._app = app
-        self._looks = looks
         self._access = access
         self._logins = logins
         self._token = token.encode()
@@ -457,8 +453,7 @@ class Gate:
         return response
 
     def _action(self, scope: Mapping[str, Any]) -> str:
-        looks = scope["method"] in LOOKING or (scope["method"] == "POST" and self._looks(scope["path"]))
-        return READ if looks else MANAGE
+        return READ if scope["method"] in LOOKING else MANAGE
 
     def _may(self, user: str, action: str) -> bool:
         return user == TOKEN_USER or self._access.may_admin(user, action)

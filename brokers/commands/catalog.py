@@ -17,7 +17,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("commands.server:status", "Show what runs on a data folder, or behind a URL."),
     "metrics": ("commands.server:metrics", "Print the running server's metrics, as Prometheus reads them."),
     "reload": ("commands.server:reload", "Have the running server take up what changed. All or nothing."),
-    "call": ("commands.server:call", "Call a protocol's administrative verb; without one, list them."),
     "backup": ("commands.server:backup", "Copy a data folder, while it is served or not."),
     "fsck": ("commands.folder:fsck", "Check a data folder that no server uses."),
     "restore": ("commands.folder:restore", "Make a data folder from a backup."),
@@ -52,6 +51,7 @@ _BENCH = "brokers bench PROTOCOL"
 _SWEEP = "python -m tests.bench.sweep, in the source tree"
 REMOVED: Mapping[str, str] = {
     "top": "brokers queues --watch",
+    "call": "the protocol's own commands, or the API (/api/v1/openapi.json describes it)",
     "bench net": _BENCH,
     "bench floor": _SWEEP,
     "bench recording": _BENCH,

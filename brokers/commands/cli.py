@@ -151,10 +151,8 @@ def _run(arguments: Sequence[str]) -> int:
     if (plugin := sys.modules.get("shared.plugin")) is not None:
         from brokers.commands import server
 
-        if isinstance(result, plugin.VerbRequest):
+        if isinstance(result, plugin.ApiRequest):
             result = server.ask(result)
-        elif isinstance(result, plugin.ApiRequest):
-            result = server.ask_api(result)
     if isinstance(result, CommandResult):
         result, code = result.shown, result.code
     output.show(result)

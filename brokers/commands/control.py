@@ -74,18 +74,15 @@ def request(folder: Path, method: str, path: str, body: Mapping[str, Any] | None
 
 
 @attrs.frozen
-class AdminClient:
-    """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
+class Api:
+    """The API by its parts: a `shared.plugin.AdminApi`. Parts of names may hold anything.
 
-    It is a `shared.plugin.AdminApi`; parts of names may hold anything. All methods raise as `request` does.
-    `name`: what errors call the server. `connect`: a connection, not opened yet, each of whose steps takes at
-    most ANSWER_SECONDS. `unreachable`: what to say of an error of opening it. `headers`: of each request.
+    All methods raise as `request` does. `name`: what errors call the server. `folder`: the data folder of a
+    server on this machine that is asked without a port.
     """
 
     name: str
-    _connect: Callable[[], http.client.HTTPConnection]
-    _unreachable: Callable[[OSError], str]
-    _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
+    folder: Path | None
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         """Return its JSON answer, or its text if it is not JSON. `body`: as JSON, or JSON itself.
@@ -93,8 +90,10 @@ class AdminClient:
         Raises Failure: UNAVAILABLE if none is there, MISSING if the API has no such object, FAILED with the
         server's own words if it refuses.
         """
-        with self._answer(method, path, body) as response:
-            return self._result(path, response, response.read())
+        raise NotImplementedError
+
+    def path(self, path: Path) -> str:
+        return str(path if self.folder is None else path.absolute())
 
     def get(self, *parts: str, **query: Any) -> Any:
         return self.request("GET", _api_path(parts, query))
@@ -121,6 +120,46 @@ class AdminClient:
             after = found["next"]
             if after is None or (limit is not None and len(rows) >= limit):
                 return rows, after
+
+    def result(self, path: str, status: int, reason: str, kind: str, answer: bytes) -> Any:
+        """What the body of an HTTP answer says; `kind`: its media type. Raises as `request`."""
+        is_json = kind in ("application/json", "application/problem+json")
+        is_api = path.startswith("/api/")
+        try:
+            result = json.loads(answer) if is_json else answer.decode()
+        except ValueError:
+            raise Failure(f"{self.name} answered what cannot be read: it is of another version") from None
+        if not is_json and (is_api or kind == "text/html"):
+            raise Failure(f"{self.name} is no admin port of brokers: it answered {kind} to {path}")
+        if status < 400:
+            return result
+        problem = result if isinstance(result, dict) else {}
+        said = str(problem.get("detail") or f"the server answered {status} {reason}")
+        code = ExitCode.MISSING if status == 404 and is_api else ExitCode.FAILED
+        if status == 401:
+            said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
+        elif status == 403 and said == "denied":
+            said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
+        elif status == 404 and said == "Not Found":
+            said = f"{self.name} has no {path}: it is of another version"
+        raise Failure(said, _exit_code(problem.get("exit_code"), code))
+
+
+@attrs.frozen
+class AdminClient(Api):
+    """Asks one running server, on its socket or port: `socket_client` and `port_client` make it.
+
+    `connect`: a connection, not opened yet, each of whose steps takes at most ANSWER_SECONDS. `unreachable`:
+    what to say of an error of opening it. `headers`: of each request.
+    """
+
+    _connect: Callable[[], http.client.HTTPConnection]
+    _unreachable: Callable[[OSError], str]
+    _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        with self._answer(method, path, body) as response:
+            return self._result(path, response, response.read())
 
     def read(self, path: str) -> bytes:
         """An answer as it is."""
@@ -189,28 +228,7 @@ class AdminClient:
 
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()
-        is_json = kind in ("application/json", "application/problem+json")
-        is_api = path.startswith("/api/")
-        try:
-            result = json.loads(answer) if is_json else answer.decode()
-        except ValueError:
-            raise Failure(f"{self.name} answered what cannot be read: it is of another version") from None
-        if not is_json and (is_api or kind == "text/html"):
-            raise Failure(f"{self.name} is no admin port of brokers: it answered {kind} to {path}")
-        if response.status < 400:
-            return result
-        found = result if isinstance(result, dict) else {}
-        usual = f"the server answered {response.status} {response.reason}"
-        # "error": of servers before their control socket had problem details (RFC 9457), too.
-        said = str(found.get("detail") or found.get("error") or usual)
-        code = ExitCode.MISSING if response.status == 404 and is_api else ExitCode.FAILED
-        if response.status == 401:
-            said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
-        elif response.status == 403 and said == "denied":
-            said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
-        elif response.status == 404 and said == "Not Found":
-            said = f"{self.name} has no {path}: it is of another version"
-        raise Failure(said, _exit_code(found.get("exit_code"), code))
+        return self.result(path, response.status, response.reason, kind, answer)
 
 
 def _api_path(parts: Sequence[str], query: Mapping[str, Any]) -> str:
@@ -254,7 +272,7 @@ def socket_client(folder: Path) -> AdminClient:
             return f"no server is running on the data folder {folder} (start one with: brokers serve)"
         return f"the server on {folder} cannot be reached: {error.strerror or error}"
 
-    return AdminClient(f"the server on {folder}", lambda: ControlConnection(folder), unreachable)
+    return AdminClient(f"the server on {folder}", folder, lambda: ControlConnection(folder), unreachable)
 
 
 def port_client(
@@ -278,11 +296,15 @@ def port_client(
         if why:
             return f"the certificate of {shown} is not trusted: {why} (--ca names its authority)"
         if secure and type(error).__module__ == "ssl":
-            return f"{shown} speaks no TLS that can be used here: {getattr(error, 'reason', None) or error}"
+            reason = getattr(error, "reason", None) or error
+            if reason == "WRONG_VERSION_NUMBER":
+                return f"{shown} speaks no TLS: its URL begins with http://"
+            return f"{shown} speaks no TLS that can be used here: {reason}"
         text = "no answer" if isinstance(error, TimeoutError) else error.strerror or error
         return f"{shown} cannot be reached: {text}"
 
-    return AdminClient(shown, connect, unreachable, {"Authorization": authorization} if authorization else {})
+    login = {"Authorization": authorization} if authorization else {}
+    return AdminClient(shown, None, connect, unreachable, login)
 
 
 _HOST = re.compile(rb"[A-Za-z0-9._:%-]+")

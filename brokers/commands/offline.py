@@ -1,36 +1,33 @@
-"""Calls a protocol's administrative verb on a folder that nobody serves."""
+"""Answers a protocol's own command on a data folder that nobody serves, by the same API."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import attrs
 import trio
+from starlette.types import ASGIApp, Message
 
-from brokers.commands.render import json_value
-from brokers.errors import Failure, folder_errors
+from brokers.admin import api, application
+from brokers.commands.control import Api
+from brokers.errors import folder_errors
 from brokers.host import logs
 from brokers.plugins import load
 from brokers.settings.config import as_served
-from shared.plugin import Context
+from shared.plugin import AdminApi, Context
 from shared.storage.store import Store
 
 
-def call(
-    folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], config: Path | None = None
-) -> Any:
-    """Return the verb's answer as JSON, under the settings of a file. Nothing is bound or served.
-
-    Raises StoreInUse if a server starts or stops there just now, Failure, and what the verb raises.
+def ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], config: Path | None = None) -> Any:
+    """Return what `question` makes of the API's answers, under the settings of a file. Nothing is bound or
+    served. Raises StoreInUse if a server starts or stops there just now, and Failure.
     """
-    return json.loads(
-        json.dumps(trio.run(_call, folder, protocol, verb, arguments, config), default=json_value)
-    )
+    return trio.run(_ask, folder, protocol, question, config)
 
 
-async def _call(
-    folder: Path, protocol: str, verb: str, arguments: Mapping[str, Any], file: Path | None
-) -> Any:
+async def _ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], file: Path | None) -> Any:
     plugin = load(protocol)
     config = as_served(file)
     log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
@@ -40,12 +37,46 @@ async def _call(
         async with trio.open_nursery() as nursery:
             await nursery.start(store.run)
             service = await plugin.open(Context(store, log), config.protocols[protocol])
-            verbs = {each.name: each for each in service.admin_verbs}
-            if verb not in verbs:
-                raise Failure(f"{protocol} has no verb {verb!r}")
-            result = await verbs[verb].call(arguments)
+            objects = [(protocol, each) for each in getattr(service, "objects", ())]
+            app = application.of_objects(lambda: objects)
+            answer = await store.in_thread(question, FolderApi(f"the data folder {folder}", folder, app))
             nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
             await store.close()
-    return result
+    return answer
+
+
+@attrs.frozen
+class FolderApi(Api):
+    """Asks an application in this process, from a thread of its loop's."""
+
+    _app: ASGIApp
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        status, kind, answer = trio.from_thread.run(self._answer, method, path, data)
+        return self.result(path, status, HTTPStatus(status).phrase, kind, answer)
+
+    async def _answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
+        name, _, query = path.partition("?")
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": name,
+            "raw_path": name.encode(),
+            "query_string": query.encode(),
+            "headers": [],
+            api.OFFLINE: True,
+        }
+        await self._app(scope, receive, send)
+        kind = dict(sent[0]["headers"])[b"content-type"].decode().partition(";")[0]
+        return sent[0]["status"], kind, b"".join(message.get("body", b"") for message in sent[1:])

@@ -18,10 +18,7 @@ from brokers.commands.server_address import ServerAddress, folder_of, with_serve
 from brokers.errors import Failure
 from shared.cli.confirm import Yes, confirm
 from shared.cli.options import Place, Port
-from shared.plugin import ApiRequest, Plugin, VerbRequest
-
-ASKING = (ApiRequest, VerbRequest)
-"""What commands return that ask a running server."""
+from shared.plugin import ApiRequest, Plugin
 
 
 def __getattr__(name: str) -> App:
@@ -82,7 +79,7 @@ def _with_server(command: Callable[..., Any], plugin: Plugin) -> Callable[..., A
         ),
         (None, Place, True),
     )
-    if wanted is None and signature.return_annotation not in ASKING:
+    if wanted is None and signature.return_annotation is not ApiRequest:
         return command
     destroys: str | None = getattr(command, "destroys", None)
     speaks_for: tuple[str, ...] = getattr(command, "speaks_for", ())
@@ -119,7 +116,7 @@ def _for_server(result: Any, server: ServerAddress, name: str | None) -> Any:
     """A command's result, for the server that it asks; with the server's `name`, if there is one."""
     if inspect.iscoroutine(result):
         return _awaited(result, server, name)
-    if isinstance(result, ApiRequest | VerbRequest):
+    if isinstance(result, ApiRequest):
         return attrs.evolve(result, server=server, name=name)
     return with_server(result, name)
 

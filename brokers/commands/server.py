@@ -1,22 +1,28 @@
-"""Verbs that ask the running server: status, metrics, reload, call, backup."""
+"""Commands that ask the running server: status, metrics, reload, backup; and protocols' own that do."""
 
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 from cyclopts import Parameter
 
 from brokers import plugins
 from brokers.commands.flags import host_command
-from brokers.commands.render import CommandResult, Several, json_value
-from brokers.commands.server_address import ServerAddress, folder_of, require_folder, with_server
+from brokers.commands.render import CommandResult, Listing, Several, json_value
+from brokers.commands.server_address import (
+    DEFAULT_FOLDER,
+    ServerAddress,
+    folder_of,
+    require_folder,
+    with_server,
+)
 from brokers.errors import ExitCode, Failure, copy_errors
 from shared.cli.options import Json, a_path
 from shared.cli.progress import progress, waiting
+from shared.objects import KINDS
 
 if TYPE_CHECKING:
-    from shared.plugin import ApiRequest, VerbRequest
+    from shared.plugin import ApiRequest
 
 
 STORE_SHOWN = (
@@ -66,61 +72,24 @@ def reload(*, at: ServerAddress) -> str:
     return "\n".join(lines)
 
 
-@host_command("call", "call", "call logmq VERB topic=orders")
-def call(
-    protocol: Annotated[str | None, Parameter(help="A protocol that the server runs.")] = None,
-    verb: Annotated[str | None, Parameter(help="One of its administrative verbs.")] = None,
-    *arguments: Annotated[str, Parameter(help="KEY=VALUE; a value that is JSON is taken as such.")],
-    at: ServerAddress,
-    json: Json = False,
-) -> Any:
-    """Call a protocol's administrative verb; without one, list them.
-
-    These have no word on the protocol's wire.
-    """
-    from shared.cli.commands import keyed
-
-    client = at.client()
-    if protocol is None or verb is None:
-        listed = client.request("GET", "/verbs")
-        found = [each for each in listed if protocol in (None, each["protocol"])]
-        if protocol is not None and not found:
-            raise Failure(f"no protocol that runs here is called {protocol} and has such verbs")
-        return found
-    arguments_given = keyed("ARGUMENTS", arguments)
-    return client.request("POST", f"/{quote(protocol, safe='')}/{quote(verb, safe='')}", arguments_given)
-
-
-def ask_api(request: "ApiRequest") -> Any:
+def ask(request: "ApiRequest") -> Any:
     """Ask the API for a protocol's own command. Raises BrokerError."""
-    client = request.server.client()
-    with waiting("asking"):
-        return with_server(request.ask(client), request.name)
-
-
-def ask(request: "VerbRequest") -> Any:
-    """Call an administrative verb for a protocol's own command; None is no argument. Raises BrokerError."""
-    arguments = {name: value for name, value in request.arguments.items() if value is not None}
-    default = folder_of(plugins.load(request.protocol))
-    client = request.server.client(default)
+    default = DEFAULT_FOLDER if request.offline is None else folder_of(plugins.load(request.offline))
     server = request.server.resolved(default)
-    folder = server.data_dir
-    if server.url is None:
-        here = {name: str(Path(arguments[name]).absolute()) for name in request.paths if name in arguments}
-        arguments = {**arguments, **here}
-    with waiting(request.verb):
+    with waiting("asking"):
         try:
-            answer = client.request("POST", f"/{request.protocol}/{request.verb}", arguments)
-            return with_server(answer, request.name)
+            answer = request.ask(request.server.client(default))
         except Failure as error:
-            if not request.offline or error.code != ExitCode.UNAVAILABLE or server.url is not None:
+            if request.offline is None or error.code != ExitCode.UNAVAILABLE or server.url is not None:
                 raise
-            if folder is None or not folder.is_dir():
+            if not server.data_dir.is_dir():
                 raise
-        from brokers.commands import offline
+            from brokers.commands import offline
 
-        answer = offline.call(folder, request.protocol, request.verb, arguments, server.config)
-        return with_server(answer, request.name)
+            answer = offline.ask(server.data_dir, request.offline, request.ask, server.config)
+    if request.lists is not None:
+        return Listing(answer, {column.name: column.unit for column in KINDS[request.lists].columns})
+    return with_server(answer, request.name)
 
 
 @host_command(

@@ -51,7 +51,7 @@ from shared.net.listeners import CannotListen, check_exposure
 from shared.net.network import Network
 from shared.net.tls import DAY_SECONDS, ServerTls
 from shared.objects import Objects, ObjectsByProtocol
-from shared.plugin import Context, Plugin, Service, Verb
+from shared.plugin import Context, Plugin, Service
 from shared.process_limits import memory_limit_bytes, resident_bytes
 from shared.recording.recorder import Recording
 from shared.storage.rebuild import BACKUPS
@@ -391,7 +391,6 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
-            looks=lambda path: application.changes_nothing(self.verbs(), path),
         )
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
@@ -460,10 +459,6 @@ class Host:
     def share_of(self, user: str) -> int:
         """The percent of every bound that a user may have."""
         return self._access.share_of(user)
-
-    def verbs(self) -> Mapping[tuple[str, str], Verb]:
-        """Return all administrative verbs, by protocol and name."""
-        return {(service.name, verb.name): verb for service in self._services for verb in service.admin_verbs}
 
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""

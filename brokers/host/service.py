@@ -20,7 +20,7 @@ from shared.net.listeners import CannotListen, check_exposure, format_address
 from shared.net.network import Group, Network
 from shared.net.tls import ServerTls
 from shared.objects import Objects
-from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint, Verb
+from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint
 from shared.storage.threads import Threads
 from shared.tracing import Tap
 
@@ -85,10 +85,6 @@ class SupervisedService:
     def service(self) -> Service | None:
         """What serves, or will once all are open; None after a crash, and at the end."""
         return self._service if self.state in ("starting", "serving") else None
-
-    @property
-    def admin_verbs(self) -> Sequence[Verb]:
-        return self._service.admin_verbs if self._service else ()
 
     @property
     def objects(self) -> Sequence[Objects]:

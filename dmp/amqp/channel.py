@@ -417,7 +417,7 @@ class AmqpChannels:
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
-        broker.accounts.channels.give(len(channels) * CHANNEL_BYTES, self.session.user)
+        broker.accounts.connections.give(len(channels) * CHANNEL_BYTES, self.session.user)
         unacked: list[Delivery] = []
         consumers: dict[Queue, list[Consumer]] = {}
         for channel in channels:
@@ -699,14 +699,14 @@ class Consumer:
 
     def __attrs_post_init__(self) -> None:
         broker = self.channel.mux.broker
-        broker.accounts.consumers.charge(consumer_bytes(self.tag), self.channel.mux.session.user)
+        broker.accounts.connections.charge(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers += 1
         self._heads = BudgetedCache(broker.accounts.caches, _HEADS_MAX)
 
     def end(self) -> None:
         """The consumer ends, and gives back the memory that it was charged."""
         broker = self.channel.mux.broker
-        broker.accounts.consumers.give(consumer_bytes(self.tag), self.channel.mux.session.user)
+        broker.accounts.connections.give(consumer_bytes(self.tag), self.channel.mux.session.user)
         broker.counts.consumers -= 1
         self._heads.forget()
 

@@ -289,8 +289,8 @@ class AmqpSession(SessionBase):
             text = f"number of channels opened has reached the negotiated channel_max ({self._channel_max})"
             raise Refusal(Code.NOT_ALLOWED, text)
         if self.mux.by_number:  # the first always fits, so that somebody can take what fills memory
-            check(self.broker.accounts.channels, CHANNEL_BYTES, Code.RESOURCE_ERROR, user=self.user)
-        self.broker.accounts.channels.charge(CHANNEL_BYTES, self.user)
+            check(self.broker.accounts.connections, CHANNEL_BYTES, Code.RESOURCE_ERROR, user=self.user)
+        self.broker.accounts.connections.charge(CHANNEL_BYTES, self.user)
         channel = self.mux.by_number[number] = Channel(self.mux, number)
         self.broker.counts.channels += 1
         channel.reply(commands.Channel.OpenOk())

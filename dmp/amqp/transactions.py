@@ -68,7 +68,7 @@ class Transaction:
 
     @property
     def _memory(self) -> Account:
-        return self._channel.mux.broker.accounts.transactions
+        return self._channel.mux.broker.accounts.connections
 
     @property
     def holds(self) -> bool:

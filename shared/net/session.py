@@ -13,7 +13,8 @@ server itself holds input back.
 *Pauses.* While `stopped` has a reason set, nothing is read. Input that was read and not applied is kept. It
 is applied when the last reason is cleared, but never from inside `apply`.
 
-*Fairness.* After a stretch of work `let_others` leaves the rest of the input to the next turn of the loop.
+*Fairness.* A subclass asks `turn.over()` after each item. Once it is, `let_others` leaves the rest of the
+input to the next turn of the loop.
 
 *The end.* `input_ended` is called after everything before the end of input has been applied. `release` is
 called exactly once: when the session ends, or when its connection is lost.
@@ -29,6 +30,7 @@ from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
 from shared.replies import Replies
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from shared.storage.store import Store, Ticket
@@ -71,7 +73,8 @@ _IDLE, _APPLYING, _RELEASED = range(3)
 class SessionBase:
     """The server side of one connection (`shared.net.connection.Session`), without its protocol.
 
-    A subclass reads: `stopped`, why input is held back (0: it is not); `kept`, input that is not applied yet;
+    A subclass reads: `turn`, which begins with a call of `apply`; `stopped`, why input is held back (0: it is
+    not); `kept`, input that is not applied yet;
     `hung_up`, the peer has sent its last byte; `ended`, no more input is taken; `lost`, the connection is
     gone; `user`, who has logged in ("": nobody yet); `guard`, the access rules to ask (None: everything is
     allowed).
@@ -104,6 +107,7 @@ class SessionBase:
         "lost",
         "replies",
         "stopped",
+        "turn",
         "user",
     )
 
@@ -115,6 +119,7 @@ class SessionBase:
         self.replies = Replies(self)
         self.input_seconds = input_seconds
         self.stopped = 0
+        self.turn = Turn()
         self.kept: bytes | bytearray = b""
         self.amid = False
         self.ended = False
@@ -471,6 +476,7 @@ class SessionBase:
         self._needed = self._at = 0
         self._needed_is_whole = False
         self._delimiter = b""
+        self.turn.begin()
         self._phase = _APPLYING
         try:
             while True:

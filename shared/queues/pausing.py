@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from shared.actions import PAUSE, RESUME, Declared
 from shared.objects import Action
 from shared.queues.base import QueueBase
 
@@ -21,7 +22,7 @@ def actions(
 ) -> tuple[Action, Action]:
     """The actions `pause` and `resume`. `set_paused` pauses or resumes a queue; a durable queue stays so."""
 
-    def action(name: str, answer: str, help_: str, paused: bool) -> Action:
+    def action(declared: Declared, paused: bool) -> Action:
         async def change(queue: Any, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, int]:
             changes = queue.paused != paused
             if changes and not dry_run:
@@ -33,12 +34,11 @@ def actions(
                     )
                 else:
                     log.info("a queue is resumed: its messages are delivered again", queue=name_of(queue))
-            return {answer: int(changes)}
+            return {declared.answers[0]: int(changes)}
 
-        return Action(name, help_, change, dry_runs=True, answers=(answer,))
+        return declared.done_by(change)
 
-    stops = "Stop deliveries; publishing goes on. A durable queue stays paused over a restart."
-    return action("pause", "paused", stops, True), action("resume", "resumed", "Deliver again.", False)
+    return action(PAUSE, True), action(RESUME, False)
 
 
 def switch(queue: QueueBase, paused: bool, ticket: "Ticket | None") -> None:

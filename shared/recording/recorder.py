@@ -82,10 +82,7 @@ class Recording:
         self._namespaces: list[Namespace] = []
         if settings.protocols or (store.folder is not None and (store.folder / NAMESPACE).is_dir()):
             # Retention also covers the logs of earlier runs.
-            mode = settings.durability
-            if mode.mode == "interval":
-                mode = attrs.evolve(mode, unjournaled=True)  # written once: nobody waits for it
-            namespace = store.namespace(NAMESPACE, mode, retention=settings.retention)
+            namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
             self._namespaces = [namespace]
             for name in settings.protocols:
                 self._recorders[name] = Recorder(

@@ -13,9 +13,8 @@ class RecordSettings:
     protocols: tuple[str, ...] = attrs.field(default=(), metadata=RESTART)
     """Names of the protocols to record; none by default."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval"), metadata=RESTART)
-    """The durability of recordings. Nobody waits for them, so `[serve]` does not change it. With `interval`
-    bytes are written once, around the journal. `always` uses the journal and syncs with every batch. `none`
-    is not synced, and a power cut may lose more."""
+    """The durability of recordings. Nobody waits for them, so `[serve]` does not change it. `always` syncs
+    with every batch. `none` is not synced, and a power cut may lose more."""
     retention_bytes: int = limit(GIB, MIB, 1 << 62)
     """Bytes that each protocol's recording keeps at least; older blocks are dropped. Never 0, or it would
     fill the disk."""

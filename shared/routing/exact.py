@@ -4,7 +4,6 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from shared.routing.compact import CompactSet, insert, remove
-from shared.routing.trie import Steps
 
 S = TypeVar("S", bound=Hashable)
 
@@ -24,11 +23,6 @@ class Exact(Generic[S]):
     def walk(self, name: bytes) -> list[CompactSet[S]]:
         subscribers = self._names.get(name)
         return [] if subscribers is None else [subscribers]
-
-    def steps(self, name: bytes) -> Steps[S]:
-        """Find what `walk` finds, which is one step here."""
-        yield from ()
-        return self.walk(name)
 
     def add(self, pattern: bytes, subscriber: S) -> None:
         self._names[pattern] = insert(self._names.get(pattern), subscriber)

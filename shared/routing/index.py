@@ -10,8 +10,7 @@ carries no value. Two other ways are cheaper than a value in every match:
 - count outside what does not change the match, such as two AMQP bindings of a queue that differ only in
   arguments. Subscribe with the first, unsubscribe with the last.
 
-Everything is synchronous and in one thread. A match is a tuple that later changes do not touch. A long match
-can be made in several turns (`match_within`), between which subscriptions may change.
+Everything is synchronous and in one thread. A match is a tuple that later changes do not touch.
 """
 
 from collections.abc import Hashable
@@ -24,7 +23,7 @@ from shared.routing.cache import MatchCache
 from shared.routing.compact import CompactSet, contains, insert, iterate, remove
 from shared.routing.exact import Exact
 from shared.routing.syntax import EveryName, Pattern, Wildcards
-from shared.routing.trie import Steps, Trie
+from shared.routing.trie import Trie
 
 S = TypeVar("S", bound=Hashable)
 
@@ -51,7 +50,7 @@ class RoutingIndex(Generic[S]):
     count what it holds.
     """
 
-    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_under_way", "_walks")
+    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_walks")
 
     def __init__(
         self,
@@ -66,7 +65,6 @@ class RoutingIndex(Generic[S]):
         self._cache: MatchCache[S] = MatchCache(cache_bytes_max, cache_books)
         self._subscriptions = 0
         self._walks = 0
-        self._under_way: _Walk[S] | None = None
 
     def __len__(self) -> int:
         """The number of subscriptions."""
@@ -122,39 +120,6 @@ class RoutingIndex(Generic[S]):
         """Empty the cache, when no more matches are needed."""
         self._cache.clear()
 
-    def match_within(self, name: bytes, visits_max: int) -> tuple[S, ...] | None:
-        """`match`, or None if that takes more than about so many visits: call again, and it goes on.
-
-        One name is under way until another is asked for. A subscription made or ended meanwhile may be in the
-        result or not.
-        """
-        found = self._cache.young.get(name)
-        if found is None:
-            found = self._cache.from_old(name)
-        if found is None and not self._subscriptions:
-            found = ()
-        if found is not None:
-            self._under_way = None
-            return found
-        walk = self._under_way
-        if walk is None or walk.name != name:
-            walk = None
-            steps = self._patterns.steps(name)
-            self._walks += 1
-        else:
-            steps = walk.steps
-        until = self.visits + visits_max
-        try:
-            next(steps)
-            while self.visits < until:
-                next(steps)
-        except StopIteration as end:
-            self._under_way = None
-            return self._found(name, end.value, keep=walk is None or not walk.outdated)
-        if walk is None:
-            self._under_way = _Walk(name, steps)
-        return None
-
     @property
     def visits(self) -> int:
         """The nodes and entries that all matches so far have visited, as a measure of work."""
@@ -173,14 +138,10 @@ class RoutingIndex(Generic[S]):
         found = self._cache.from_old(name)
         if found is None:
             self._walks += 1
-            found = self._found(name, self._patterns.walk(name), keep=True)
-        return found
-
-    def _found(self, name: bytes, sets: list[CompactSet[S]], *, keep: bool) -> tuple[S, ...]:
-        if self._every is not None:
-            sets.append(self._every)
-        found = _union(sets)
-        if keep:
+            sets = self._patterns.walk(name)
+            if self._every is not None:
+                sets.append(self._every)
+            found = _union(sets)
             self._cache.keep(name, found)
         return found
 
@@ -193,23 +154,10 @@ class RoutingIndex(Generic[S]):
         self._forget_matches(pattern)
 
     def _forget_matches(self, pattern: Pattern) -> None:
-        if self._under_way is not None:
-            self._under_way.outdated = True
         if isinstance(pattern, EveryName) or self._patterns.may_be_wild(pattern):
             self._cache.clear()
         else:
             self._cache.forget(pattern)
-
-
-class _Walk(Generic[S]):
-    """A match under way. `outdated`: patterns have changed, so its result must not be cached."""
-
-    __slots__ = ("name", "outdated", "steps")
-
-    def __init__(self, name: bytes, steps: Steps[S]) -> None:
-        self.name = name
-        self.outdated = False
-        self.steps = steps
 
 
 def _union(sets: list[CompactSet[S]]) -> tuple[S, ...]:

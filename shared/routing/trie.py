@@ -15,30 +15,17 @@ A match costs at most the nodes that there are, some 0.4 us each; usual ones vis
 of 30 levels made for it take 0.1 s, and two hundred thousand 3 s. By pairs ten thousand took 22 s, for a name
 of 127 levels.
 
-So a walk comes in steps (`steps`), and a caller with other work takes a few at a time. Patterns may change
-between two steps. The walk goes on in the nodes that it has reached, which stay in the trie while a pattern
-is behind them. It finds every subscriber whose pattern was there all the time; one that came or went
-meanwhile is found or not. If it began again instead, a client that keeps subscribing could hold up a match
-for ever.
-
 Most nodes have at most one child. So `children` and `rests` hold a single entry bare (`CompactDict`). The
 shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
-from collections.abc import Generator, Hashable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from shared.routing.compact import CompactDict, CompactSet, delete, insert, lookup, remove, store
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
-
-STEP_NODES = 256
-"""Nodes visited in one step of a walk: about 0.1 ms."""
-
-Steps = Generator[None, None, list[CompactSet[S]]]
-"""A walk, a step at a time; it returns what it has found."""
 
 
 class Node(Generic[S]):
@@ -136,22 +123,12 @@ class Trie(Generic[S]):
 
     def walk(self, name: bytes) -> list[CompactSet[S]]:
         """The subscribers of each pattern that matches; some sets may come more than once."""
-        steps = self.steps(name)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                found: list[CompactSet[S]] = end.value
-                return found
-
-    def steps(self, name: bytes) -> Steps[S]:
-        """Find what `walk` finds, but yield after every `STEP_NODES` nodes that are visited."""
         found: list[CompactSet[S]] = []
         spread: list[Node[S]] = []  # behind any_levels
         spread_at: list[int] = []  # no list of pairs: tens of thousands of them have the collector run
         frontier = [self.root]
         separator = self._separator
-        place = since = 0
+        place = 0
         rest, more = name, separator
         if not name and not self._wildcards.empty_level:  # no level to read: only the empty pattern is a rest
             more = b""
@@ -160,82 +137,49 @@ class Trie(Generic[S]):
         while more and frontier:
             level, more, after = rest.partition(separator)
             following: list[Node[S]] = []
-            for piece in _pieces(frontier):
-                for node in piece:
-                    if (below := node.below) is not None:
-                        found.append(below)
-                    if (rests := node.rests) is not None:
-                        if type(rests) is dict:
-                            subscribers = rests.get(rest)
-                        else:
-                            subscribers = node.rest_only if rests == rest else None
-                        if subscribers is not None:
-                            found.append(subscribers)
-                    if (children := node.children) is not None:
-                        if type(children) is dict:
-                            child = children.get(level)
-                        else:
-                            child = node.child_only if children == level else None
-                        if child is not None:
-                            following.append(child)
-                    if (one := node.one) is not None:
-                        following.append(one)
-                    if not more and (ends := node.ends) is not None:
-                        found.append(ends)
-                    if (many := node.many) is not None:
-                        spread.append(many)
-                        spread_at.append(-1 << place)
-                self.visits += len(piece)
-                since += len(piece)
-                if since >= STEP_NODES:
-                    since = 0
-                    yield
+            for node in frontier:
+                if (below := node.below) is not None:
+                    found.append(below)
+                if (rests := node.rests) is not None:
+                    if type(rests) is dict:
+                        subscribers = rests.get(rest)
+                    else:
+                        subscribers = node.rest_only if rests == rest else None
+                    if subscribers is not None:
+                        found.append(subscribers)
+                if (children := node.children) is not None:
+                    if type(children) is dict:
+                        child = children.get(level)
+                    else:
+                        child = node.child_only if children == level else None
+                    if child is not None:
+                        following.append(child)
+                if (one := node.one) is not None:
+                    following.append(one)
+                if not more and (ends := node.ends) is not None:
+                    found.append(ends)
+                if (many := node.many) is not None:
+                    spread.append(many)
+                    spread_at.append(-1 << place)
+            self.visits += len(frontier)
             place += 1
             rest = after
             frontier = following
         # The name is read, or nobody reads on: only any_levels can still match, as no level.
-        for piece in _pieces(frontier):
-            for node in piece:
-                if (below := node.below) is not None:
-                    found.append(below)
-                if (many := node.many) is not None:
-                    spread.append(many)
-                    spread_at.append(-1 << place)
-            self.visits += len(piece)
-            since += len(piece)
-            if since >= STEP_NODES:
-                since = 0
-                yield
+        for node in frontier:
+            if (below := node.below) is not None:
+                found.append(below)
+            if (many := node.many) is not None:
+                spread.append(many)
+                spread_at.append(-1 << place)
+        self.visits += len(frontier)
         if spread:
-            yield from self._walk_on(spread, spread_at, Places(name, self._wildcards), found, since)
+            of_name = Places(name, self._wildcards)
+            while spread:
+                self.visits += len(spread)
+                spread, spread_at, tried = _read_on(spread, spread_at, of_name, found)
+                self.visits += tried
         return found
-
-    def _walk_on(
-        self,
-        reached: list[Node[S]],
-        reached_at: list[int],
-        of_name: Places,
-        found: list[CompactSet[S]],
-        since: int,
-    ) -> Generator[None, None, None]:
-        """On from nodes behind any_levels, each with the set of places where it is reached.
-
-        `since`: nodes that were visited since the last step.
-        """
-        while reached:
-            following: list[Node[S]] = []
-            following_at: list[int] = []
-            pairs = zip(reached, reached_at, strict=True)
-            for begun in range(0, len(reached), STEP_NODES):
-                piece = islice(pairs, STEP_NODES)
-                tried = _read_on(piece, of_name, found, following, following_at)
-                visited = min(STEP_NODES, len(reached) - begun)
-                self.visits += visited + tried
-                since += visited
-                if since >= STEP_NODES:
-                    since = 0
-                    yield
-            reached, reached_at = following, following_at
 
     def add(self, pattern: bytes, subscriber: S) -> None:
         levels, last, rest = self._place(pattern)
@@ -302,20 +246,19 @@ class Trie(Generic[S]):
 
 
 def _read_on(
-    pairs: Iterable[tuple[Node[S], int]],
-    of_name: Places,
-    found: list[CompactSet[S]],
-    following: list[Node[S]],
-    following_at: list[int],
-) -> int:
-    """Visit nodes, each with the places where it is reached. Returns the entries that it went through.
+    reached: list[Node[S]], reached_at: list[int], of_name: Places, found: list[CompactSet[S]]
+) -> tuple[list[Node[S]], list[int], int]:
+    """Visit nodes behind any_levels, each with the set of places where it is reached.
 
-    What matches is added to `found`, and the nodes that the name leads to from there to `following`.
-    Where both a node and the name have many entries, `&` goes through those that are fewer.
+    Returns the nodes that the name leads to from there, with their places, and how many entries it went
+    through. What matches is added to `found`. Where both a node and the name have many entries, `&` goes
+    through those that are fewer.
     """
+    following: list[Node[S]] = []
+    following_at: list[int] = []
     levels, last, every = of_name.levels, of_name.last, of_name.every
     tried = 0
-    for node, wanted in pairs:
+    for node, wanted in zip(reached, reached_at, strict=True):
         places = wanted & every
         if not places:
             continue
@@ -347,11 +290,4 @@ def _read_on(
             elif places & of_name.place_of_rest(rests):
                 assert node.rest_only is not None
                 found.append(node.rest_only)
-    return tried
-
-
-def _pieces(nodes: list[Node[S]]) -> Sequence[list[Node[S]]]:
-    """`nodes` in lists of one step's each; mostly it is one."""
-    if len(nodes) <= STEP_NODES:
-        return (nodes,)
-    return [nodes[at : at + STEP_NODES] for at in range(0, len(nodes), STEP_NODES)]
+    return following, following_at, tried

@@ -42,7 +42,10 @@ class LogLine(NamedTuple):
 
 @attrs.frozen
 class Catalog:
-    """A snapshot. `clean`: the store was closed in order, and nothing was written since."""
+    """A snapshot. `clean`: the store was closed in order, and nothing was written since.
+
+    `all_journaled`: logs of every mode go through the journal. In older folders those of mode `none` did not.
+    """
 
     journal_id: int
     replay_lsn: int
@@ -50,6 +53,7 @@ class Catalog:
     written_ms: int
     clean: bool
     logs: Sequence[LogLine]
+    all_journaled: bool = True
 
     def pack(self) -> bytes:
         return pack(self, map(pack_line, self.logs))
@@ -77,6 +81,7 @@ def pack(catalog: Catalog, lines: Iterable[bytes]) -> bytes:
         "next_log_id": catalog.next_log_id,
         "written_ms": catalog.written_ms,
         "clean": catalog.clean,
+        "all_journaled": catalog.all_journaled,
     }
     return format.seal_lines([format.pack_line(head), *lines])
 
@@ -106,6 +111,7 @@ def unpack(data: bytes) -> Catalog | None:
             head["written_ms"],
             head["clean"],
             [LogLine(**line) for line in lines[1:]],
+            head.get("all_journaled", False),
         )
     except (KeyError, TypeError, ValueError):
         return None

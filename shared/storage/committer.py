@@ -25,10 +25,8 @@ import structlog
 import trio
 
 from shared.errors import LogDeleted, StoreClosed, StoreError, StoreFull, StoreReadOnly
-from shared.garbage import MANY
 from shared.metrics import Histogram
 from shared.storage import index
-from shared.storage.direct import DirectWrites
 from shared.storage.disk import Clock, Disk, write_all, write_pieces
 from shared.storage.entries import ENTRY_COVERS_BYTES, ENTRY_COVERS_SECONDS, crc_of, extend
 from shared.storage.files import FileGone, OpenFiles, describe, error_for_unwritten
@@ -168,8 +166,6 @@ class LogCommit:
     referred_bytes: int = 0  # from `referred_offset` on: bytes that the journal refers to
     ahead_lsn: int = UNKNOWN  # of a batch that says that the log's file may be ahead of the journal
     made: bool = False  # the log's own file exists
-    index_fd: int = UNKNOWN
-    pinned_index_fd: int = UNKNOWN
     open_entry: IndexEntry | None = attrs.field(init=False)
     last_ms: int = attrs.field(init=False)
     entries_written: int = attrs.field(init=False)
@@ -177,11 +173,6 @@ class LogCommit:
     closed: list[IndexEntry] = attrs.Factory(list)
     tail: list[memoryview] = attrs.Factory(list)  # added to the log's tail
     failed: bool = False  # the log's file refused a write
-    waiting_entries: Sequence[IndexEntry] = ()
-    direct_meant: bool = False  # it will go around the journal: the index is pinned too
-    direct: bool = False  # it has gone around the journal
-    sync_first: bool = False  # what went around the journal before must be synced before the journal goes on
-    synced_first: bool = False
 
     def __attrs_post_init__(self) -> None:
         log = self.log
@@ -191,36 +182,16 @@ class LogCommit:
         self.entries_written = log.entries_written
         self.entries_start = log.entries_start if log.entries_written == UNKNOWN else 0
 
-    def pin_for_direct(self, index_fd: int) -> None:
-        """Some of it will go around the journal: its index entries are written with it."""
-        self.direct_meant = True
-        self.index_fd = self.pinned_index_fd = index_fd
-        self.waiting_entries = self.log.closed_entries[:]  # copied: the `LogWriter` may write them meanwhile
-
-    def close_entry(self) -> None:
-        """Close the open entry: what it covers is synced. If it also covered later bytes, and those were
-        lost, nothing would vouch for the synced ones.
-        """
-        if self.open_entry is not None:
-            self.closed.append(self.open_entry)
-            self.open_entry = None
-
     def unpin(self, files: OpenFiles) -> None:
         """Release the log. Files that the commit opened stay open, as far as there is room."""
         log = self.log
         log.busy = False
-        if self.synced_first:
-            log.direct_dirty = False
         if self.made:
             log.fresh = False
         if self.named:
             log.named = True
         if not self.late:
             files.unpin(log.file, self.fd)
-        elif self.fd >= 0:  # opened to sync what went around the journal
-            files.adopt(log.file, self.fd)
-        if self.direct_meant:
-            files.unpin(log.index_file, self.index_fd)
 
     def publish(self, tails: Tails, now: float) -> None:
         """Update the log with the outcome. In the trio thread; `now`: monotonic seconds."""
@@ -241,9 +212,6 @@ class LogCommit:
             log.closed_entries.extend(self.closed)
         if log.entries_written == UNKNOWN:
             log.entries_written = self.entries_written
-        if self.direct:
-            log.entries_reached(self.entries_written + len(self.waiting_entries) + len(self.closed))
-            log.direct_dirty = True
         if entry is not None and now - log.open_since >= ENTRY_COVERS_SECONDS:
             log.close_entry()
         if self.referred_bytes:
@@ -256,8 +224,7 @@ class Commit:
     """Batches on their way to the disk. `run()` blocks, in any thread; then the outcome is:
 
     the first `good` batches are durable; `poison` or `error` says what happened to the others.
-    `direct_error`: in all batches, what goes around the journal was not written. `LogCommit.tail` has what is
-    not yet in a log's own file.
+    `LogCommit.tail` has what is not yet in a log's own file.
     """
 
     batches: list[CommitBatch]
@@ -280,7 +247,6 @@ class Commit:
     good: int = 0
     error: OSError | MemoryError | None = None
     poison: PoisonError | None = None
-    direct_error: OSError | MemoryError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
@@ -294,7 +260,6 @@ class Commit:
         to_sync = False
         try:
             try:
-                self._sync_direct()
                 for batch in self.batches:
                     self._write(batch)
                     self.good += 1
@@ -304,9 +269,7 @@ class Commit:
                 self._cut_references(self.batches[self.good])
             if to_sync or self._referred:
                 self._sync()
-            first = self.batches[0]
-            if self.logs or first.changes or not first.light:  # light appends alone have no files
-                self._apply(self.batches[: self.good])
+            self._apply(self.batches[: self.good])
         except PoisonError as error:
             self.poison = error
             self.good = 0
@@ -330,30 +293,6 @@ class Commit:
         self.good = 0
         return poison
 
-    def _sync_direct(self) -> None:
-        """Sync what went around the journal before the journal mentions those logs."""
-        for target in self.logs.values():
-            if target.sync_first and not target.log.file.gone:
-                self._open(target)
-                try:
-                    self._sync_by_name(target)
-                except (FileGone, FileNotFoundError):
-                    continue  # deleted, or removed by somebody: `FileNames`
-                except OSError as error:
-                    raise PoisonError(f"{target.log.file.path} could not be synced") from error
-                target.synced_first = True
-                target.close_entry()
-
-    def _sync_by_name(self, target: LogCommit) -> None:
-        """Recovery finds these bytes by the files' names, and trusts them by their index entries: sync all
-        that.
-        """
-        self.disk.sync_data(target.fd)
-        with self.files.opened(target.log.index_file) as index_fd:
-            self.disk.sync_data(index_fd)
-        self.disk.sync_folder(target.log.namespace)
-        self.disk.sync_folder("")
-
     def _write(self, batch: CommitBatch) -> None:
         """Write one batch to the journal.
 
@@ -369,8 +308,6 @@ class Commit:
             pieces.append(pack_entry(change.kind, change.log.id, change.offset, len(change.body)))
             pieces.append(change.body)
             size += ENTRY_HEADER_BYTES + len(change.body)
-        if batch.singles:
-            batch.make_light()
         entries = len(batch.changes) + len(batch.light)
         for log, offset, records, count in batch.light:
             pieces.append(pack_entry_header(_APPEND, 0, count, log.id, offset, len(records)))
@@ -379,8 +316,6 @@ class Commit:
         placed: list[tuple[LogAppend, int, int]] = []
         ahead: list[LogCommit] = []
         for part in batch.appends.values():
-            if not part.journaled:
-                continue
             entries += 1
             size += ENTRY_HEADER_BYTES
             length = part.end - part.offset
@@ -421,7 +356,7 @@ class Commit:
             self._open(target)
             self._referred[target] = None
             self._write_before(target)
-            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.unawaited)
+            write_pieces(self.disk, target.fd, part.chunks, part.offset)
         except FileGone:
             return False
         except OSError:
@@ -450,7 +385,8 @@ class Commit:
         """Sync what the journal refers to, apart from the journal."""
         try:
             self._sync_names()
-            self.disk.sync_many([target.fd for target in self._referred])
+            for target in self._referred:
+                self.disk.sync_data(target.fd)
         except OSError as error:
             raise PoisonError("a log could not be synced") from error
         self._referred_are_synced()
@@ -489,29 +425,13 @@ class Commit:
     # -- after the sync: the logs' own files
 
     def _apply(self, good: list[CommitBatch]) -> None:
-        """Update the logs' files. What goes around the journal is there or nowhere: a failure is
-        `direct_error`.
-        """
-        direct: list[LogAppend] = []
+        """Update the logs' files."""
         for batch in good:
             for change in batch.changes:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                if part.journaled:
-                    self._with_spare(partial(self._apply_journaled, part))
-                else:
-                    direct.append(part)
-        if direct:
-            try:
-                for part in direct:
-                    self._apply_direct(part)
-            except (OSError, MemoryError) as error:
-                self.direct_error = error
-            else:
-                self._write_direct_entries()
-            if self.direct_error is not None and self.poison is None:  # else entries may cover those bytes
-                self._take_back_direct(direct)
+                self._with_spare(partial(self._apply_append, part))
 
     def _remove(self, log: Log) -> None:
         """Unlink a deleted log's files."""
@@ -521,7 +441,7 @@ class Commit:
             except OSError:
                 pass  # the next start removes it: the journal says that the log is deleted
 
-    def _apply_journaled(self, part: LogAppend) -> None:
+    def _apply_append(self, part: LogAppend) -> None:
         """The journal has the records, so if the file refuses them the tail keeps them and they are tried
         again.
         """
@@ -534,7 +454,7 @@ class Commit:
             try:
                 self._open(target)
                 self._write_before(target)
-                write_all(self.disk, target.fd, data, part.offset, passing=part.log.unawaited)
+                write_all(self.disk, target.fd, data, part.offset)
             except FileGone:
                 return
             except OSError:
@@ -562,20 +482,6 @@ class Commit:
             write_all(self.disk, target.fd, target.before, target.log.tail_start)
             target.before_written = True
 
-    def _apply_direct(self, part: LogAppend) -> None:
-        """Write what goes around the journal to the log's file. Raises OSError."""
-        target = self.logs[part.log]
-        try:
-            self._open(target)
-            write_pieces(self.disk, target.fd, part.chunks, part.offset, passing=part.log.unawaited)
-        except FileGone:
-            return
-        finally:
-            if not target.kept:
-                self._let_go(target)
-        target.direct = True
-        self._index(target, part)
-
     def _index(self, target: LogCommit, part: LogAppend) -> None:
         """Make the index entries of an append that its file or its tail has."""
         if target.entries_written == UNKNOWN:
@@ -585,72 +491,13 @@ class Commit:
             except FileGone:
                 return
             except OSError:
-                if not part.journaled:
-                    raise
-                # Entries wait in memory; the index is read again when they are written.
+                pass  # entries wait in memory; the index is read again when they are written
         closed, target.open_entry = extend(
             target.open_entry, target.last_ms, part.offset, part.chunks, part.counts, self.now_ms
         )
         target.closed += closed
         if self.now_ms > target.last_ms:
             target.last_ms = self.now_ms
-
-    def _write_direct_entries(self) -> None:
-        """Write index entries with the bytes: recovery finds bytes around the journal by their entries."""
-        for target in self.logs.values():
-            if target.direct:
-                newest = [] if target.open_entry is None else [target.open_entry]
-                try:
-                    self._write_entries(target, [*target.waiting_entries, *target.closed, *newest])
-                except FileGone:
-                    pass
-                except (OSError, MemoryError) as error:
-                    self.direct_error = error
-                    self.spare.clear()
-                    self._take_back_direct_entries()
-                    return
-                finally:
-                    if not target.kept:
-                        self._let_go(target)
-
-    def _take_back_direct(self, direct: Sequence[LogAppend]) -> None:
-        """Cut off refused bytes: left behind a log's end, they would make the catalog look outdated after a
-        stop.
-        """
-        firsts = {part.log: part.offset for part in reversed(direct)}
-        for log, offset in firsts.items():
-            target = self.logs[log]
-            try:
-                self._open(target)
-                self.disk.truncate(target.fd, offset)
-            except (OSError, FileGone):
-                pass  # a later append overwrites them
-            finally:
-                if not target.kept:
-                    self._let_go(target)
-
-    def _take_back_direct_entries(self) -> None:
-        """Remove entries of refused bytes: they would not match what is written there next."""
-        for target in self.logs.values():
-            if target.direct:
-                before = [*target.waiting_entries]
-                if target.log.open_entry is not None:
-                    before.append(target.log.open_entry)
-                try:
-                    self._write_entries(target, before)
-                    end = index.entry_position(target.entries_written + len(before))
-                    self.disk.truncate(target.index_fd, end)
-                except OSError as error:
-                    self.poison = PoisonError(f"{target.log.index_file.path} could not be written")
-                    self.poison.__cause__ = error
-
-    def _write_entries(self, target: LogCommit, entries: Sequence[IndexEntry]) -> None:
-        """Write entries behind those that the index file has. Raises FileGone and OSError."""
-        if target.index_fd < 0:
-            log, number = target.log, target.entries_written
-            target.index_fd = index.open_at(self.disk, self.files, log, number, entries[0].offset)
-        data, position = index.packed_entries(target.log, target.entries_written, entries)
-        write_all(self.disk, target.index_fd, data, position)
 
     def _open(self, target: LogCommit) -> None:
         """Open the log's file, if that is still to be done. Raises FileGone and OSError."""
@@ -665,9 +512,6 @@ class Commit:
         if target.fd >= 0:
             self.disk.close(target.fd)
             target.fd = UNKNOWN
-        if target.index_fd != target.pinned_index_fd:
-            self.disk.close(target.index_fd)
-            target.index_fd = target.pinned_index_fd
 
 
 def open_log(files: OpenFiles, log: Log, end: int, made: bool = False) -> int:
@@ -714,8 +558,10 @@ class Committer:
     """Waits until some tails are written: they take too much memory."""
     request_checkpoint: Callable[[], None] = lambda: None
     """Called after a commit when a checkpoint is due. That is: a segment of the journal is full, there are
-    more than `checkpoint_batches`, or recovery of what went around the journal would take long."""
+    more than `checkpoint_batches`, or recovery of what the journal refers to would take long."""
     checkpoint_batches: int = 0
+    referred_bytes: int = 0
+    """Written to logs' files alone since the last checkpoint's snapshot: the journal refers to them."""
     look_at_space: Callable[[], None] = lambda: None
     """Called once more than `unlooked_bytes` have been written in all."""
     unlooked_bytes: int = 0
@@ -735,7 +581,6 @@ class Committer:
     _uncongested: list[Callable[[], None]] = attrs.Factory(list)
     _charged: int = 0
     """Bytes charged for sealed batches that wait. A batch alone is not charged: that saves the books."""
-    direct: DirectWrites = attrs.field(init=False)
     tails: Tails = attrs.field(init=False)
 
     _light_most: int = attrs.field(init=False)
@@ -748,9 +593,6 @@ class Committer:
         if settings.reference_bytes:
             self._light_most = min(self._light_most, settings.reference_bytes - 1)
         self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
-        self.direct = DirectWrites(
-            self._disk, self._files, self._clock, self._in_thread, self.between_commits, self.poison
-        )
 
     # -- filling batches
 
@@ -758,86 +600,25 @@ class Committer:
         """The append to which `size` bytes of `log` are added next. Raises as `Log.append`."""
         if log.deleted or self.full or self.closed or self.read_only is not None:
             self._require_writable(log, reserved)
-        mode = log.mode.waits_for
-        if self._together and mode is Mode.DIRECT:
-            mode = Mode.SYNCED  # as in `append_all`: around the journal it could be lost alone
-            self._journal_queued(log)
         batch = self._batch_with_room(size)
-        part = batch.append_to(log, mode)
+        part = batch.append_to(log, log.mode.waits_for)
         if not self.full:  # when full, each append must ask whether it may use the reserve
             log.pending = part
         return part
 
-    def append_each(self, logs: Sequence[Log], records: Sequence[bytes]) -> tuple[list[int], Ticket]:
-        """Append one record after the other, each to its log. Stops before the first that needs `Log.append`,
-        as where that would raise; returns the offsets of those appended, maybe none.
-
-        For many logs in turn: 0.6 us a record; 2.2 us by `Log.append`.
-        """
-        offsets: list[int] = []
-        if self.closed or self.read_only is not None or self.full or self._together:
-            return offsets, Ticket()
-        if logs[0].mode.mode != "always":  # a ticket for this mode would have the whole batch synced
-            return offsets, Ticket()
-        size = sum(map(len, records))
-        batch = self._batch_with_room(size + ENTRY_HEADER_BYTES * len(logs))
-        ticket = batch.tickets[Mode.SYNCED]
-        singles, appends = batch.singles, batch.appends
-        rows = 0
-        for log, data in zip(logs, records, strict=True):
-            chunks = singles.get(log)
-            if type(chunks) is list:
-                chunks.append(data)
-            elif (part := log.pending) is not None:
-                if part.ticket is not ticket or log.fold is not None:
-                    break
-                part.chunks.append(data)
-                part.counts.append(1)
-            else:
-                if chunks or log in appends or log.deleted or log.unawaited or log.mode.mode != "always":
-                    break
-                if log.entries_written == UNKNOWN or log.fold is not None:
-                    break
-                singles[log] = [data]
-                rows += 1
-            end = log.end
-            offsets.append(end)
-            log.end = end + len(data)
-        if len(offsets) < len(logs):
-            size = sum(map(len, records[: len(offsets)]))
-        batch.room -= size + ENTRY_HEADER_BYTES * rows
-        batch.count_logs(rows)
-        return offsets, ticket
-
     def append_all(
-        self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool = False, *, journaled: bool = False
+        self, parts: Sequence[tuple[Log, bytes, int]], reserved: bool = False
     ) -> tuple[list[int], Ticket]:
-        """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`.
-
-        `journaled`: part of the same batch as a change of the catalog that was just added.
-        """
+        """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         self._require_writable(parts[0][0], reserved)
-        mode, direct, size = Mode.DIRECT, False, 0
-        seen: Durability | None = None
-        for log, records, _ in parts:  # one look at each log before anything is done: there may be thousands
+        size = 0
+        for log, records, _ in parts:  # looked at before anything is done
             if log.deleted:
                 self._require_writable(log, reserved)
-            if log.mode is not seen:
-                seen = log.mode
-                mode = min(mode, seen.waits_for)
-                direct = direct or seen.direct
             size += len(records)
-        if direct and (journaled or len({log for log, _, _ in parts}) > 1):
-            # After a power cut, a log of mode `none` is valid as far as its index goes. The batch may be lost
-            # then, and half of the change would be there. So it goes through the journal, and is synced
-            # before it is visible.
-            mode = Mode.SYNCED
+        mode = min([log.mode.waits_for for log, _, _ in parts])
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        batch.count_logs(coming=len(parts))
-        many = len(parts) > _INLINE_LOGS_MAX
-        # Around the journal there is one log.
-        ticket = batch.direct_tickets[parts[0][0]] if mode is Mode.DIRECT else batch.tickets[mode]
-        return self._append_parts(batch, mode, parts, size, many=many), ticket
+        return self._append_parts(batch, mode, parts, size), batch.tickets[mode]
 
     def hold(
         self,
@@ -859,8 +640,6 @@ class Committer:
         if self.full and not reserved:
             raise StoreFull("the file system is short of space")
         mode = min([each.waits_for for each in modes], default=Mode.SYNCED)
-        if mode is Mode.DIRECT:
-            mode = Mode.SYNCED  # as in `append_all`
         need = size + logs * ENTRY_HEADER_BYTES
         roomy = need + BATCH_PAYLOAD_MAX  # for what others append meanwhile
         batch = self._batch_with_room(roomy)
@@ -870,7 +649,6 @@ class Committer:
         batch.room -= need
         batch.held = True
         batch.gathering.append(complete)
-        batch.count_logs(coming=logs)
         return HeldBatch(self, batch, mode, need)
 
     def end_hold(self) -> None:
@@ -879,57 +657,20 @@ class Committer:
             self._batches[-1].seal()
 
     def _append_parts(
-        self,
-        batch: CommitBatch,
-        mode: Mode,
-        parts: Sequence[tuple[Log, bytes, int]],
-        size: int,
-        *,
-        many: bool,
+        self, batch: CommitBatch, mode: Mode, parts: Sequence[tuple[Log, bytes, int]], size: int
     ) -> list[int]:
         """Append to a batch that has room for it; `size` bytes of records. Returns their offsets."""
-        through_journal = mode is not Mode.DIRECT
         offsets = []
-        singles, appends = batch.singles, batch.appends
-        many = many and through_journal
-        rows = 0
-        folds = plain = False
-        seen: Durability | None = None
+        folds = False
         for log, records, count in parts:
-            if log.mode is not seen:
-                seen = log.mode
-                plain = many and seen.waits_for is mode
-                if plain and seen.mode == "interval":
-                    batch.interval_seconds = min(batch.interval_seconds, seen.seconds)
-            if (
-                plain
-                and count == 1
-                and log.fold is None
-                and log.pending is None
-                and log.entries_written != UNKNOWN
-                and not (log.unawaited or log in appends)
-            ):  # as in `append_each`: a third of the time
-                chunks = singles.get(log)
-                if chunks is None:
-                    singles[log] = (records,)
-                    rows += 1
-                else:
-                    singles[log] = (*chunks, records)
-                offset = log.end
-                offsets.append(offset)
-                log.end = offset + len(records)
-                continue
             folds = folds or log.fold is not None
-            if through_journal and log.direct:
-                self._journal_queued(log)
             part = batch.append_to(log, mode)
             part.chunks.append(records)
             part.counts.append(count)
             offset = log.end
             offsets.append(offset)
             log.end = offset + len(records)
-        batch.count_logs(rows)
-        batch.room -= size + ENTRY_HEADER_BYTES * rows
+        batch.room -= size
         if folds:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
                 if log.fold is not None:  # may append more, and so seal the batch
@@ -942,15 +683,11 @@ class Committer:
         which it yields. A crash keeps all of them or none, and so does a full disk.
 
         `size`: about how many bytes they will be. Nothing may be awaited inside. An append that raises has
-        appended nothing, but earlier ones stay, so do first what may be refused. Logs around the journal go
-        through it here, and are synced.
+        appended nothing, but earlier ones stay, so do first what may be refused.
         """
         if self._together:
             raise RuntimeError("what is together already is one batch: it is not nested")
         batch = self._batch_with_room(size)
-        if batch.direct_tickets:  # some log's records may be going around the journal
-            batch.seal()
-            batch = self._batch_with_room(size)
         self._together = True
         try:
             yield batch
@@ -960,8 +697,6 @@ class Committer:
     def add(self, change: Change, mode: Mode, beside: Sequence[tuple[Log, bytes, int]] = ()) -> Ticket:
         """Add a change of the catalog, and leave room for `beside`. Raises StoreReadOnly, StoreClosed."""
         self._require_open()
-        if change.kind is EntryKind.FIRST or change.kind is EntryKind.MODE:
-            self._journal_queued(change.log)
         room = len(change.body) + sum([len(records) for _, records, _ in beside])
         batch = self._batch_with_room(room + (1 + len(beside)) * ENTRY_HEADER_BYTES)
         batch.add(change)
@@ -1060,13 +795,6 @@ class Committer:
         batch = CommitBatch(room, room, now)
         batches.append(batch)
         return batch
-
-    def _journal_queued(self, log: Log) -> None:
-        """The log is about to be in the journal: what is queued for it must go there too, in order."""
-        for batch in self._batches:
-            part = batch.appends.get(log)
-            if part is not None:
-                part.journaled = True
 
     # -- committing
 
@@ -1171,11 +899,9 @@ class Committer:
 
     def _count_together(self) -> int:
         """How many batches, the oldest first, are one commit: all that are there, or one. The newest may be
-        held. Very many logs are light only alone: 50,000 took 230 ms of the loop, in one stretch, if not.
+        held.
         """
         ready = [batch for batch in self._batches if not batch.held]
-        if any(batch.log_count >= MANY for batch in ready):
-            return 1
         return len(ready) if self.journal.fit_together([batch.bytes for batch in ready]) else 1
 
     async def _sync_in_thread(self) -> None:
@@ -1220,69 +946,56 @@ class Committer:
         return commit
 
     def _sort(self, commit: Commit) -> None:
-        """Say which way each append of the commit goes. MemoryError: nothing of it may be written."""
-        batches = commit.batches
-        # Only in a batch alone: another may want more of the same log. A log costs a commit 1.3 us so, and
-        # 7 us with a `LogCommit`.
-        light_most = self._light_most if len(batches) == 1 else -1
-        heavy: dict[Log, list[LogAppend]] = {}
-        firsts: set[Log] = set()
-        for batch in batches:
+        """Say which way each append of the commit goes. MemoryError: nothing of it may be written.
+
+        A log has one way in a commit, whatever batches its appends are in: all of them are gathered before
+        anything is said of one. So nothing depends on the order of batches.
+        """
+        appends: dict[Log, list[LogAppend]] = {}
+        synced = False
+        for batch in commit.batches:
             batch.seal()
-            if batch.singles:
-                batch.leave_large_singles(light_most)
-            changed = {change.log for change in batch.changes} if batch.changes else ()
-            firsts.update(change.log for change in batch.changes if change.kind is EntryKind.FIRST)
-            light, kept, total = batch.light, {}, batch.records
+            synced = synced or Mode.SYNCED in batch.tickets
             for log, part in batch.appends.items():
                 counts = part.counts
                 part.records = records = counts[0] if len(counts) == 1 else sum(counts)
-                total[log.namespace] = total.get(log.namespace, 0) + records
-                if (
-                    part.end - part.offset <= light_most
-                    and part.journaled
-                    and log.entries_written != UNKNOWN
-                    and not log.direct_dirty
-                    and (log.tail_bytes or not log.direct)
-                    and not (log.unawaited or log in changed)
-                ):
-                    light.append((log, part.offset, b"".join(part.chunks), records))
+                batch.records[log.namespace] = batch.records.get(log.namespace, 0) + records
+                parts = appends.get(log)
+                if parts is None:
+                    appends[log] = [part]
                 else:
-                    kept[log] = part
-                    heavy.setdefault(log, []).append(part)
-            batch.appends = kept
-        for log in firsts:
-            if log.direct_dirty:
-                heavy.setdefault(log, [])
-        if heavy:
-            synced = any(Mode.SYNCED in batch.tickets for batch in batches)
-            for log, parts in heavy.items():
-                commit.logs[log] = self._take_log(log, parts, synced=synced, has_first=log in firsts)
-            commit.room = self._files.room
+                    parts.append(part)
+        for log, parts in appends.items():
+            if self._is_light(log, parts):
+                for part in parts:
+                    light = part.batch.light
+                    light.append((log, part.offset, b"".join(part.chunks), part.records))
+                    del part.batch.appends[log]
+            else:
+                commit.logs[log] = self._take_log(log, parts, synced=synced)
+        commit.room = self._files.room
 
-    def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool, has_first: bool) -> LogCommit:
-        """Say which way a log's appends go: all of them that the commit has, in whatever batches, at once.
-
-        The log is busy, and its files are pinned, until `_finish`.
+    def _is_light(self, log: Log, parts: Sequence[LogAppend]) -> bool:
+        """Whether the log's tail alone gets these. A log costs a commit 1.3 us so, and 7 us with a
+        `LogCommit`.
         """
-        sizes = [part.end - part.offset for part in parts]
-        # Earlier bytes may be in the journal and not in the file: bytes around the journal would leave a hole
-        # before them.
-        nameless = log in self.tails.nameless
-        journaled = log.tail_bytes > 0 or nameless or any(part.journaled for part in parts)
-        late = not parts or (journaled and self.tails.takes(log, sum(sizes)))
+        size = parts[-1].end - parts[0].offset
+        return size <= self._light_most and log.entries_written != UNKNOWN and not log.unawaited
+
+    def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool) -> LogCommit:
+        """Say which way the appends of a log go that is not light.
+
+        The log is busy, and its file is pinned, until `_finish`.
+        """
+        late = self.tails.takes(log, parts[-1].end - parts[0].offset)
         before = log.tail if not late else bytearray()  # first: it may take memory that is not there
         target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
-        target.sync_first = log.direct_dirty and (journaled or has_first) and not nameless
         target.before = before
-        refers = synced and journaled and not late and self._may_refer(log)
-        for part, size in zip(parts, sizes, strict=True):
-            part.journaled = journaled
+        refers = synced and not late and self._may_refer(log)
+        for part in parts:
             # What goes to the file before the sync must not leave a hole before it.
-            refers = refers and size >= self._settings.reference_bytes
+            refers = refers and part.end - part.offset >= self._settings.reference_bytes
             part.by_reference = refers
-        if not (journaled or late):
-            target.pin_for_direct(self._files.pin(log.index_file))
         return target
 
     def _may_refer(self, log: Log) -> bool:
@@ -1291,28 +1004,25 @@ class Committer:
         A file in mode `always` with bytes beyond the journal normally proves that the journal is damaged. So
         recovery must know: a batch within the replayed part says so, and is synced.
         """
-        return (
-            self._settings.reference_bytes > 0
-            and not log.direct
-            and self.replay_lsn <= log.ahead_lsn < self.journal.synced
-        )
+        return self._settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
 
     # -- publishing the outcome
 
     def _advance_light(self, commit: Commit) -> Iterator[None]:
-        """Make light appends to very many logs visible in slices, but for the last of them: `_finish` does
-        the rest, and resolves the tickets. Others are served meanwhile, and no other commit begins.
+        """Make light appends visible in slices; `_finish` resolves the tickets. Others are served meanwhile,
+        and no other commit begins.
         """
-        if not commit.good:
-            return
-        light = commit.batches[0].light
         try:
-            while len(light) > LIGHT_AT_ONCE:
-                some = light[:LIGHT_AT_ONCE]
-                del light[:LIGHT_AT_ONCE]
-                watched = self.tails.add_light(some, commit.now_ms, self._clock.monotonic())
-                self._call_watchers(watched)
-                yield
+            advanced = False
+            for batch in commit.batches[: commit.good]:
+                while batch.light:
+                    if advanced:
+                        yield
+                    rows = batch.light[:LIGHT_AT_ONCE]
+                    del batch.light[:LIGHT_AT_ONCE]
+                    watched = self.tails.add_light(rows, commit.now_ms, self._clock.monotonic())
+                    self._call_watchers(watched)
+                    advanced = True
         except Exception as error:
             commit.fail(error)
 
@@ -1324,11 +1034,10 @@ class Committer:
             now = self._clock.monotonic()
             counts, journal = self.counts, self.journal
             good = commit.batches[: commit.good]
-            failure = commit.error or commit.direct_error  # a poison sets `read_only`
+            failure = commit.error  # a poison sets `read_only`
             if isinstance(failure, MemoryError):
                 self._say_memory_is_short()
             error = None if failure is None else error_for_unwritten(failure)
-            direct_error = None if commit.direct_error is None else error_for_unwritten(commit.direct_error)
             watched = self._publish_logs(commit, now) if commit.logs else []
             counts.commits += 1
             if commit.synced:
@@ -1352,24 +1061,17 @@ class Committer:
                     self._registry.changed(change)
             if watched:
                 self._call_watchers(watched)
-            if direct_error is not None:
-                # Also what is pending behind it, and before tickets resolve: later appends begin at the
-                # rolled-back end.
-                for batch in self._batches:
-                    batch.seal()
-                self._roll_back(log for log, target in commit.logs.items() if target.direct_meant)
             if commit.poison is not None:
                 self._set_read_only(commit.poison)
-                direct_error = self.read_only  # a start may find what could not be taken back
             for batch in good:
-                batch.end(None, direct_error)
+                batch.end(None)
             if self.read_only is not None or error is not None:
                 self._fail(commit.batches[commit.good :], self.read_only or error)
             self._filling_since = self._clock.monotonic()
             if (
                 journal.old
                 or journal.batches > self.checkpoint_batches
-                or self.direct.bytes > self._settings.checkpoint_direct_bytes
+                or self.referred_bytes > self._settings.checkpoint_direct_bytes
             ):
                 self.request_checkpoint()
             if counts.bytes > self.unlooked_bytes:
@@ -1412,11 +1114,6 @@ class Committer:
         for batch in commit.batches[: commit.good]:
             for log, part in batch.appends.items():
                 size = part.end - part.offset
-                if not part.journaled:
-                    if commit.direct_error is not None:
-                        batch.records[log.namespace] -= part.records
-                        continue
-                    self.direct.written(log, size, now)
                 log.visible = part.end
                 if log.watchers and size <= _RECENT_BYTES_MAX and not commit.logs[log].late:
                     with suppress(MemoryError):
@@ -1425,7 +1122,7 @@ class Committer:
         for log in moved:
             target = commit.logs[log]
             target.publish(self.tails, now)
-            self.direct.bytes += target.referred_bytes
+            self.referred_bytes += target.referred_bytes
         self.tails.charge()
         self.tails.unindexed |= moved
         self.tails.unlooked |= moved
@@ -1476,7 +1173,7 @@ class Committer:
             )
             for batch in self._batches:
                 batch.seal()  # so that appends take the slow path, and are refused
-            if self._sync_by < math.inf or self.direct.due:
+            if self._sync_by < math.inf:
                 logger.critical(
                     "records of mode interval that were acknowledged since the last sync may be lost; "
                     "after the restart compare with their producers, and have them send what is missing"
@@ -1531,7 +1228,7 @@ class HeldBatch:
         need = size + len(parts) * ENTRY_HEADER_BYTES
         self._left -= need
         self._batch.room += need
-        return self._committer._append_parts(self._batch, self._mode, parts, size, many=True)
+        return self._committer._append_parts(self._batch, self._mode, parts, size)
 
     def release(self, error: Exception | None = None) -> None:
         """All is appended. `error`: it could not be, so nothing of the batch may be written."""

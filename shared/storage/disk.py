@@ -37,25 +37,14 @@ class Disk(Protocol):
         tells).
         """
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
-        """Write some of `data`; returns the bytes taken (a short write is legal).
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
+        """Write some of `data`; returns the bytes taken (a short write is legal)."""
 
-        `passing`: nobody reads it soon, so the system need not cache it.
-        """
-
-    def write_pieces(
-        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
-    ) -> int:
+    def write_pieces(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
         """As `write`, for at most 1,024 consecutive pieces."""
-
-    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
-        """Write all (descriptor, bytes, offset), in no order; for each the bytes taken, or minus an errno."""
 
     def sync_data(self, fd: int) -> None:
         """fdatasync. After any error nothing about the file's unsynced bytes is known."""
-
-    def sync_many(self, fds: Sequence[int]) -> None:
-        """fdatasync several files, in no order, at the same time if the system can."""
 
     def start_write_back(self, fd: int) -> bool:
         """Ask the system to start writing the file's dirty bytes: nothing is durable, but a later sync is
@@ -154,33 +143,29 @@ def copy_file(disk: Disk, path: str, to: str, start: int = 0) -> None:
         disk.sync_data(target)
 
 
-def write_all(
-    disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int, *, passing: bool = False
-) -> None:
-    """Write every byte, however short the disk's writes are. `passing`: see `Disk.write`."""
+def write_all(disk: Disk, fd: int, data: bytes | bytearray | memoryview, offset: int) -> None:
+    """Write every byte, however short the disk's writes are."""
     view = memoryview(data)
-    taken = disk.write(fd, view, offset, passing=passing)
+    taken = disk.write(fd, view, offset)
     while taken < len(view):
-        count = disk.write(fd, view[taken:], offset + taken, passing=passing)
+        count = disk.write(fd, view[taken:], offset + taken)
         if count <= 0:
             raise OSError(errno.EIO, "the disk takes no bytes")
         taken += count
 
 
-def write_pieces(
-    disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
-) -> None:
+def write_pieces(disk: Disk, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write every byte of consecutive pieces, without joining them first."""
     at = 0
     while at < len(pieces):
         those = pieces[at : at + _PIECES_MAX]
-        taken = disk.write_pieces(fd, those, offset, passing=passing)
+        taken = disk.write_pieces(fd, those, offset)
         if taken <= 0 < sum(map(len, those)):
             raise OSError(errno.EIO, "the disk takes no bytes")
         offset += taken
         for piece in those:
             if taken < len(piece):  # a short write inside this piece
-                write_all(disk, fd, memoryview(piece)[taken:], offset, passing=passing)
+                write_all(disk, fd, memoryview(piece)[taken:], offset)
                 offset += len(piece) - taken
                 at += 1
                 break

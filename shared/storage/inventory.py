@@ -179,13 +179,13 @@ class Inventory:
         namespace.logs[name] = log
         self._folded.add(_fold(log))
         if parts:
-            _, ticket = self._committer.append_all(parts, reserved=True, journaled=True)
+            _, ticket = self._committer.append_all(parts, reserved=True)
         return log, ticket
 
     def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
         ticket = self._committer.add(Change(EntryKind.DELETE, log), Mode.SYNCED, beside)
         if beside:  # `add` has left room for it in this batch
-            _, ticket = self._committer.append_all(beside, reserved=True, journaled=True)
+            _, ticket = self._committer.append_all(beside, reserved=True)
         log.deleted = True
         log.pending = None
         del namespace.logs[log.name]

@@ -208,10 +208,8 @@ class Journal:
             return
         position = self.position
         try:
-            if beside:
-                self.disk.sync_many([self.current.fd, *beside])
-            else:
-                self.disk.sync_data(self.current.fd)
+            for fd in (*beside, self.current.fd):
+                self.disk.sync_data(fd)
         except OSError as error:
             raise PoisonError("the journal could not be synced") from error
         self.syncs += 1

@@ -24,7 +24,6 @@ from attrs import Attribute
 from shared.budget import Account, unbounded
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
-from shared.garbage import MANY, PAUSES
 from shared.storage.entries import ENTRY_COVERS_SECONDS, extend_by_tail
 from shared.storage.files import LogFile
 from shared.storage.format import ENTRY_HEADER_BYTES, EntryKind, IndexEntry
@@ -56,17 +55,14 @@ def opaque(_: type, fields: "list[Attribute[Any]]") -> "list[Attribute[Any]]":
 
 
 class Ticket:
-    """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket;
-    in `Mode.DIRECT` those of one log.
+    """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
 
     `error`: None if it is durable, else why not. `callbacks` may be added to directly while it is not `done`.
-    `together`: the one of them that stands for many (`shared.replies`).
     """
 
-    __slots__ = ("callbacks", "done", "error", "together")
+    __slots__ = ("callbacks", "done", "error")
 
     def __init__(self) -> None:
-        self.together: Callable[[Ticket], None] | None = None
         self.done = False
         self.error: StoreError | None = None
         self.callbacks: list[Callable[[Ticket], None]] = []
@@ -114,7 +110,6 @@ class LogAppend:
     log: "Log"
     batch: "CommitBatch"
     ticket: Ticket
-    journaled: bool
     offset: int
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
@@ -157,11 +152,6 @@ class Change:
 class CommitBatch:
     """Becomes one batch of the journal. `room`: bytes of `bytes_max` that are left.
 
-    `singles`: of logs with nothing but records of `Store.append_each`, those records, in a list; or those of
-    `Store.append_all`, in a tuple. With its append a log costs a commit 1.2 us so, and 1.5 us with a
-    `LogAppend`. `single_ends`: where these logs end, once the batch is sealed. The commit makes their rows of
-    `light`: 50,000 took 19 ms of the loop.
-
     `gathering`: callbacks that add promised records when the batch is sealed. `broken`: what one of them
     raised: promised records are missing, so the batch must not be written. A ticket for
     `Mode.SYNCED` has it synced.
@@ -171,19 +161,13 @@ class CommitBatch:
     room: int
     began: float  # monotonic
     appends: "dict[Log, LogAppend]" = attrs.Factory(dict)
-    singles: "dict[Log, list[bytes] | tuple[bytes, ...]]" = attrs.Factory(dict)
-    single_ends: list[int] = attrs.Factory(list)
-    light: list[LightAppend] = attrs.Factory(list)  # of logs that are not in `appends`
+    light: list[LightAppend] = attrs.Factory(list)  # of logs that are not in `appends`, once it is taken
     records: dict[str, int] = attrs.Factory(dict)  # by namespace, once it was written
     changes: list[Change] = attrs.Factory(list)
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
-    # What goes around the journal may be refused alone. Whether a log's appends do is known once it is taken.
-    # So each log has its own.
-    direct_tickets: "defaultdict[Log, Ticket]" = attrs.Factory(partial(defaultdict, Ticket))
     log_count: int = 0
-    pauses: bool = False  # the garbage collector, until it is committed
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
     held: bool = False  # more of what belongs together comes: it is not committed yet
@@ -206,30 +190,23 @@ class CommitBatch:
     @property
     def logs(self) -> "list[Log]":
         """The logs with appends in this batch."""
-        return [*self.appends, *self.singles, *(log for log, _, _, _ in self.light)]
+        return [*self.appends, *(log for log, _, _, _ in self.light)]
 
     @property
     def strictest(self) -> Ticket | None:
-        """Done when the batch is as durable as its strictest part asks, without what may go around the
-        journal; None if there is nothing else.
-        """
+        """Done when the batch is as durable as its strictest part asks; None if it is empty."""
         return self.tickets[min(self.tickets)] if self.tickets else None
 
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
         """The log's append in this batch, made if there is none, with the ticket for this mode."""
-        if log in self.singles:
-            self.leave_singles(log)
-        journaled = mode is not Mode.DIRECT
-        ticket = self.tickets[mode] if journaled else self.direct_tickets[log]
+        ticket = self.tickets[mode]
         part = self.appends.get(log)
         if part is None:
             end = log.end
-            part = self.appends[log] = LogAppend(log, self, ticket, journaled, end, end)
+            part = self.appends[log] = LogAppend(log, self, ticket, end, end)
             self.log_count += 1
-            if self.log_count >= MANY:
-                self.count_logs()
             self.room -= ENTRY_HEADER_BYTES
-            if not journaled or log.entries_written == UNKNOWN:
+            if log.entries_written == UNKNOWN:
                 self.with_files += 1
         else:
             part.ticket = ticket
@@ -239,20 +216,8 @@ class CommitBatch:
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return part
 
-    def leave_singles(self, log: "Log", end: int | None = None) -> None:
-        """Take a log out of `singles`: something else is appended or done to it. `end`: of its records, once
-        the batch is sealed.
-        """
-        records = b"".join(chunks := self.singles[log])
-        del self.singles[log]
-        ticket, end, count = self.tickets[log.mode.waits_for], log.end if end is None else end, len(chunks)
-        offset = end - len(records)
-        self.appends[log] = LogAppend(log, self, ticket, True, offset, end, [records], [count])
-
     def add(self, change: Change) -> None:
         """Add a change of the catalog."""
-        if change.log in self.singles:
-            self.leave_singles(change.log)
         self.changes.append(change)
         self.room -= ENTRY_HEADER_BYTES + len(change.body)
 
@@ -268,65 +233,21 @@ class CommitBatch:
         self.gathering.clear()
         self.held = False
         self.sealed = True
-        if self.singles:
-            self.single_ends = [log.end for log in self.singles]
         for log, part in self.appends.items():
             log.pending = None
             part.end = log.end
 
-    def leave_large_singles(self, most: int) -> None:
-        """Take those logs out of `singles` that have more than `most` bytes, or need a closer look."""
-        changed = {change.log for change in self.changes}
-        large: list[tuple[Log, int]] = []
-        ends: list[int] = []
-        for (log, chunks), end in zip(self.singles.items(), self.single_ends, strict=True):
-            size = len(chunks[0]) if len(chunks) == 1 else sum(map(len, chunks))
-            if size > most or log.direct_dirty or log in changed:
-                large.append((log, end))
-            else:
-                ends.append(end)
-        self.single_ends = ends
-        for log, end in large:
-            self.leave_singles(log, end)
-
-    def make_light(self) -> None:
-        """Make rows of `light` of `singles`. In the commit's thread: nobody else uses a batch once taken."""
-        light, total = self.light, self.records
-        for (log, chunks), end in zip(self.singles.items(), self.single_ends, strict=True):
-            count, namespace = len(chunks), log.namespace
-            records = chunks[0] if count == 1 else b"".join(chunks)
-            light.append((log, end - len(records), records, count))
-            total[namespace] = total.get(namespace, 0) + count
-        self.singles.clear()
-
-    def count_logs(self, more: int = 0, coming: int = 0) -> None:
-        """`more` logs have appends, and `coming` will have. If they are very many the garbage collector
-        pauses: their appends, and what those are kept in, are freed after the commit.
-        """
-        self.log_count += more
-        if (self.log_count >= MANY or coming >= MANY) and not self.pauses:
-            self.pauses = True
-            PAUSES.begin()
-
-    def end(self, error: StoreError | None, direct_error: StoreError | None = None) -> None:
-        """The batch is over: tell those who wait, of the strictest mode first.
-
-        `error`: nothing of it is durable. `direct_error`: what went around the journal is not.
+    def end(self, error: StoreError | None) -> None:
+        """The batch is over: tell those who wait, of the strictest mode first. `error`: nothing of it is
+        durable.
         """
         for _, ticket in sorted(self.tickets.items()):
             if not ticket.done:
                 ticket.resolve(error)
-        for log, ticket in self.direct_tickets.items():
-            part = self.appends.get(log)  # None: it was light, and so in the journal
-            if not ticket.done:
-                ticket.resolve(error if part is None or part.journaled else error or direct_error)
         # Batches and their appends refer to each other: break the cycle, for the garbage collector would come
         # late for few large objects.
         self.appends.clear()
         self.light.clear()
-        if self.pauses:
-            self.pauses = False
-            PAUSES.end()
 
 
 class Appender(Protocol):
@@ -401,7 +322,6 @@ class Log:
     fresh: bool = False  # created in this process; it has no file yet
     first_kept: int = attrs.field(init=False)  # `first` as durable: space below may be freed
     mode_kept: Durability = attrs.field(init=False)  # `mode` as known to be durable
-    direct_dirty: bool = False  # bytes went around the journal since the file's last sync
     ahead_lsn: int = UNKNOWN  # of the last batch that says that the file may be ahead of the journal
     named: bool = False  # the file's name is known to be durable
     referred_from: int = sys.maxsize  # from here on the journal may refer to the file's bytes
@@ -434,11 +354,6 @@ class Log:
     def gone(self) -> bool:
         """Whether its deletion is durable; one that is not may be rolled back, or lost in a crash."""
         return self.file.gone
-
-    @property
-    def direct(self) -> bool:
-        """Whether its bytes go around the journal."""
-        return self.mode.direct
 
     def append(self, records: bytes, count: int, reserved: bool = False) -> tuple[int, Ticket]:
         """Add `count` whole encoded records; returns the offset of the first, and the ticket of their commit.
@@ -708,11 +623,9 @@ class Tails:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
         tail: that is one large write anyway, and saves two copies.
         """
-        if log in self.nameless:
-            return True
-        if log.tail_bytes:
-            return size < self.log_bytes // 16 or log in self.writing or log in self.failing
-        return not log.direct and size < self.log_bytes // 16
+        return (
+            size < self.log_bytes // 16 or log in self.writing or log in self.failing or log in self.nameless
+        )
 
     def add(self, log: Log, data: memoryview, now: float) -> None:
         """Add visible bytes to the end of a log's tail. Call `charge` when all logs have theirs."""

@@ -9,9 +9,7 @@ from shared.storage.disk import Disk, copy_file, opened, size_of, write_all
 from shared.storage.entries import ENTRY_COVERS_BYTES, extend
 from shared.storage.files import DamagedPlaces, out_of_space
 from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFlag, IndexEntry
-from shared.storage.lost import Lost
 from shared.storage.replay import JournalChanges, JournalPiece, Pieces, Segments, seeming_end
-from shared.storage.settings import Durability
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -37,55 +35,45 @@ def recover_log(
 
     Returns its line, and whether its files have changed and are to be synced.
 
-    `damaged`: the journal has a hole, which may have held some of this log. `adopted`: its CREATE was lost
-    there; its files tell what they are.
+    `damaged`: the journal may lack some of this log, so its file counts as far as index entries match it.
+    `adopted`: its CREATE was lost there; its files tell what they are.
     """
     new = line.id in changes.created
-    # Bytes may have gone around the journal; they count as far as entries match them.
-    direct = Durability.parse(line.mode).direct or line.id in changes.direct
     pieces = changes.pieces.get(line.id, [])
     told = bool(pieces) or new or adopted or line.id in changes.first
-    doubted = damaged or direct or line.mode != "always"
+    doubted = damaged or line.mode != "always"
     if not (told or doubted or size_of(disk, line.log_path) > line.end):
         return None
     first = max(line.first, changes.first.get(line.id, 0))
     line = line._replace(first=first, mode=changes.mode.get(line.id, line.mode))
     damaged = damaged or adopted
     paths = line.log_path, line.index_path
-    if new and not (direct or damaged):
+    if new and not damaged:
         made = _make_files(disk, segments, line, pieces)
         if made is not None:
             return made, True
-    cut: Lost | None = None
-    if new and not _are_ours(disk, line, pieces, trusted=direct or damaged):
+    if new and not _are_ours(disk, line, pieces, trusted=damaged):
         # They belong to an earlier log of that name: every start moves unowned files aside. Or to this log,
         # if the journal or the index has lost the proof.
-        may_be_ours = damaged or (direct and index.owner(disk, paths[1]) is None)
-        cut = _make_room(disk, paths, line.id, keep=may_be_ours)
+        _make_room(disk, paths, line.id, keep=damaged)
     with opened(disk, paths[0], create=True) as fd, opened(disk, paths[1], create=True) as index_fd:
         recovery = _LogRecovery(disk, line, fd, index_fd, in_files)
         hinted = changes.hinted.get(line.id, [])
-        changed = recovery.run(
-            segments, pieces, hinted, new=new, direct=direct, damaged=damaged, adopted=adopted
-        )
+        changed = recovery.run(segments, pieces, hinted, new=new, damaged=damaged, adopted=adopted)
     end = recovery.position
     line = line._replace(end=end, first=min(line.first, end))
-    quarantined = recovery.quarantined or (f"{paths[0]}.stray-{line.id}" if cut is not None else None)
-    cut = recovery.cut or cut
     if recovery.kept_bytes and not adopted:
         logger.error(
             "the journal has lost records that the log's file still has: they are kept; look at the disk",
             path=paths[0],
             bytes=recovery.kept_bytes,
         )
-    if cut is not None and direct:
+    if recovery.quarantined is not None:
         logger.warning(
-            "the end of a log in mode none or unjournaled was cut: it did not match its index; it "
-            "was not synced before a crash, or is damaged; `kept` names a copy, other modes lose less",
+            "the end of a log was cut: the journal lacks it, for it was not synced before a crash, or is "
+            "damaged; `kept` names a copy, mode always loses nothing",
             path=paths[0],
-            bytes=cut.length,
-            records=cut.records,
-            kept=quarantined,
+            kept=recovery.quarantined,
         )
     return line, changed
 
@@ -133,27 +121,23 @@ def _are_ours(disk: Disk, line: LogLine, pieces: Pieces, *, trusted: bool) -> bo
     return trusted and index.read_index_of(disk, line.index_path, line.id, line.created_ms) is not None
 
 
-def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> Lost | None:
-    """Free the names of a new log's files; `keep`: rename those in the way. Returns what was kept."""
-    size = 0
+def _make_room(disk: Disk, paths: tuple[str, str], log_id: int, *, keep: bool) -> None:
+    """Free the names of a new log's files; `keep`: rename those in the way."""
     for name in paths:
         try:
             if keep:
-                with opened(disk, name) as fd:
-                    size = size or disk.size(fd)
                 disk.rename(name, f"{name}.stray-{log_id}")
             else:
                 disk.unlink(name)
         except FileNotFoundError:
             pass
-    return Lost(0, size, 0) if size else None
 
 
 class _LogRecovery:
     """`position`: up to here the log is known and indexed.
 
-    `kept_bytes`: bytes at its end, acknowledged, that the journal no longer proves. `cut`: what index or file
-    had behind the end, and which did not agree; `quarantined`: where those bytes are now.
+    `kept_bytes`: bytes at its end, acknowledged, that the journal no longer proves. `quarantined`: the copy
+    of what the file had behind the end.
     """
 
     def __init__(self, disk: Disk, line: LogLine, fd: int, index_fd: int, in_files: DamagedPlaces) -> None:
@@ -167,11 +151,10 @@ class _LogRecovery:
         self._entries: list[IndexEntry] = []
         self._open: IndexEntry | None = None
         self._later: list[IndexEntry] = []  # entries found behind what the catalog vouches for
-        self._rewrite = line.end  # what went around the journal since is read and written again
+        self._rewrite = line.end  # from here on bytes that count are read and written again
         self._ahead = False
         self.position = 0
         self.kept_bytes = 0
-        self.cut: Lost | None = None
         self.quarantined: str | None = None
 
     def run(
@@ -181,33 +164,31 @@ class _LogRecovery:
         hinted: Pieces,
         *,
         new: bool,
-        direct: bool,
         damaged: bool,
         adopted: bool,
     ) -> bool:
         """Recover; returns whether anything was written."""
         found = self._load()
-        trusted = direct or damaged
         self._ahead = any(piece.ahead for piece in pieces)
-        if trusted:
+        if damaged:
             self._follow(self._line.end)
         self._fill(self._line.end)
         for group in _adjacent(pieces):
             if group[0].offset > self.position:
-                self._bridge(group[0].offset, trusted, damaged)
+                self._bridge(group[0].offset)
             if group[0].crc32c is None:
                 self._apply(group, b"".join(piece.read(segments) for piece in group))
             else:
                 self._refer(group[0], segments)
-        if trusted or new:
+        if damaged or new:
             before = self.position
             self._follow(None)
-            self.kept_bytes = 0 if trusted else self.position - before
+            self.kept_bytes = 0 if damaged else self.position - before
         # The name may have been another log's, whose file a cut has kept: only entries prove ownership.
         if adopted:
             if self.position > self._line.first and self._rest_is_whole():
                 self._keep_rest()
-        elif self._line.mode == "always" and not (direct or new):
+        elif self._line.mode == "always" and not new:
             if self._ahead:  # bytes may be there that the journal never synced: only entries are proof
                 before = self.position
                 self._follow(None)
@@ -363,15 +344,10 @@ class _LogRecovery:
             self._entries += index.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
             self.position = end
 
-    def _bridge(self, offset: int, trusted: bool, damaged: bool) -> None:
-        """Journaled bytes continue at `offset`: what lies between went around the journal, or is lost."""
-        if trusted:
-            self._follow(offset)
-        if self.position >= offset:
-            return
-        if not damaged:
-            self._fill(offset)  # synced before the journal mentioned anything beyond it
-        else:
+    def _bridge(self, offset: int) -> None:
+        """Journaled bytes continue at `offset`: what lies between has entries that match it, or is lost."""
+        self._follow(offset)
+        if self.position < offset:
             self._close_open()
             self._lose(offset)
 
@@ -425,7 +401,7 @@ class _LogRecovery:
         if piece.end <= self.position:
             return
         if not piece.is_in(self._disk, self._fd, segments):  # damaged since: the journal would be cut else
-            self._bridge(piece.end, trusted=True, damaged=True)
+            self._bridge(piece.end)
             return
         data = self._disk.read(self._fd, piece.length, piece.offset)
         if not piece.proven:  # they may be only in the page cache, marked clean by a failed sync
@@ -447,10 +423,6 @@ class _LogRecovery:
         if size != found_size:
             disk.truncate(self._index_fd, size)
         size = disk.size(self._fd)
-        end = max([size, *(entry.end for entry in self._later)])
-        if end > self.position:
-            records = sum(entry.records for entry in self._later if entry.end > self.position)
-            self.cut = Lost(self.position, end - self.position, records)
         if size > self.position:
             if not self._ahead and self._rest_is_whole():
                 self._copy_rest()

@@ -44,7 +44,6 @@ class _FileWrite:
     fd: int
     data: bytearray | memoryview = attrs.Factory(bytearray)
     offset: int = 0
-    passing: bool = False  # see `Disk.write`
     written: bool = False
     error: OSError | None = None
 
@@ -121,9 +120,7 @@ class LogWriter:
                 for log in logs:
                     if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
                         log.close_entry()
-                    if log.indexed:  # by a commit, around the journal
-                        self._tails.unindexed.pop(log, None)
-                    elif log not in due and log.entries_below(log.tail_start):
+                    if log not in due and log.entries_below(log.tail_start):
                         due[log] = None
             return await self._flush(due)
 
@@ -183,7 +180,7 @@ class LogWriter:
             if data:
                 self._tails.writing.add(log)
                 log.tail_lent = True
-            tail = _FileWrite(self._files.pin(log.file), data, offset, log.unawaited)
+            tail = _FileWrite(self._files.pin(log.file), data, offset)
             index_write = _FileWrite(self._files.pin(log.index_file))
             step.append(
                 _Writing(log, tail, index_write, entries, log.entries_written, log.entries_start, cut)
@@ -247,44 +244,29 @@ class LogWriter:
 
     def _write(self, step: list[_Writing], room: int) -> None:
         """Tails first: no entry is in a file before what it covers."""
-        tails = [(each.tail, partial(self._open_log, each)) for each in step if each.tail.data]
-        self._write_files(tails, room // 2)
-        covered = [each for each in step if each.entries and (each.tail.written or not each.tail.data)]
-        self._write_files([(each.index, partial(self._open_index, each)) for each in covered], room // 2)
+        for writing in step:
+            if writing.tail.data:
+                room -= self._write_file(writing.tail, partial(self._open_log, writing), room // 2)
+        for writing in step:
+            if writing.entries and (writing.tail.written or not writing.tail.data):
+                room -= self._write_file(writing.index, partial(self._open_index, writing), room)
 
-    def _write_files(self, writes: Iterable[tuple[_FileWrite, Callable[[], bool]]], room: int) -> None:
-        """Write to files, each with what opens it. Those that get a descriptor are written in one call, the
-        rest one by one. After each call this thread would wait for the interpreter (figures: `aio.py`).
-        """
-        together: list[_FileWrite] = []
-        for write, open_file in writes:
-            try:
-                opened = open_file()
-                room -= opened
-                if (room >= 0 or not opened) and not write.passing:
-                    together.append(write)
-                    continue
-                self._write_file(write)
-                if opened and room < 0:
-                    self._disk.close(write.fd)
-                    write.fd = UNKNOWN
-            except FileGone:
-                pass
-            except OSError as error:
-                write.error = error
-        parts = [(write.fd, memoryview(write.data), write.offset) for write in together]
-        for write, taken in zip(together, self._disk.write_many(parts), strict=True):
-            if taken == len(write.data):
-                write.written = True
-            else:
-                self._write_file(write)
-
-    def _write_file(self, write: _FileWrite) -> None:
+    def _write_file(self, write: _FileWrite, open_file: Callable[[], bool], room: int) -> int:
+        """Write to a file; returns how many descriptors stay open for this, 1 or 0. `room`: how many may."""
         try:
-            write_all(self._disk, write.fd, write.data, write.offset, passing=write.passing)
+            opened = open_file()
+            write_all(self._disk, write.fd, write.data, write.offset)
             write.written = True
+        except FileGone:
+            return 0
         except OSError as error:
             write.error = error
+            opened = False
+        if opened and room <= 0:
+            self._disk.close(write.fd)
+            write.fd = UNKNOWN
+            return 0
+        return opened
 
     def _open_log(self, writing: _Writing) -> bool:
         """True if the log's file was opened here. Raises FileGone, OSError."""

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from shared.local_path import sync_folder
-from shared.storage import aio, syscalls
+from shared.storage import syscalls
 
 _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
 # O_CLOEXEC is what os.open does anyway; a FIFO or device put in a file's place must not hang the open.
 _COMMON = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-_RWF_DONTCACHE = 0x80
-"""Linux 6.14 and later; Python has no name for it yet."""
-_NO_SUCH_FLAG = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class OsDisk:
@@ -36,7 +33,6 @@ class OsDisk:
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: dict[str, int] = {"": self._root}  # one handle per namespace: a handful
         self._nowait = _RWF_NOWAIT is not None
-        self._uncached = _RWF_NOWAIT is not None  # the same call takes both flags
 
     def __enter__(self) -> Self:
         return self
@@ -134,51 +130,18 @@ class OsDisk:
             return None
         return bytes(view[:taken])
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
-        if passing and (taken := self._write_uncached(fd, [data], offset)) is not None:
-            return taken
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)
 
-    def write_pieces(
-        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
-    ) -> int:
-        if passing and (taken := self._write_uncached(fd, pieces, offset)) is not None:
-            return taken
+    def write_pieces(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
         if hasattr(os, "pwritev"):
             return os.pwritev(fd, pieces, offset)
         return os.pwrite(fd, b"".join(pieces), offset)
-
-    def _write_uncached(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int | None:
-        """None on an older kernel, and on other file systems: then the bytes stay cached."""
-        if self._uncached:
-            try:
-                return os.pwritev(fd, pieces, offset, _RWF_DONTCACHE)
-            except OSError as error:
-                if error.errno not in _NO_SUCH_FLAG:
-                    raise
-                self._uncached = False
-        return None
-
-    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> Sequence[int]:
-        outcomes = aio.write_many(writes)
-        return [self._outcome(*write) for write in writes] if outcomes is None else outcomes
-
-    def _outcome(self, fd: int, data: memoryview, offset: int) -> int:
-        try:
-            return self.write(fd, data, offset)
-        except OSError as error:
-            return -(error.errno or errno.EIO)
 
     def sync_data(self, fd: int) -> None:
         if self.read_only:  # the system may report success when it writes nothing any more
             self._writable()
         syscalls.sync_data(fd)
-
-    def sync_many(self, fds: Sequence[int]) -> None:
-        self._writable()
-        if not aio.sync_many(fds):
-            for fd in fds:
-                syscalls.sync_data(fd)
 
     def start_write_back(self, fd: int) -> bool:
         return syscalls.start_write_back(fd)

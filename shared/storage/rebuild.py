@@ -60,7 +60,8 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
         size = size_of(disk, f"{namespace}/{file}.log")
         lines[next_id] = LogLine(next_id, namespace, name_of(file), file, "always", now_ms, 0, size)
         next_id += 1
-    return Catalog(journal_id, replay_lsn, next_id, now_ms, False, [lines[n] for n in sorted(lines)])
+    made_anew = [lines[log_id] for log_id in sorted(lines)]
+    return Catalog(journal_id, replay_lsn, next_id, now_ms, False, made_anew, all_journaled=False)
 
 
 def files(disk: Disk) -> Iterator[tuple[str, str]]:

@@ -299,7 +299,8 @@ def _replay(
                 in_files.in_file(line.log_path)
         for line in sorted((orphans if found.clean else lines).values()):
             adopted = line.id in orphans
-            log = recover_log(disk, segments, line, changes, in_files, damaged=damaged, adopted=adopted)
+            doubted = damaged or (not found.all_journaled and replay.may_lack(line, changes))
+            log = recover_log(disk, segments, line, changes, in_files, damaged=doubted, adopted=adopted)
             if log is not None:
                 lines[line.id], changed = log
                 if changed or line.id in changes.created or adopted:

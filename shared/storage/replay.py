@@ -15,7 +15,6 @@ from shared.storage.catalog import LogLine, unpack_create
 from shared.storage.disk import Disk, opened
 from shared.storage.format import Batch, Entry, EntryKind
 from shared.storage.journal import segment_lsns, segment_path
-from shared.storage.settings import Durability
 
 _SEARCH_BYTES = 4 << 20
 """Bytes per read while searching for good batches behind a bad one."""
@@ -283,7 +282,7 @@ def seeming_end(hinted: Pieces, end: int, size: int) -> int:
 class JournalChanges:
     """What batches of the journal say of logs, by log id. Pieces of a log are in the order of their offsets.
 
-    `synced_lsn`: as in `Replay`. `direct`: logs that were in a mode that goes around the journal.
+    `synced_lsn`: as in `Replay`.
     `bad_entries`: how many entries cannot be read. `hinted`: pieces that damaged batches seem to have had.
     """
 
@@ -292,7 +291,6 @@ class JournalChanges:
     deleted: set[int] = attrs.Factory(set)
     first: dict[int, int] = attrs.Factory(dict)
     mode: dict[int, str] = attrs.Factory(dict)
-    direct: set[int] = attrs.Factory(set)
     pieces: dict[int, Pieces] = attrs.Factory(dict)
     seen_id: int = 0
     bad_entries: int = 0
@@ -341,13 +339,13 @@ class JournalChanges:
             self.pieces.setdefault(log_id, []).append(piece)
         elif kind == EntryKind.CREATE:
             line = self.created[log_id] = unpack_create(log_id, payload[start:end])
-            self._change_mode(log_id, line.mode)
+            self.mode[log_id] = line.mode
         elif kind == EntryKind.DELETE:
             self.deleted.add(log_id)
         elif kind == EntryKind.FIRST:
             self.first[log_id] = max(self.first.get(log_id, 0), entry.offset)
         elif kind == EntryKind.MODE:
-            self._change_mode(log_id, payload[start:end].decode())
+            self.mode[log_id] = payload[start:end].decode()
 
     def named(self, known: Mapping[int, str]) -> str:
         """The paths of the logs that something is said of, if `known` or made here; the first of many."""
@@ -356,10 +354,11 @@ class JournalChanges:
         first = ", ".join([paths[log_id] for log_id in sorted(ids)[:_NAMED_MAX]])
         return f"{first} and {len(ids) - _NAMED_MAX} others" if len(ids) > _NAMED_MAX else first
 
-    def _change_mode(self, log_id: int, mode: str) -> None:
-        self.mode[log_id] = mode
-        if Durability.parse(mode).direct:
-            self.direct.add(log_id)
+
+def may_lack(line: LogLine, changes: JournalChanges) -> bool:
+    """Whether an older version may have written records of this log to its file alone."""
+    modes = line.mode, changes.mode.get(line.id, "")
+    return any(mode == "none" or mode.endswith(" unjournaled") for mode in modes)
 
 
 class _BatchFinder(Segments):

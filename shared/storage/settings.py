@@ -18,7 +18,6 @@ class Mode(IntEnum):
 
     SYNCED = 0
     WRITTEN = 1
-    DIRECT = 2  # written to the log's own file, without the journal
 
 
 @attrs.frozen
@@ -27,39 +26,23 @@ class Durability:
 
     `always`: after the sync that covers it. `interval`: after the write, and a sync at most `seconds` later.
     `none`: after the write; nothing is synced for it.
-
-    `unjournaled` (with `interval`): the bytes are written once, to the log's own file, which is synced. For
-    bulk data that nobody waits for: it is half the work, and keeps the journal's syncs short.
     """
 
     mode: Literal["always", "interval", "none"]
     seconds: float = 0.0
-    unjournaled: bool = False
-    direct: bool = attrs.field(init=False, eq=False, repr=False)
-    """Whether the bytes go around the journal."""
     waits_for: Mode = attrs.field(init=False, eq=False, repr=False)
-
-    @direct.default
-    def _(self) -> bool:
-        return self.unjournaled or self.mode == "none"
 
     @waits_for.default
     def _(self) -> Mode:
-        return Mode.DIRECT if self.direct else Mode.SYNCED if self.mode == "always" else Mode.WRITTEN
+        return Mode.SYNCED if self.mode == "always" else Mode.WRITTEN
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `always`, `none`, `interval` (50 ms) or `interval:<n>ms` (or `s`), above 0 and at most 1 s;
-        `interval` and `interval:...` may be followed by ` unjournaled`.
+        """Parse `always`, `none`, `interval` (50 ms) or `interval:<n>ms` (or `s`), above 0 and at most 1 s.
 
-        Raises ValueError.
+        Older data folders say ` unjournaled` behind an interval, which means nothing now. Raises ValueError.
         """
-        text, space, unjournaled = text.partition(" ")
-        if space:
-            found = cls.parse(text)
-            if unjournaled != "unjournaled" or found.mode != "interval":
-                raise ValueError(f"a durability is no {text!r} that is {unjournaled!r}")
-            return attrs.evolve(found, unjournaled=True)
+        text = text.removesuffix(" unjournaled")
         if text == "always":
             return cls("always")
         if text == "none":
@@ -75,9 +58,7 @@ class Durability:
         return cls("interval", seconds)
 
     def __str__(self) -> str:
-        if self.mode != "interval":
-            return self.mode
-        return f"interval:{self.seconds * 1000:g}ms" + (" unjournaled" if self.unjournaled else "")
+        return f"interval:{self.seconds * 1000:g}ms" if self.mode == "interval" else self.mode
 
 
 @attrs.frozen
@@ -118,7 +99,7 @@ class StorageSettings:
     0: never. Below that the second sync costs more than writing the bytes twice. Seen: 0.43 ms against 0.33
     for 128 KiB, 0.51 against 0.49 for 256 KiB, 5.1 against 7.1 for 6 MiB."""
     checkpoint_direct_bytes: int = attrs.field(default=256 * MIB, validator=validators.ge(1))
-    """A checkpoint is due after so many bytes that are not in the journal: recovery must check them all."""
+    """A checkpoint is due after so many bytes that the journal refers to: recovery must check them all."""
     sync_all_logs: int = attrs.field(default=64, validator=validators.ge(0))
     """More changed logs than this are synced by one syncfs (seen: 3 ms, against 40 ms for 1,000 logs)."""
     open_files_max: int = attrs.field(default=0, validator=validators.ge(0))

@@ -123,7 +123,6 @@ class Store:
         )
         # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
-        self.append_each = committer.append_each
         self.append_all = committer.append_all
         self.hold = committer.hold
         self.together = committer.together
@@ -286,7 +285,6 @@ class Store:
             self._committer.write_tails = self._log_writer.make_room
             await nursery.start(self._committer.run)
             nursery.start_soon(self._checkpointer.run)
-            nursery.start_soon(self._committer.direct.run)
             nursery.start_soon(self._log_writer.run)
             nursery.start_soon(self._watch.run)
             nursery.start_soon(self._retention.run)

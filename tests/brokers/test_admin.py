@@ -21,11 +21,20 @@ from brokers.admin import api, application
 from brokers.commands import control
 from brokers.errors import ExitCode, Failure
 from shared.access import ASKER
+from shared.actions import action
 from shared.errors import BrokerError, LogMissing
 from shared.metrics import Sample
-from shared.objects import Objects
-from shared.plugin import Verb
+from shared.objects import QUEUES, Action, Objects, key_of
 from tests.support.installed import quiet_log
+
+
+def acting(*actions: Action) -> Objects:
+    """One queue, `q`, on which these actions can be done."""
+    found = {"q": "q"}
+    return Objects(QUEUES, lambda: ["q"], key_of, lambda parts: found.get(parts[0]), lambda _: {}, actions)
+
+
+QUEUE = "/api/v1/queues/a/q"
 
 
 class Host:
@@ -36,7 +45,31 @@ class Host:
         self.calls: list[Mapping[str, Any]] = []
         self.askers: list[str] = []
         self.backed_up: Path | None = None
-        self.has: list[tuple[str, Objects]] = []
+        actions = (self.echo, self.strict, self.refuse, self.miss, self.crash)
+        self.has: list[tuple[str, Objects]] = [("a", acting(*actions))]
+
+    @action("echo", "Say it again.", takes={"x": "anything"}, looks=True)
+    async def echo(self, _: Any, arguments: Mapping[str, Any], __: bool) -> Any:
+        self.calls.append(arguments)
+        self.askers.append(ASKER.get())
+        return {"echo": arguments}
+
+    @action("strict", "Say it again.", takes={"one": "1", "two": "2"}, looks=True)
+    async def strict(self, _: Any, arguments: Mapping[str, Any], __: bool) -> Any:
+        self.calls.append(arguments)
+        return {"echo": arguments}
+
+    @action("refuse", "Say no.", takes={"three": "3"}, looks=True)
+    async def refuse(self, *_: Any) -> Any:
+        raise BrokerError("not today")
+
+    @action("miss", "Find none.", takes={"three": "3"}, looks=True)
+    async def miss(self, *_: Any) -> Any:
+        raise LogMissing("there is none")
+
+    @action("crash", "Break.", takes={"three": "3"}, looks=True)
+    async def crash(self, *_: Any) -> Any:
+        raise KeyError("a bug")
 
     def unready(self) -> str | None:
         return self.reason
@@ -50,30 +83,6 @@ class Host:
             Sample("frames_total", 4, "Frames.", labels=(("protocol", 'b"\n'),)),
             Sample("waiting_bytes", 1.5, "Bytes that wait.", "gauge"),
         ]
-
-    def verbs(self) -> Mapping[tuple[str, str], Verb]:
-        async def echo(arguments: Mapping[str, Any]) -> Any:
-            self.calls.append(arguments)
-            self.askers.append(ASKER.get())
-            return {"echo": arguments}
-
-        async def refuse(_: Mapping[str, Any]) -> Any:
-            raise BrokerError("not today")
-
-        async def miss(_: Mapping[str, Any]) -> Any:
-            raise LogMissing("there is none")
-
-        async def crash(_: Mapping[str, Any]) -> Any:
-            raise KeyError("a bug")
-
-        return {
-            ("a", "echo"): Verb("echo", "Say it again.", echo),
-            ("a", "strict"): Verb("strict", "Say it again.", echo, ("one", "two")),
-            ("b", "first"): Verb("first", "Say it again.", echo),
-            ("a", "refuse"): Verb("refuse", "Say no.", refuse),
-            ("a", "miss"): Verb("miss", "Find none.", miss),
-            ("a", "crash"): Verb("crash", "Break.", crash),
-        }
 
     def objects(self) -> Sequence[tuple[str, Objects]]:
         return self.has
@@ -131,37 +140,43 @@ async def test_a_scraper_can_read_the_metrics(tmp_path: Path) -> None:
     assert "process_resident_memory_bytes" in families
 
 
-async def test_a_verb_is_called_with_its_arguments(tmp_path: Path) -> None:
+async def test_an_action_is_called_with_its_arguments(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
-        assert await ask(tmp_path, "POST", "/a/echo", {"x": 1}) == {"echo": {"x": 1}}
-        assert await ask(tmp_path, "POST", "/a/echo") == {"echo": {}}
+        assert await ask(tmp_path, "POST", f"{QUEUE}/echo", {"x": 1}) == {"echo": {"x": 1}}
+        assert await ask(tmp_path, "POST", f"{QUEUE}/echo") == {"echo": {}}
         assert host.calls == [{"x": 1}, {}]
-        assert {"protocol": "a", "verb": "echo", "summary": "Say it again."} in await ask(
-            tmp_path, "GET", "/verbs"
-        )
 
 
-async def test_an_argument_that_a_verb_does_not_take_is_refused_before_the_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "path"), [("POST", "/dms/purge"), ("POST", "/a/b"), ("GET", "/verbs")])
+async def test_a_path_of_the_verbs_that_were_says_what_to_use_instead(
+    tmp_path: Path, method: str, path: str
+) -> None:
+    async with serving(tmp_path):
+        with pytest.raises(Failure, match=r"verbs were removed.*/api/v1/openapi\.json"):
+            await ask(tmp_path, method, path)
+
+
+async def test_an_argument_that_an_action_does_not_take_is_refused_before_the_call(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
         with pytest.raises(Failure, match="tow: no such argument; strict takes one, two"):
-            await ask(tmp_path, "POST", "/a/strict", {"one": 1, "tow": 2})
+            await ask(tmp_path, "POST", f"{QUEUE}/strict", {"one": 1, "tow": 2})
         assert host.calls == []
-        assert await ask(tmp_path, "POST", "/a/strict", {"two": 2}) == {"echo": {"two": 2}}
+        assert await ask(tmp_path, "POST", f"{QUEUE}/strict", {"two": 2}) == {"echo": {"two": 2}}
 
 
 async def test_a_refusal_reaches_the_caller_in_its_own_words(tmp_path: Path) -> None:
     async with serving(tmp_path):
         with pytest.raises(Failure, match="not today") as refusal:
-            await ask(tmp_path, "POST", "/a/refuse")
+            await ask(tmp_path, "POST", f"{QUEUE}/refuse")
         assert refusal.value.code == ExitCode.FAILED
-        with pytest.raises(Failure, match="no protocol that runs here has b echo"):
-            await ask(tmp_path, "POST", "/b/echo")
+        with pytest.raises(Failure, match="there is no queue q in b"):
+            await ask(tmp_path, "POST", "/api/v1/queues/b/q/echo")
 
 
-async def test_a_verb_that_crashes_harms_nobody(tmp_path: Path) -> None:
+async def test_an_action_that_crashes_harms_nobody(tmp_path: Path) -> None:
     async with serving(tmp_path):
         with pytest.raises(Failure, match="500"):
-            await ask(tmp_path, "POST", "/a/crash")
+            await ask(tmp_path, "POST", f"{QUEUE}/crash")
         assert await ask(tmp_path, "GET", "/livez") == "ok\n"
 
 
@@ -187,7 +202,7 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
             (too_large, 413),
         ):
             async with await trio.open_unix_socket(str(near_path / control.NAME)) as stream:
-                head = f"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
+                head = f"POST {QUEUE}/echo HTTP/1.1\r\nHost: b\r\nContent-Length: {len(body)}\r\n\r\n"
                 with suppress(trio.BrokenResourceError):  # it may have answered
                     await stream.send_all(head.encode() + body)
                 answer = bytes(await stream.receive_some(65536))
@@ -197,11 +212,12 @@ async def test_what_is_no_request_is_refused(near_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("POST", "/a/refuse", 409),
-        ("POST", "/a/strict", 400),
-        ("POST", "/a/crash", 500),
-        ("POST", "/a/miss", 409),
-        ("POST", "/b/echo", 404),
+        ("POST", f"{QUEUE}/refuse", 409),
+        ("POST", f"{QUEUE}/strict", 400),
+        ("POST", f"{QUEUE}/crash", 500),
+        ("POST", f"{QUEUE}/miss", 409),
+        ("POST", "/api/v1/queues/b/q/echo", 404),
+        ("POST", "/b/echo", 410),
         ("POST", "/metrics", 405),
         ("GET", "/nowhere", 404),
         ("GET", "/api/v1/nothing", 404),
@@ -223,11 +239,11 @@ async def test_every_error_of_the_control_socket_is_a_problem_document(
     assert (code, kind, found["status"]) == (status, "application/problem+json", status)
     assert found["title"]
     assert isinstance(found["detail"], str)
-    assert found.get("exit_code") == (66 if path == "/a/miss" else 2 if status == 400 else None)
+    assert found.get("exit_code") == (66 if path == f"{QUEUE}/miss" else 2 if status == 400 else None)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-@pytest.mark.parametrize("path", ["/a/echo", "/backup", "/nowhere"])
+@pytest.mark.parametrize("path", [f"{QUEUE}/echo", "/backup", "/nowhere"])
 async def test_a_web_page_changes_nothing_wherever_it_is_from(
     near_path: Path, method: str, path: str
 ) -> None:
@@ -245,7 +261,7 @@ async def test_a_web_page_changes_nothing_wherever_it_is_from(
             assert await status(method, path, origin="cross-site", header="Sec-Fetch-Site") == 403
             assert (host.calls, host.backed_up) == ([], None)
             assert await status("GET", "/metrics", origin="http://grafana") == 200
-            assert await status("POST", "/a/echo") == 200
+            assert await status("POST", f"{QUEUE}/echo") == 200
     assert {line["path"] for line in logged} == {repr(path)}
     assert [line["origin"] for line in logged] == ["'http://b'", "'https://evil.example'", "'null'", "''"]
 
@@ -255,9 +271,9 @@ async def test_a_web_page_changes_nothing_wherever_it_is_from(
     [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(200),
         b"GET / HTTP/1.1\r\nHost: b\r\nUpgrade: h2c\r\nConnection: upgrade\r\nHTTP2-Settings: AAAA\r\n\r\n",
-        b"POST /a/echo HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /api/v1/queues/a/q/echo HTTP/1.1\r\nHost: b\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /" + b"x" * 70_000,
-        b"POST /a/echo HTTP/1.1\r\nHost: b\r\nContent-Length: 100\r\n\r\nabc",
+        b"POST /api/v1/queues/a/q/echo HTTP/1.1\r\nHost: b\r\nContent-Length: 100\r\n\r\nabc",
         b"\xff\x00" * 100,
     ],
 )
@@ -323,9 +339,9 @@ def a_server_that_says(said: bytes, folder: Path, *, heard_bytes: int) -> Iterat
 
 def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> None:
     """A server that knows no such verb says so, and closes, on seeing the first line."""
-    said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
+    said = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 18\r\n\r\n"
     with (
-        a_server_that_says(said + b'{"error": "none"}', near_path, heard_bytes=10),
+        a_server_that_says(said + b'{"detail": "none"}', near_path, heard_bytes=10),
         pytest.raises(Failure, match="none") as refused,
     ):
         control.request(near_path, "POST", "/logmq/nix", {"topic": "t" * 5_000_000})
@@ -394,14 +410,3 @@ def test_a_socket_that_cannot_be_bound_is_not_left_open(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         control.listen(tmp_path / "nowhere")
     assert os.listdir("/proc/self/fd") == before
-
-
-async def test_verbs_are_listed_in_order_and_their_exit_codes_come_through(tmp_path: Path) -> None:
-    async with serving(tmp_path):
-        listed = await ask(tmp_path, "GET", "/verbs")
-        names = [(each["protocol"], each["verb"]) for each in listed]
-        assert names == sorted(names)
-        assert len(names) == 6
-        with pytest.raises(Failure, match="there is none") as refused:
-            await ask(tmp_path, "POST", "/a/miss", {})
-        assert refused.value.code == ExitCode.MISSING

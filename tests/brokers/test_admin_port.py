@@ -25,8 +25,8 @@ from brokers.admin.port import AdminPort, TurnPace, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.strangers import Strangers
-from shared.plugin import Verb
-from tests.brokers.test_admin import Host
+from shared.objects import Action
+from tests.brokers.test_admin import QUEUE, Host, acting
 from tests.support.forked import quick_passwords
 from tests.support.installed import quiet_log
 
@@ -140,7 +140,7 @@ async def port() -> AsyncIterator[Port]:
 async def test_health_and_metrics_are_open_on_loopback_and_nothing_else_is(port: Port) -> None:
     for path in ("/livez", "/readyz", "/metrics"):
         assert (await port.ask(path)).status == 200
-    for path in ("/", "/status", "/verbs", "/api/v1/overview", "/nothing"):
+    for path in ("/", "/status", "/api/v1/overview", "/nothing"):
         answer = await port.ask(path)
         assert (answer.status, answer.headers["content-type"]) == (401, "application/problem+json")
         assert answer.json["status"] == 401
@@ -156,8 +156,8 @@ async def test_beyond_loopback_nothing_is_open() -> None:
 
 async def test_users_do_what_their_admin_rules_allow(port: Port) -> None:
     assert (await port.ask("/status", basic("ann"))).status == 200
-    assert (await port.ask("/a/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
-    assert (await port.ask("/a/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
+    assert (await port.ask(f"{QUEUE}/echo", {**basic("ann"), **JSON}, "POST", b"{}")).status == 403
+    assert (await port.ask(f"{QUEUE}/echo", {**basic("bob"), **JSON}, "POST", b"{}")).status == 200
     assert (await port.ask("/status", basic("eve"))).status == 403
     assert (await port.ask("/status", basic("ann", "wrong"))).status == 401
     assert (port.host.calls, port.host.askers) == ([{}], ["bob"])
@@ -165,7 +165,7 @@ async def test_users_do_what_their_admin_rules_allow(port: Port) -> None:
 
 
 async def test_a_token_opens_everything_and_another_nothing(port: Port) -> None:
-    assert (await port.ask("/a/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
+    assert (await port.ask(f"{QUEUE}/echo", {**BEARER, **JSON}, "POST", b"{}")).status == 200
     assert port.host.askers == [""], "who may do everything"
     for wrong in ("Bearer x", "Bearer", "Basic !!", "Basic " + base64.b64encode(b"none").decode()):
         assert (await port.ask("/status", {"Authorization": wrong})).status == 401
@@ -180,10 +180,10 @@ async def test_the_token_in_an_address_is_traded_for_a_cookie(port: Port) -> Non
     assert TOKEN not in str(answer.headers)
     cookie = {"Cookie": said.partition(";")[0]}
     assert (await port.ask("/status", cookie)).status == 200
-    assert (await port.ask("/a/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
+    assert (await port.ask(f"{QUEUE}/echo", {**cookie, **JSON}, "POST", b"{}")).status == 200
     assert (await port.ask("/status?token=other")).status == 401
-    assert (await port.ask(f"/a/echo?token={TOKEN}", JSON, "POST", b"{}")).status == 200
-    assert (await port.ask("/a/echo?token=other", JSON, "POST", b"{}")).status == 401
+    assert (await port.ask(f"{QUEUE}/echo?token={TOKEN}", JSON, "POST", b"{}")).status == 200
+    assert (await port.ask(f"{QUEUE}/echo?token=other", JSON, "POST", b"{}")).status == 401
 
 
 async def test_the_trade_leads_to_no_other_server(port: Port) -> None:
@@ -302,7 +302,7 @@ async def test_loopback_and_the_settings_give_names() -> None:
 async def test_what_changes_something_is_json_of_the_same_origin(
     port: Port, method: str, headers: dict[str, str], status: int
 ) -> None:
-    assert (await port.ask("/a/echo", {**BEARER, **headers}, method, b"{}")).status == status
+    assert (await port.ask(f"{QUEUE}/echo", {**BEARER, **headers}, method, b"{}")).status == status
     assert len(port.host.calls) == (status == 200)
 
 
@@ -312,7 +312,7 @@ async def test_a_page_of_another_site_reads_nothing_but_may_link_here(port: Port
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert (await port.ask("/status", {**BEARER, **link})).status == 200
     own = {"Origin": f"http://{port.name}", "Sec-Fetch-Site": "same-origin", **JSON}
-    assert (await port.ask("/a/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
+    assert (await port.ask(f"{QUEUE}/echo", {**BEARER, **own}, "POST", b"{}")).status == 200
 
 
 async def test_an_event_source_of_another_site_hears_nothing(port: Port) -> None:
@@ -325,7 +325,7 @@ async def test_an_event_source_of_another_site_hears_nothing(port: Port) -> None
 async def test_a_token_that_stands_in_a_referer_opens_nothing(port: Port) -> None:
     referer = {"Referer": f"http://{port.name}/?token={TOKEN}"}
     assert (await port.ask("/status", referer)).status == 401
-    assert (await port.ask("/a/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
+    assert (await port.ask(f"{QUEUE}/echo", {**referer, **JSON}, "POST", b"{}")).status == 401
 
 
 @pytest.mark.parametrize(
@@ -448,14 +448,15 @@ async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_i
 
 async def test_nobody_without_a_login_has_a_body_read(port: Port) -> None:
     async with await port.connect() as stream:
-        await stream.send_all(port.head("POST /a/echo", AS_JSON, "Content-Length: 1000000"))
+        await stream.send_all(port.head(f"POST {QUEUE}/echo", AS_JSON, "Content-Length: 1000000"))
         assert parsed(await stream.receive_some()).status == 401
 
 
 async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_port, "BODY_SECONDS", 0.05)
     async with admin_port_at() as port, await port.connect() as stream:
-        await stream.send_all(port.head("POST /a/echo", LOGIN, AS_JSON, "Content-Length: 9") + b"{")
+        head = port.head(f"POST {QUEUE}/echo", LOGIN, AS_JSON, "Content-Length: 9")
+        await stream.send_all(head + b"{")
         with trio.fail_after(5):
             answer = await heard(stream)
         assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
@@ -466,8 +467,8 @@ async def test_a_body_that_does_not_come_ends_its_connection(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("path", "length", "status"),
     [
-        ("/a/echo", api.BODY_BYTES_MAX + 1, 413),
-        ("/a/echo", 10**15, 413),
+        (f"{QUEUE}/echo", api.BODY_BYTES_MAX + 1, 413),
+        (f"{QUEUE}/echo", 10**15, 413),
         ("/api/v1/definitions", definitions.BYTES_MAX + 1, 413),
         ("/login", admin_gate.CREDENTIALS_BYTES_MAX + 1, 400),
     ],
@@ -626,7 +627,7 @@ async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
 ) -> None:
     now, most, full, go = 0, 0, trio.Event(), trio.Event()
 
-    async def hold(_: Any) -> Any:
+    async def hold(*_: Any) -> Any:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -636,9 +637,9 @@ async def test_a_user_has_a_few_requests_served_at_once_and_others_do_not_wait(
         now -= 1
 
     async with admin_port_at() as port, trio.open_nursery() as nursery:
-        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "hold"): Verb("hold", "Hold.", hold)})
+        port.host.has = [("a", acting(Action("hold", "Hold.", call=hold, looks=True)))]
         for _ in range(3 * admin_gate.AT_ONCE):
-            nursery.start_soon(port.ask, "/a/hold", {**basic("bob"), **JSON}, "POST", b"{}")
+            nursery.start_soon(port.ask, f"{QUEUE}/hold", {**basic("bob"), **JSON}, "POST", b"{}")
         with trio.fail_after(5):
             await full.wait()
             assert (await port.ask("/status", basic("ann"))).status == 200
@@ -686,14 +687,15 @@ async def test_a_sessions_cookie_opens_nothing_from_another_address(secure: bool
 async def test_an_answer_that_is_not_read_keeps_no_other_request_of_its_user_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def much(_: Any) -> Any:
+    async def much(*_: Any) -> Any:
         return "x" * (32 << 20)
 
     async with admin_port_at() as port, AsyncExitStack() as streams:
-        monkeypatch.setattr(port.host, "verbs", lambda: {("a", "much"): Verb("much", "Say much.", much)})
+        port.host.has = [("a", acting(Action("much", "Say much.", call=much, looks=True)))]
         for _ in range(2 * admin_gate.AT_ONCE):
             stream = await streams.enter_async_context(await port.connect())
-            await stream.send_all(port.head("POST /a/much", LOGIN, AS_JSON, "Content-Length: 2") + b"{}")
+            head = port.head(f"POST {QUEUE}/much", LOGIN, AS_JSON, "Content-Length: 2")
+            await stream.send_all(head + b"{}")
             await stream.receive_some(1)
         with trio.fail_after(5):
             assert (await port.ask("/status", BEARER)).status == 200

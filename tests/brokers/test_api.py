@@ -129,7 +129,8 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("queues?colour=red", None, 400),
         ("subscriptions?topic=%FF%FE/q", None, 400),
         ("queues?match=%C3", None, 400),
-        ("queues", {}, 405),
+        ("queues", {}, 400),
+        ("topics", {}, 405),
         ("topics/none/trim", {}, 404),
     ):
         code, found = served.ask(path, body)
@@ -165,7 +166,8 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("definitions", "GET, HEAD, POST"),
         ("drain", "POST"),
         ("backup", "POST"),
-        ("queues", "GET, HEAD"),
+        ("topics", "GET, HEAD"),
+        ("queues", "GET, HEAD, POST"),
         ("exchanges", "GET, HEAD, POST"),
         ("queues/dms/methods", "DELETE, GET, HEAD"),
         ("queues/dms/methods/peek", "GET, HEAD, POST"),
@@ -193,6 +195,8 @@ def test_a_topics_records_are_read_and_trimmed(served: Api) -> None:
     found = served.get("topics/orders/records?from=9")
     assert [(each["position"], each["text"]) for each in found["items"]] == [(9, "hello, world")]
     assert found["items"][0]["time"].endswith("Z")
+    assert served.ask("topics/orders/records?from=25") == (200, {"items": [], "next": None})
+    assert served.ask("topics/orders/records?from=26")[0] == 400  # no empty page: it is of another log
     assert served.get("topics/orders/records?limit=1")["next"] == 9
     assert served.ask("topics/orders/trim", {"offset": 3})[0] == 409
     assert served.post("topics/orders/trim?dry_run=1", {"offset": 9})["dropped"] == 9
@@ -332,11 +336,12 @@ def test_over_tcp_no_file_is_written_or_read_but_among_the_backups(served: Api, 
     backups.mkdir(exist_ok=True)
     if not (backups / "link").exists():
         (backups / "link").symlink_to(served.server.data)
+        served.command("dms", "create", "-q", "files")
     for path, arguments in (
         ("backup", {"target": target}),
         ("/backup", {"target": target}),
-        ("/dms/export", {"queue": "jobs", "target": target}),
-        ("/dms/import", {"queue": "jobs", "source": target}),
+        ("queues/dms/files/export", {"target": target}),
+        ("queues", {"queue": "files", "source": target}),
     ):
         assert served.ask(path, arguments)[0] in (400, 403), path
     assert not Path("/tmp/away").exists()
@@ -366,11 +371,10 @@ def test_a_backup_over_tcp_is_found_among_the_backups_and_in_the_audit_log(serve
     assert (target / "BACKUP").exists()
     assert served.post("backup", {"target": "tomorrow"})["bytes"] > 0
     assert not (target.with_name("tomorrow") / "backups").exists(), "no backup holds another"
-    exported = served.post("/dms/export", {"queue": "kept", "target": "kept.dmsq"})
-    assert exported["target"] == str(target.with_name("kept.dmsq"))
-    until(lambda: any("kept.dmsq" in line for line in audited(served)))
+    assert served.post("queues/dms/kept/export", {"target": "kept.dmsq"}) == {"messages": 0}
+    assert target.with_name("kept.dmsq").exists()
+    until(lambda: any("action=export name=kept" in line for line in audited(served)))
     assert any("backup" in line and str(target) in line and "(token)" in line for line in audited(served))
-    assert any("export" in line and "kept.dmsq" in line for line in audited(served))
     done = run("fsck", "--data-dir", str(target))
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -25,7 +25,7 @@ from brokers.commands.render import Output
 from brokers.errors import ExitCode
 from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
-from shared.plugin import VerbRequest
+from shared.plugin import ApiRequest
 from tests.support.installed import install, plugin
 from tests.support.server import begun
 
@@ -60,8 +60,8 @@ def commands() -> App:
             nursery.start_soon(_refuse)
 
     @app.command
-    def ask() -> VerbRequest:
-        return VerbRequest("thing", "verb", {})
+    def ask() -> ApiRequest:
+        return ApiRequest(lambda api: api.get("queues"))
 
     @app.command
     async def connect() -> None:
@@ -155,8 +155,6 @@ def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
         (["serve", "--port", "thin=1"], "did you mean thing?"),
         (["serve", "--port", "thing=many"], "thing.port: 'many' is not a number"),
         (["serve", "--durability", "sometimes"], "serve.durability: "),
-        (["call", "thing", "verb", "x"], "'x' is not KEY=VALUE"),
-        (["call", "thing", "verb", "=x"], "'=x' is not KEY=VALUE"),
         (["serve", "--data-dir", ""], "a path is needed"),
         (["serve", "--ready-file", ""], "a path is needed"),
         (["status", "--data-dir", ""], "a path is needed"),
@@ -233,7 +231,7 @@ def test_settings_can_be_checked_and_shown(tmp_path: Path, capsys: Said) -> None
     assert "serve.host: expected text, got 5" in said
 
 
-@pytest.mark.parametrize("words", [["status"], ["metrics"], ["call"], ["call", "thing", "verb"]])
+@pytest.mark.parametrize("words", [["status"], ["metrics"], ["thing", "ask"]])
 def test_a_verb_that_needs_a_server_says_that_none_runs(
     tmp_path: Path, capsys: Said, words: list[str]
 ) -> None:

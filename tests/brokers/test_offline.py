@@ -1,24 +1,25 @@
-"""A protocol's administrative verb where no server runs: the folder is opened, asked, and let go."""
+"""A protocol's command that asks the API where no server runs: the folder is opened, asked, and let go."""
 
 import json
 from pathlib import Path
 
+import attrs
 import pytest
 
-from brokers.commands import control, server
+from brokers.commands import server
 from brokers.commands.cli import run
 from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure
+from shared.cli.objects import listed
 from shared.errors import StoreInUse
-from shared.plugin import VerbRequest
 from shared.storage.lock import FolderLock
 from tests.support.server import Server, speak
 
 
-def groups(folder: Path, *, offline: bool = True, verb: str = "groups") -> object:
-    return server.ask(
-        VerbRequest("logmq", verb, {"topic": "t"}, offline, server=ServerAddress(data_dir=folder))
-    )
+def groups(folder: Path, *, offline: bool = True) -> object:
+    request = listed("groups", "logmq", offline=offline, topic="t")
+    found = server.ask(attrs.evolve(request, server=ServerAddress(data_dir=folder)))
+    return [{name: row[name] for name in ("group", "topic", "offset", "lag_bytes")} for row in found.rows]
 
 
 def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> None:
@@ -26,7 +27,7 @@ def test_the_same_answer_from_the_server_and_from_its_folder(tmp_path: Path) -> 
         speak(server.address("logmq"), b"PRODUCE t one\nCOMMIT g t 7\n")
         told = groups(server.data)
         assert server.stop() == 0
-    assert told == [{"group": "g", "topic": "t", "offset": 7, "end": 7, "behind_bytes": 0}]
+    assert told == [{"group": "g", "topic": "t", "offset": 7, "lag_bytes": 0}]
     assert groups(server.data) == told
     assert groups(server.data) == told, "the folder was let go"
     with pytest.raises(Failure) as refused:
@@ -39,18 +40,16 @@ def test_a_protocols_own_folder_counts_where_the_usual_one_is_not(
 ) -> None:
     monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
     monkeypatch.chdir(tmp_path)
-
-    def asked() -> str:
-        request = VerbRequest("dms", "queues", {}, server=ServerAddress())
-        with pytest.raises(Failure) as refused:
-            server.ask(request)
-        return str(refused.value)
-
-    assert "the data folder data " in asked()
-    Path("dms_data").mkdir()
-    assert "the data folder dms_data " in asked()
-    Path("data").mkdir()
-    assert "the data folder data " in asked(), "it may be either: the host's"
+    Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
+    request = listed("queues", "dms", offline=True)
+    address = ServerAddress(config=Path("b.toml"))
+    for asked in (attrs.evolve(request, server=each) for each in (ServerAddress(), address)):
+        with pytest.raises(Failure, match="the data folder data "):
+            server.ask(asked)
+    for folder in ("dms_data", "data"):  # where both are there it may be either: the host's counts
+        Path(folder).mkdir()
+        server.ask(attrs.evolve(request, server=address))
+        assert Path(folder, "FORMAT").exists()
 
 
 def test_the_settings_of_a_file_hold_where_no_server_runs(
@@ -68,18 +67,8 @@ def test_the_settings_of_a_file_hold_where_no_server_runs(
     capsys.readouterr()
     assert run(["dms", "queues", *told]) == ExitCode.OK
     (row,) = capsys.readouterr().out.splitlines()
-    assert (json.loads(row)["queue"], json.loads(row)["depth_limit"]) == ("orders", 7)
-
-
-def test_where_a_file_names_no_folder_the_usual_one_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BROKERS_SERVE_DATA_DIR", raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("dms_data").mkdir()
-    Path("b.toml").write_text("[serve]\nlog_level = 'debug'")
-    with pytest.raises(Failure, match="the data folder dms_data "):
-        server.ask(VerbRequest("dms", "queues", {}, server=ServerAddress(config=Path("b.toml"))))
+    found = json.loads(row)
+    assert (found["name"], found["settings"]["depth_limit"]) == ("orders", 7)
 
 
 def test_a_file_is_no_data_folder(tmp_path: Path) -> None:
@@ -116,14 +105,12 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
         lock.release()
 
 
-def test_an_argument_that_is_none_is_left_out_and_one_that_is_nothing_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_action_on_a_folder_is_refused_in_the_same_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(control.AdminClient, "request", lambda *arguments: asked.append(arguments[-1]))
-    arguments = {"count": 0, "raw": False, "name": "", "topic": None}
-    server.ask(VerbRequest("logmq", "groups", arguments, server=ServerAddress(data_dir=tmp_path)))
-    assert asked == [{"count": 0, "raw": False, "name": ""}]
+    (tmp_path / "data").mkdir()
+    assert run(["dms", "purge", "none", "-D", str(tmp_path / "data")]) == ExitCode.MISSING
+    assert capsys.readouterr().err == "brokers: there is no queue none in dms\n"
 
 
 @pytest.mark.parametrize(("severity", "code"), [("damage", ExitCode.FAILED), ("note", ExitCode.OK)])

@@ -141,7 +141,7 @@ def test_a_settings_file_that_is_not_there_is_named_before_a_folder_is_made(
         ("[serve]\nhost = '0.0.0.0'\ninsecure = true", "pubsub.allow: 0.0.0.0 can be reached"),
         ("[pubsub]\nallow = ['300.0.0.0/8']", "pubsub.allow: '300.0.0.0/8' does not appear to be"),
         ("[serve]\ndefinitions = 'nowhere.json'", "nowhere.json: No such file or directory"),
-        ("[serve]\ndefinitions = '{file}'", "serve.definitions: {file}: a document of definitions is an"),
+        ("[serve]\ndefinitions = '{file}'", "serve.definitions: {file}: no JSON: "),
         ("[serve]\nenable = ['nosuch']", "serve.enable: no protocol 'nosuch' is installed"),
         (f"[serve]\ndrain_seconds = '{400 * '9'}.5s'", "is too large"),
         (f"[access]\nusers_file = '{300 * 'u'}'", "access.users_file: cannot read"),

@@ -17,6 +17,7 @@ import pytest
 import trustme
 from prometheus_client.parser import text_string_to_metric_families
 
+from brokers.commands import control
 from brokers.errors import ExitCode
 from shared.net.tls import client_context
 from tests.brokers.asking import Api
@@ -351,7 +352,7 @@ def test_one_protocols_crash_is_told_counted_and_mended_while_the_others_serve(
     address = server.address("echo")
     with socket.create_connection(server.address("logmq")) as other:
         with socket.create_connection(address) as connected:
-            assert command("call", "echo", "crash", *folder)[0] == 0
+            control.request(server.data, "POST", "/api/v1/topics/echo/crash")
             assert connected.recv(1) == b""
         other.sendall(b"PING\n")
         assert other.recv(5) == b"PONG\n"

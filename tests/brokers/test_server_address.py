@@ -44,7 +44,7 @@ def test_the_same_answer_by_socket_by_url_and_by_context(
         ("--host", page, "--token-file", token),
         ("--context", "here"),
     )
-    for words in (("call", "--json"), ("dms", "queues", "--json"), ("dms", "list", "--json")):
+    for words in (("dms", "queues", "--json"), ("dms", "list", "--json")):
         answers = {command(*words, *way) for way in ways}
         assert len(answers) == 1
         assert next(iter(answers))[0] == ExitCode.OK
@@ -200,6 +200,12 @@ def test_a_port_of_tls_that_is_asked_in_the_clear_says_so(serve: Serve) -> None:
         client.request("GET", "/status")
 
 
+def test_a_port_in_the_clear_that_is_asked_by_tls_says_so(serve: Serve) -> None:
+    client = ServerAddress(url=f"https://{serve(b'HTTP/1.1 400 Bad Request', None)}").client()
+    with pytest.raises(Failure, match=r"speaks no TLS: .*http://"):
+        client.request("GET", "/status")
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "body", "said", "code"),
     [
@@ -214,7 +220,7 @@ def test_a_port_of_tls_that_is_asked_in_the_clear_says_so(serve: Serve) -> None:
         ),
         ("404 Not Found", "application/problem+json", b'{"detail": "no x"}', "^no x$", ExitCode.MISSING),
         ("403 Forbidden", "application/problem+json", b'{"detail": "denied"}', "admin:read", ExitCode.FAILED),
-        ("409 Conflict", "application/json", b'{"error": "e", "exit_code": 999}', "^e$", ExitCode.FAILED),
+        ("409 Conflict", "application/json", b'{"detail": "e", "exit_code": 999}', "^e$", ExitCode.FAILED),
     ],
 )
 def test_an_answer_that_helps_nobody_is_told_in_words(

@@ -170,13 +170,13 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
         publisher.ask(commands.Queue.Declare(queue=name, durable=True))
         publisher.ask(commands.Queue.Bind(queue=name, exchange="amq.fanout"))
     bad = world.broker.queues[b"bad"]
-    bad.ready = Unfillable()
+    bad.row.ready = Unfillable()
     publisher.publish("amq.fanout", "", b"1", properties=properties)
     world.settle()
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.ready = deque()
+    bad.row.ready = deque()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"
@@ -209,4 +209,4 @@ async def test_a_log_that_fails_leaves_the_others_what_they_have_to_write(
     world.settle()
     assert world.broker.counts.crashes == 1
     world = await world.again()
-    assert [len(world.broker.queues[name].ready) for name in (b"bad", b"good")] == [1, 0]
+    assert [len(world.broker.queues[name].row.ready) for name in (b"bad", b"good")] == [1, 0]

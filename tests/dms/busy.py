@@ -49,7 +49,7 @@ class _Busy:
     def _consume(self) -> None:
         peer = self._peer()
         # No CONSUME may wait: another one for another queue would be refused.
-        name, depths = self._queue(), {row["queue"]: row["ready"] for row in self.world.call("queues")}
+        name, depths = self._queue(), {row["name"]: row["ready"] for row in self.world.call("queues")}
         count = min(self.chance.randrange(1, 8), depths[name])
         if count:
             self.held.setdefault(id(peer), []).extend(number for number, _ in peer.consume(name, count))

@@ -17,7 +17,7 @@ MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": 
 
 @pytest.fixture(params=MODES.values(), ids=MODES.keys())
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("dms.engine.HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr("shared.queues.core.HOT_LEAST_BYTES", 0)
     return World(request.param)
 
 
@@ -70,11 +70,12 @@ def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
         peer.nack(held)
     assert bodies(peer, "orders", 1) == [b"good"]
     (row,) = world.call("peek", queue="dead")
-    assert row["dead_letter"] == {"origin": "orders", "reason": "max_deliveries", "deliveries": 2}
+    about = {"origin": "orders", "reason": "max_deliveries", "deliveries": 2}
+    assert row["properties"]["dead_letter"] == about
     if world.engine.persistent:
         world.kill()
         peer = world.connect()
-    assert world.call("redrive", queue="dead") == {"queue": "dead", "moved": 1, "left": 0}
+    assert world.call("redrive", queue="dead") == {"moved": 1, "left": 0}
     world.settle()
     assert bodies(peer, "orders", 1) == [b"poison"]
 
@@ -90,7 +91,7 @@ def test_a_redrive_puts_messages_only_where_who_asks_may_write(world: World) -> 
         before = ASKER.set(user)
         found = world.call("redrive", queue="dead")
         ASKER.reset(before)
-        assert found == {"queue": "dead", "moved": moved, "left": 1 - moved}
+        assert found == {"moved": moved, "left": 1 - moved}
 
 
 def test_what_a_redrive_leaves_keeps_its_delay(world: World) -> None:
@@ -98,7 +99,7 @@ def test_what_a_redrive_leaves_keeps_its_delay(world: World) -> None:
     peer.produce("orders", b"a")
     world.advance(30)
     peer.produce("orders", b"b")
-    assert world.call("redrive", queue="orders") == {"queue": "orders", "moved": 0, "left": 2}
+    assert world.call("redrive", queue="orders") == {"moved": 0, "left": 2}
     world.settle()
     assert (peer.consume("orders"), world.call("queues", queue="orders")[0]["delayed"]) == ([], 2)
     world.advance(31)
@@ -128,7 +129,7 @@ def test_what_expires_in_the_row_moves_too(world: World) -> None:
 def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_room(
     world: World, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.expiry.BACK_MAX", 20)
+    monkeypatch.setattr("dms.expiry.RETURNED_MAX", 20)
     monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
     peer = world.connect()
     peer.create("dead", b'{"depth":%d}' % room)
@@ -137,7 +138,7 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
     world.advance(6)
     assert peer.consume("orders", 3) == []
     assert world.depths() == {"orders": 60 - min(room, 60), "dead": min(room, 60)}
-    assert len(world.engine.queues[b"orders"].back) <= 20
+    assert world.engine.queues[b"orders"].returned <= 20
     came = deliveries([*peer.produce("orders", b"new"), *peer.take()])
     assert [body for _, body in came] == ([b"new"] if room > 60 else [])
     world.advance(30)
@@ -163,7 +164,8 @@ def test_however_many_that_came_back_die_at_once_none_goes_out(
     world.now += 5.1
     queue = world.engine.queues[b"orders"]
     queue.expire(world.times.now_ms())
-    assert 0 < len(queue.returned) < 10, "the first turn is over, and there is more to do"
+    requeued = sum(len(run) for _, run in queue.ready.requeued)
+    assert 0 < requeued < 10, "the first turn is over, and there is more to do"
     waiting = world.connect()
     assert waiting.consume("orders") == []
     world.advance(1)
@@ -179,7 +181,7 @@ def test_all_that_came_back_die_also_where_they_have_no_place(
     peer.produce("orders", *(b"%d" % number for number in range(9)))
     peer.nack(*(number for number, _ in peer.consume("orders", 9)))
     world.advance(10.5)
-    assert world.engine.queues[b"orders"].returned == []
+    assert world.engine.queues[b"orders"].ready.requeued == []
     assert world.depths()["orders"] == 9
 
 
@@ -300,7 +302,7 @@ def test_deliveries_are_counted_over_restarts(snapshot: bool) -> None:
             world.settle()
         world.kill()
     assert world.depths() == {"orders": 1, "dead": 1}
-    assert world.call("peek", queue="dead")[0]["dead_letter"]["deliveries"] == 3
+    assert world.call("peek", queue="dead")[0]["properties"]["dead_letter"]["deliveries"] == 3
 
 
 def test_the_settings_patterns_are_options_too() -> None:
@@ -328,7 +330,7 @@ def test_a_pattern_that_matches_the_queue_of_the_dead_too_does_not_let_them_die_
         assert [body for _, body in peer.consume("dead")] == [b"a"]
         peer.lose()
     (row,) = world.call("peek", queue="dead")
-    assert row["dead_letter"] == {"origin": "orders", "reason": "ttl", "deliveries": 0}
+    assert row["properties"]["dead_letter"] == {"origin": "orders", "reason": "ttl", "deliveries": 0}
     assert world.call("redrive", queue="dead")["moved"] == 1
 
 
@@ -359,7 +361,7 @@ def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it()
     queue = world.engine.queues[b"orders"]
     queue.produce([b"a", b"b"], 2)
     assert (queue.depth, queue.end) == (2, 1)
-    assert world.call("purge", queue="orders") == {"queue": "orders", "purged": 2, "held": 0}
+    assert world.call("purge", queue="orders") == {"purged": 2, "held": 0}
 
 
 def test_a_message_that_the_disk_did_not_take_leaves_its_time_to_none_that_comes_later() -> None:
@@ -427,7 +429,7 @@ def test_what_came_back_is_purged_too(world: World) -> None:
     peer.produce("orders", b"a", b"b")
     ((held, _),) = peer.consume("orders")
     peer.nack(held)
-    world.call("purge", queue="orders", confirm="orders")
+    world.call("purge", queue="orders")
     assert world.depths()["orders"] == 0
     peer.produce("orders", b"c")
     assert bodies(peer, "orders", 2) == [b"c"]

@@ -244,7 +244,7 @@ class Fates(RuleBasedStateMachine):
         """Each knows how often it was delivered."""
         for name, rows in self.rows(*QUEUES).items():
             for row in rows:
-                self.model.shows(self.model.find(name, row["body"].encode()), row)
+                self.model.shows(self.model.find(name, row["text"].encode()), row["properties"])
 
     def teardown(self) -> None:
         """Whatever has come to pass: what is left can all be had, each from its place."""
@@ -276,7 +276,7 @@ MACHINES = [Fates, MemoryFates, ColdFates]
 
 @pytest.fixture(autouse=True)
 def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "BACK_MAX", 12)
+    monkeypatch.setattr(expiry, "RETURNED_MAX", 12)
     monkeypatch.setattr(expiry, "DEAD_AT_ONCE", 5)
 
 

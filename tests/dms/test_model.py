@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
             model.ready.clear()
         elif what == "peek":
             rows = self.world.call("peek", queue=name, limit=100)
-            assert [int(row["body"][:6]) for row in rows] == model.ready
+            assert [int(row["text"][:6]) for row in rows] == model.ready
         elif self.durable:
             for queue in self.world.engine.queues.values():
                 assert queue.log is not None

@@ -50,7 +50,7 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
             client.disconnect()
             assert client.rest() == []
         until(lambda: read(jobs, growing=True)[-1].kind == MOVED)
-        control.request(server.data, "POST", "/dms/purge", {"queue": "dead"})
+        control.request(server.data, "POST", "/api/v1/queues/dms/dead/purge")
         assert server.stop() == 0
     found = read(jobs)
     filled = [one for one in found if one.kind == ENQUEUED and one.sequence > 3]

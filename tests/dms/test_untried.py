@@ -10,7 +10,7 @@ BODIES = [b"%d" % number for number in range(8)]
 
 
 def tries(world: World) -> list[int]:
-    return [row["deliveries"] for row in world.call("peek", queue="orders")]
+    return [row["properties"]["deliveries"] for row in world.call("peek", queue="orders")]
 
 
 def deliver(world: World, *, read: int) -> Peer:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from dms import wire
-from dms.engine import Engine
+from dms.engine import Engine, Queue
 from dms.opening import open_engine
 from dms.refusals import Refusals
 from dms.session import Session
@@ -136,18 +136,31 @@ class World:
     def depths(self) -> dict[str, int]:
         return {queue.text: queue.depth for queue in self.engine.queues.values()}
 
-    def call(self, verb: str, **arguments: Any) -> Any:
-        """An administrative verb."""
-        return self.call_each(verb, [arguments])[0]
+    def call(self, action: str, **arguments: Any) -> Any:
+        """An action of the API on a queue; messages as rows. The action `queues`: rows of all, or of one."""
+        return self.call_each(action, [arguments])[0]
 
-    def call_each(self, verb: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The same with several arguments, in one loop: to begin one takes longer than most verbs."""
+    def call_each(self, action: str, calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """The same with several arguments, in one loop: to begin one takes longer than most actions."""
         from dms.admin import Admin
 
-        found = {verb.name: verb for verb in Admin(self.engine, self.access).verbs}[verb]
+        (objects,) = Admin(self.engine, self.access).objects
+        actions = {each.name: each for each in objects.actions}
+
+        async def answer(arguments: Mapping[str, Any]) -> Any:
+            if action == "import":
+                assert objects.make is not None
+                return await objects.make.call(None, arguments, False)
+            if action == "queues":
+                queues = [objects.find([arguments["queue"]])] if arguments else objects.items()
+                return [objects.row(queue) for queue in queues]
+            own = {name: value for name, value in arguments.items() if name not in ("queue", "dry_run")}
+            queue = objects.find([arguments["queue"]])
+            found = await actions[action].call(queue, own, arguments.get("dry_run", False))
+            return found.get("items", found)
 
         async def run() -> list[Any]:
-            return [await found.call(arguments) for arguments in calls]
+            return [await answer(arguments) for arguments in calls]
 
         return trio.run(run)
 
@@ -243,3 +256,9 @@ def with_queue(world: World, name: str = "orders", options: bytes = b"", user: s
     peer = world.connect(user=user)
     assert statuses(peer.create(name, options)) == [Status.OK]
     return peer
+
+
+def waiting(queue: Queue) -> list[tuple[bytes, int]]:
+    """The messages that have left the row and nobody holds, in order: body, deliveries."""
+    runs = sorted((run.first, run.tries, run.bodies) for run, _ in queue.returned_runs())
+    return [(body, tries) for _, tries, bodies in runs for body in bodies]

@@ -23,7 +23,7 @@ from pamqp import base, commands
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.commands import control
-from brokers.errors import ExitCode
+from brokers.errors import ExitCode, Failure
 from dmp.amqp.wire import Direct, decode_untrusted, encode
 from dmp.wire import AMQP_HEADER
 from dms import wire as dms_wire
@@ -33,7 +33,6 @@ from kqmsgq import wire as kqmsgq_wire
 from pubsub import wire as pubsub_wire
 from pubsub.wire import Command
 from shared.access import Rule, Secret, User, written_users
-from shared.errors import BrokerError
 from tests.e2e.users import server_of
 from tests.support.forked import quick_passwords
 from tests.support.server import NotReadyError, Server, run, until
@@ -90,11 +89,9 @@ class Way:
             assert _amqp_login(self.kept[0], ("root", PASSWORD))
         return self.kept[0]
 
-    def verb(self, protocol: str, verb: str, **arguments: object) -> list[Mapping[str, object]]:
-        found: list[Mapping[str, object]] = control.request(
-            self.server.data, "POST", f"/{protocol}/{verb}", arguments
-        )
-        return found
+    def sessions(self, protocol: str) -> list[Mapping[str, Any]]:
+        client = control.socket_client(self.server.data)
+        return list(client.rows("sessions", protocol=protocol))
 
 
 @contextlib.contextmanager
@@ -232,7 +229,7 @@ def _subscribed(way: Way, connection: socket.socket) -> list[Mapping[str, object
         host, port = connection.getsockname()
     except OSError:
         return []
-    return [row for row in way.verb("kqmsgq", "consumers") if row["peer"] == f"{host}:{port}"]
+    return [row for row in way.sessions("kqmsgq") if row["peer"] == f"{host}:{port}"]
 
 
 def _refused_logins(way: Way) -> str:
@@ -292,9 +289,9 @@ def pubsub(way: Way, login: Login, certificate: str | None, request: str, name: 
                 with contextlib.suppress(TimeoutError):
                     assert connection.recv(1) == b""
                     return REFUSED
-                rows = [row for row in way.verb("pubsub", "sessions", topics=True) if row["client"] == client]
+                rows = [row for row in way.sessions("pubsub") if row["name"] == client]
                 if rows and (login is None or rows[0]["user"] == login[0]):
-                    return DONE if rows[0]["topics"] else DENIED
+                    return DONE if rows[0]["subscriptions"] else DENIED
         except ConnectionResetError:
             return REFUSED
 
@@ -557,7 +554,7 @@ def test_datagrams_go_by_the_rules_of_udp(tmp_path: Path) -> None:
     with served(tmp_path, udp) as way, way.connect("pubsub") as subscriber:
         everything = pubsub_wire.encode_command(Command.SUBSCRIBE, b"*")
         subscriber.sendall(pubsub_wire.encode_id(b"A") + everything)
-        until(lambda: any(row["subscriptions"] for row in way.verb("pubsub", "sessions")))
+        until(lambda: any(row["subscriptions"] for row in way.sessions("pubsub")))
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for topic in (b"other", b"home", b"homes", b"home/x"):
                 data = pubsub_wire.datagram(topic, pubsub_wire.Kind.STRING, b"hello")
@@ -582,7 +579,7 @@ def test_a_session_of_pubsub_is_its_users_alone_also_after_a_restart(tmp_path: P
             while True:
                 with contextlib.suppress(TimeoutError):
                     return connection.recv(1) or b"closed"
-                rows = way.verb("pubsub", "sessions")
+                rows = way.sessions("pubsub")
                 if any(row["peer"] and row["user"] == user and row["subscriptions"] for row in rows):
                     return b""
 
@@ -595,7 +592,7 @@ def test_a_session_of_pubsub_is_its_users_alone_also_after_a_restart(tmp_path: P
                 login = pubsub_wire.encode_command(Command.LOGIN, f"{user}:{PASSWORD}".encode())
                 connection.sendall(login if user == "none" else pubsub_wire.encode_id(b"A") + login)
             assert connection.recv(1) == b""
-        assert [row["subscriptions"] for row in way.verb("pubsub", "sessions")] == [1]
+        assert [row["subscriptions"] for row in way.sessions("pubsub")] == [1]
         told = ("that id is another user's", "log in first", "the session is another user's")
         until(lambda: all(why in way.server.said for why in told))  # its reader may be behind
         way.server.stop()
@@ -656,10 +653,15 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
             dms_.sendall(dms_wire.pack(DmsType.DELETE_QUEUE, 3, b"\0\4gone"))
             for _ in range(4):
                 _frame(dms_)
-        for verb in ("purge", "redrive"):
-            control.request(way.server.data, "POST", f"/dms/{verb}", {"queue": "left"})
-        with contextlib.suppress(BrokerError):
-            control.request(way.server.data, "POST", "/pubsub/forget", {"client": "nobody"})
+        for action in ("purge", "redrive"):
+            control.request(way.server.data, "POST", f"/api/v1/queues/dms/left/{action}")
+        with way.connect("pubsub") as pubsub_:
+            login = pubsub_wire.encode_command(Command.LOGIN, f"root:{PASSWORD}".encode())
+            asked = pubsub_wire.encode_command(Command.SUBSCRIBE, b"mine")
+            pubsub_.sendall(pubsub_wire.encode_id(b"A") + login + asked)
+            until(lambda: way.sessions("pubsub"))
+            with pytest.raises(Failure, match="A is connected"):
+                control.request(way.server.data, "DELETE", "/api/v1/sessions/A")
         with way.connect("dmp") as dmp_:
             assert _amqp_login(dmp_, ("root", PASSWORD))
             for method in (
@@ -680,7 +682,7 @@ def test_what_is_deleted_purged_redriven_and_forgotten_leaves_a_line_in_the_audi
             ("dms", "root", "delete", "gone", "done"),
             ("dms", me, "purge", "left", "done"),
             ("dms", me, "redrive", "left", "done"),
-            ("pubsub", me, "forget", "nobody", "refused"),
+            ("pubsub", me, "delete", "A", "refused"),
             ("dmp", "root", "purge", "gone", "done"),
             ("dmp", "root", "delete", "gone", "done"),
             ("dmp", "root", "delete-exchange", "gone", "done"),

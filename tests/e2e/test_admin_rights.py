@@ -63,17 +63,13 @@ def test_who_administers_users_gives_only_what_he_has(api: Api) -> None:
 
 
 def test_messages_are_shown_to_who_may_read_and_are_a_line_of_the_audit_log(api: Api) -> None:
-    assert api.ask("/dms/queues", {})[0] == 200
     made = {"queues": [{"protocol": "dms", "name": "jobs", "options": {}}]}
     assert api.ask("definitions", made)[0] == 200
     assert api.ask("queues/dms/jobs/messages", {"text": "hello"})[0] == 200
-    for path in ("queues/dms/jobs/peek", "/dms/peek"):
-        assert ask(api, "manager", path, {"queue": "jobs"} if path.startswith("/") else {})[0] == 403
+    assert ask(api, "manager", "queues/dms/jobs/peek", {})[0] == 403
     assert ask(api, "reader", "queues/dms/jobs/peek")[1]["items"][0]["text"] == "hello"
     until(lambda: audited(api, "user=reader", "protocol=dms action=peek name=jobs"))
     assert ask(api, "clerk", "queues/dms/jobs/peek", {})[0] == 403
-    assert ask(api, "reader", "/dms/peek", {"queue": "jobs"})[0] == 200
-    until(lambda: audited(api, "user=reader", "action=peek", "name=jobs"))
     assert ask(api, "reader", "trace?name=jobs&after=0")[0] == 200
     until(lambda: audited(api, "user=reader", "action=trace", "name=jobs"))
 

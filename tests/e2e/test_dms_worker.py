@@ -27,9 +27,14 @@ trio.run(main)
 BODIES = [b"%02d" % number for number in range(20)]
 
 
-def asked(server: Server, verb: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = control.request(server.data, "POST", f"/dms/{verb}", {"queue": "jobs"})
+def jobs(server: Server) -> dict[str, Any]:
+    found: dict[str, Any] = control.request(server.data, "GET", "/api/v1/queues/dms/jobs")
     return found
+
+
+def deliveries(server: Server) -> list[int]:
+    found = control.request(server.data, "GET", "/api/v1/queues/dms/jobs/peek")
+    return [row["properties"]["deliveries"] for row in found["items"]]
 
 
 async def produce(port: int, count: int) -> None:
@@ -56,7 +61,7 @@ async def test_a_worker_goes_on_over_a_server_that_is_killed_and_started_anew(se
                 if len(handled) == 5:
                     await trio.to_thread.run_sync(replaced)
                 told.append(await message.ack())
-                if set(handled) == set(BODIES) and not asked(server, "queues")[0]["depth"]:
+                if set(handled) == set(BODIES) and not sum(jobs(server)[name] for name in ("ready", "held")):
                     break
     assert told.count(False) == 1
     assert handled == [*BODIES[:5], *BODIES[4:]], "what could not be acknowledged comes again, and no other"
@@ -69,20 +74,20 @@ def test_a_worker_that_has_ended_is_given_nothing_and_burns_no_try(
     port = server.address("dms")[1]
     trio.run(produce, port, 0)
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(port)], stderr=subprocess.DEVNULL)
-    until(lambda: asked(server, "queues")[0]["waiting"] == 8)
+    until(lambda: jobs(server)["consumers"] == 1)
     worker.send_signal(how)
     worker.wait()
     trio.run(produce, port, 8)
-    until(lambda: asked(server, "queues")[0]["held"] == 0)
-    assert [row["deliveries"] for row in asked(server, "peek")] == [0] * 8
+    until(lambda: jobs(server)["held"] == 0)
+    assert deliveries(server) == [0] * 8
 
 
 def test_a_worker_that_leaves_in_order_burns_one_try_and_not_its_prefetched(server: Server) -> None:
     port = server.address("dms")[1]
     trio.run(produce, port, 8)
     worker = subprocess.Popen([sys.executable, "-c", WORKER, str(port)], stderr=subprocess.DEVNULL)
-    until(lambda: asked(server, "queues")[0]["held"] == 8)
+    until(lambda: jobs(server)["held"] == 8)
     worker.send_signal(signal.SIGINT)
     worker.wait()
-    until(lambda: asked(server, "queues")[0]["held"] == 0)
-    assert [row["deliveries"] for row in asked(server, "peek")] == [1] + [0] * 7
+    until(lambda: jobs(server)["held"] == 0)
+    assert deliveries(server) == [1] + [0] * 7

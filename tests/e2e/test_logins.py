@@ -281,8 +281,8 @@ def test_a_subscriber_takes_a_url_where_its_address_stands(plain: Place) -> None
     assert run("pubsub", "subscriber", "url", url, stdin=b"keep home\nexit\n").returncode == 0
 
     def clients() -> list[str]:
-        rows = control.request(plain.server.data, "POST", "/pubsub/sessions", {})
-        return [row["client"] for row in rows]
+        rows = control.socket_client(plain.server.data).rows("sessions", protocol="pubsub")
+        return [row["name"] for row in rows]
 
     until(lambda: "url" in clients())
     refused = run("pubsub", "subscriber", "url", f"pubsub://ann:planted@{host}:{port}")

@@ -9,9 +9,9 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from pubsub import client as clients
 from pubsub import wire
+from pubsub.admin import SessionInUse
 from pubsub.client import Disconnected, Kind, Publisher, Subscriber, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
-from shared.errors import EXIT_MISSING, BrokerError, ConfigError
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.pubsub.served import served
@@ -28,17 +28,17 @@ async def published(server: Serving, *topics: str) -> None:
 
 async def test_a_session_is_forgotten_while_its_client_is_away_and_one_that_is_not_there_is_told_so() -> None:
     async with served() as server:
-        (forget,) = (verb for verb in server.service.admin_verbs if verb.name == "forget")
-        with pytest.raises(BrokerError, match="there is no session of 'A'") as missing:
-            await forget.call({"client": "A"})
-        assert missing.value.exit_code == EXIT_MISSING
+        sessions = server.service.objects[0]
+        (forget,) = sessions.actions
+        assert sessions.find(["A"]) is None
         async with open_subscriber("A", port=server.port) as subscriber:
             await subscriber.subscribe("hall")
             await server.until(subscriptions=1)
-            with pytest.raises(ConfigError, match="'A' is connected"):
-                await forget.call({"client": "A"})
+            with pytest.raises(SessionInUse, match="A is connected"):
+                await forget.call(sessions.find(["A"]), {}, False)
         await server.until(connected=0)
-        assert await forget.call({"client": "A"}) == {"client": "A", "forgotten": True}
+        assert await forget.call(sessions.find(["A"]), {}, False) == {"deleted": 1, "subscriptions": 1}
+        assert sessions.find(["A"]) is None
 
 
 async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_address() -> None:

@@ -17,6 +17,7 @@ from tests.support.connections import MemoryConnection
 from tests.support.fake_disk import FakeDisk
 from tests.support.memory import growth_bytes
 from tests.support.stores import ALWAYS, open_store, records
+from tests.support.turns import short_turns
 
 SUBSCRIBE, UNSUBSCRIBE, KEEP = Command.SUBSCRIBE, Command.UNSUBSCRIBE, Command.KEEP
 
@@ -214,7 +215,7 @@ async def test_what_is_kept_for_a_client_whose_session_is_lost_waits_for_it() ->
 async def test_what_a_bridge_published_is_kept_also_where_it_published_last(
     stops: bool, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr(pubsub.fanout, "KEEPS_MAX", 5)
+    short_turns(monkeypatch, 1, 5)
     service = await open_pubsub(Context(await open_store(FakeDisk()), LOG), PubsubSettings())
     nursery.start_soon(service.run)
     await trio.testing.wait_all_tasks_blocked()

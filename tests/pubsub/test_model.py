@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import pubsub.fanout
 import shared.fanout
-import shared.routing.trie
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id, payload_of, value_text
 from tests.pubsub.world import Peer, World
+from tests.support.turns import short_turns
 
 LEVELS = st.sampled_from([b"a", b"", b"*", b"+"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=3).map(b"/".join)
@@ -43,10 +43,9 @@ def table_matches(pattern: bytes, topic: bytes) -> bool:
 def turns(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "all at once":
-            for bound in ("VISITS_MAX", "WRITES_MAX", "KEEPS_MAX"):
-                patch.setattr(pubsub.fanout, bound, 1)
+            short_turns(patch, 1, 1)
+            patch.setattr(pubsub.fanout, "ITEMS", 1)
             patch.setattr(shared.fanout, "ROUTES_MEMBERS_MAX", 1)
-            patch.setattr(shared.routing.trie, "STEP_NODES", 1)
         yield
 
 

@@ -519,21 +519,21 @@ class DmsModel:
         """
         dead: dict[str, list[Message]] = {name: [] for name in rows}
         for row in after:
-            message = self.find(DEAD, row["body"].encode())
-            if "dead_letter" not in row:
+            message = self.find(DEAD, row["text"].encode())
+            if "dead_letter" not in row["properties"]:
                 raise BrokenPromiseError(f"{message} is among the dead, and does not say why")
-            self.found_dead(message, row["dead_letter"])
+            self.found_dead(message, row["properties"]["dead_letter"])
             dead[message.queue].append(message)
-        were, are = ({row["body"] for row in each} for each in (before, after))
+        were, are = ({row["text"] for row in each} for each in (before, after))
         if len(are) != len(after):
             raise BrokenPromiseError(f"somebody is twice among the dead: {after}")
         if were - are:
             raise BrokenPromiseError(f"{were - are} were among the dead, and are not any more")
         for name, each in rows.items():
-            found = [self.find(name, row["body"].encode()) for row in each or ()]
+            found = [self.find(name, row["text"].encode()) for row in each or ()]
             for message, row in zip(found, each or (), strict=True):
-                self.shows(message, row)
-                if row["body"] in were:
+                self.shows(message, row["properties"])
+                if row["text"] in were:
                     raise BrokenPromiseError(f"{message} is there, and among the dead")
             if len(set(found)) < len(found):
                 raise BrokenPromiseError(f"{name} has a message twice")

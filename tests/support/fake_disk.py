@@ -226,7 +226,7 @@ class FakeDisk:
         except OSError:
             return None
 
-    def write(self, fd: int, data: bytes | memoryview, offset: int, *, passing: bool = False) -> int:
+    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         file = self._open[fd]
         taken = self._told("write", file.path, offset, len(data))
         if offset + len(data) > len(file.data):
@@ -235,19 +235,8 @@ class FakeDisk:
         self._put(file, part, offset)
         return len(part)
 
-    def write_pieces(
-        self, fd: int, pieces: Sequence[bytes | memoryview], offset: int, *, passing: bool = False
-    ) -> int:
-        return self.write(fd, b"".join(pieces), offset, passing=passing)
-
-    def write_many(self, writes: Sequence[tuple[int, memoryview, int]]) -> list[int]:
-        outcomes = []
-        for fd, data, offset in writes:
-            try:
-                outcomes.append(self.write(fd, data, offset))
-            except OSError as error:
-                outcomes.append(-(error.errno or errno.EIO))
-        return outcomes
+    def write_pieces(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
+        return self.write(fd, b"".join(pieces), offset)
 
     def _put(self, file: File, data: bytes, offset: int) -> None:
         if not data:
@@ -265,10 +254,6 @@ class FakeDisk:
         file = self._open[fd]
         self._told("sync", file.path)
         file.sync()
-
-    def sync_many(self, fds: Sequence[int]) -> None:
-        for fd in reversed(fds):  # any order: what each makes certain is among the states before the first
-            self.sync_data(fd)
 
     def start_write_back(self, fd: int) -> bool:
         return fd in self._open

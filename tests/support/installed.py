@@ -12,7 +12,7 @@ import structlog
 
 from brokers import plugins
 from shared.metrics import Sample
-from shared.plugin import Context, Plugin, Service, Verb
+from shared.plugin import Context, Plugin, Service
 
 
 @attrs.frozen
@@ -24,7 +24,6 @@ class Idle:
     """A service that binds nothing and does nothing."""
 
     endpoints = ()
-    admin_verbs: tuple[Verb, ...] = ()
 
     async def run(self) -> None: ...
 

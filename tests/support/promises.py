@@ -169,8 +169,7 @@ class Witness:
 
     def journal_synced(self, since: float) -> None:
         """The journal's sync that began at moment `since` came back."""
-        journaled = [each for each in self._unsafe if not Durability.parse(each.mode).direct]
-        self._make_safe(since, journaled)
+        self._make_safe(since, self._unsafe)
 
     def everything_safe(self, since: float, unless: str = "") -> None:
         """A checkpoint, or a sync of all but what is in a mode, that began at moment `since` came back."""

@@ -20,8 +20,7 @@ from tests.support.fake_disk import FakeDisk
 ALWAYS = Durability("always")
 INTERVAL = Durability("interval", 0.05)
 NONE = Durability("none")
-UNJOURNALED = Durability("interval", 0.05, unjournaled=True)
-MODES = [ALWAYS, INTERVAL, NONE, UNJOURNALED]
+MODES = [ALWAYS, INTERVAL, NONE]
 
 SMALL = StorageSettings(
     segment_bytes=64 * KIB,

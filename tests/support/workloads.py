@@ -17,7 +17,7 @@ from tests.support.crashes import SETTINGS, Tally, Workload, check_cuts, check_k
 from tests.support.promises import Witness
 from tests.support.stores import ALWAYS, INTERVAL, running
 
-MODES = {"a": "always", "i": "interval:50ms", "n": "none", "u": "interval:50ms unjournaled"}
+MODES = {"a": "always", "i": "interval:50ms", "n": "none"}
 
 
 class Worker:
@@ -116,7 +116,7 @@ class Worker:
         self.settle()
 
     async def sync_in_time(self) -> None:
-        """The end of an interval: what is to be synced by then is, in the journal and around it."""
+        """The end of an interval: what is to be synced by then is."""
         since = self.witness.tick()
         self.witness.clock.advance(INTERVAL.seconds)
         async with running(self.witness.store):
@@ -195,9 +195,6 @@ SEVERAL: dict[str, Operation] = {
     "append none, change weak, append none": lambda worker: worker.do(
         "append none", "change weak", "append none"
     ),
-    "drop unjournaled, append, change": lambda worker: worker.do(
-        "drop unjournaled", "append unjournaled", "change unjournaled"
-    ),
 }
 """One commit of several batches."""
 
@@ -206,10 +203,6 @@ OPERATIONS: dict[str, Operation] = {
     **LARGE,
     **SEVERAL,
     "change mode": lambda worker: worker.change_mode("a"),
-    "append unjournaled": lambda worker: worker.append("u"),
-    "change unjournaled": lambda worker: worker.append_all("u", "a"),
-    "delete unjournaled": lambda worker: worker.replace("u"),
-    "drop unjournaled": lambda worker: worker.drop("u"),
     "join": lambda worker: worker.join("a", "i"),
     "join weak": lambda worker: worker.join("n", "i"),
     "join weakest": lambda worker: worker.join("n", "n2"),

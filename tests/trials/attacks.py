@@ -4,7 +4,7 @@ LogMQ is asked on four connections, one request at a time on each, in turns with
 10,000 connections that come again when they are closed; requests and bodies that come a byte at a time;
 requests by other names, from other sites, by odd paths and with wrong tokens. The attackers are a process of
 their own that stands for another machine, so it has only what the others leave of the processor
-(`hasher.stand_aside`): what is measured is what the server spends on them. All that they ask for is
+(`strangers.stand_aside`): what is measured is what the server spends on them. All that they ask for is
 refused, and the p99 grows by a tenth at most. How that is judged: `strangers`; exit 2 where it cannot be.
 """
 
@@ -20,13 +20,12 @@ from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from brokers.access.hasher import stand_aside
 from brokers.bench.load import Measured
 from shared.process_limits import raise_file_limit
 from tests.bench.sweep import taken_in_turns
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import Address, ask, beside, judged, median_ratio
+from tests.trials.strangers import Address, ask, beside, judged, median_ratio, stand_aside
 
 _CONNECTIONS = 10_000
 _SLOW = 100

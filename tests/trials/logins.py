@@ -3,7 +3,7 @@
 At most 10 % of their p99. The server is the real one, with LogMQ and users. Clients that are logged in ask,
 one request at a time on each of four connections: PING and a durable PRODUCE. Beside them a process opens
 connections from several addresses and sends wrong passwords, three on each, which LogMQ then closes. It
-stands for other machines, so it has only what the others leave of the processor (`hasher.stand_aside`).
+stands for other machines, so it has only what the others leave of the processor (`strangers.stand_aside`).
 A round measures without it and then with it, on a server of its own, for after a flood some hundred logins
 still wait to be checked. How that is judged: `strangers`; exit 2 where it cannot be.
 """
@@ -21,13 +21,12 @@ from pathlib import Path
 
 import attrs
 
-from brokers.access.hasher import stand_aside
 from brokers.bench.load import SAID_FIRST
 from shared.access import SALT_BYTES, Rule, Secret, User, written_users
 from tests.support.server import counter
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import Address, ask, beside, judged, median_ratio
+from tests.trials.strangers import Address, ask, beside, judged, median_ratio, stand_aside
 
 _REQUESTS = (b"PING\n", b"PING\n", b"PRODUCE a " + b"y" * 100 + b"\n", b"PRODUCE b " + b"z" * 100 + b"\n")
 _WRONG = b"AUTH ann wrong\n" * 3

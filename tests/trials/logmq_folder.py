@@ -46,7 +46,7 @@ class LogmqAdapter(Adapter):
             lines += [f'[logmq.topics."{mode}-{KEPT}"]', f'durability = "{durability(mode)}"']
             lines += [f"retention_bytes = {RETENTION_BYTES}"]
             lines += [f'[logmq.topics."{mode}-*"]', f'durability = "{durability(mode)}"']
-        # What a bridge writes shares commits with what goes around the journal, and drops its front.
+        # What a bridge writes shares commits with topics of other modes, and drops its front.
         lines += [f'[logmq.topics."{COPY}*"]', f"retention_bytes = {COPY_BYTES}"]
         for mode in _carried(modes):
             lines += ["[[bridge]]", f'name = "{mode}"', 'start = "first"']

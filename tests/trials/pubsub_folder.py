@@ -19,7 +19,6 @@ from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, Pubsu
 
 _CLIENTS = tuple(f"client-{number}" for number in range(6))
 _TOPICS = tuple(f"hall/{number}/+" for number in range(300))
-_KEPT = " (kept)"
 
 STATES: Mapping[Command, str] = {Command.SUBSCRIBE: PLAIN, Command.KEEP: KEPT, Command.UNSUBSCRIBE: NONE}
 
@@ -112,10 +111,9 @@ class PubsubAdapter(Adapter):
         return Verification(verdict, {"commands of the last second": verdict}, shown)
 
     def look(self) -> dict[Subscription, str]:
-        return dict(_shown(control.request(self.server.data, "POST", "/pubsub/sessions", {"topics": True})))
+        return dict(_shown(control.socket_client(self.server.data).rows("subscriptions", protocol="pubsub")))
 
 
 def _shown(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Subscription, str]]:
     for row in rows:
-        for topic in row["topics"]:
-            yield (row["client"], topic.removesuffix(_KEPT)), KEPT if topic.endswith(_KEPT) else PLAIN
+        yield (row["client"], row["pattern"]), KEPT if row["kept"] else PLAIN

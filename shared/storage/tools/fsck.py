@@ -21,7 +21,6 @@ from shared.storage.rebuild import NO_LOGS
 from shared.storage.recovery import MISSING
 from shared.storage.replay import seeming_end
 from shared.storage.reserve_file import PATH as RESERVE_PATH
-from shared.storage.settings import Durability
 from shared.storage.tools.view import (
     DamagedFile,
     FolderView,
@@ -170,12 +169,6 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         yield FindingKind.LOG.damage(
             log.log_path, f"the file is {size} bytes long, and should be {log.synced_end}"
         )
-    if Durability.parse(log.mode).direct:
-        found = view.read_index(log)
-        end = max(size or 0, (found.end if found is not None else None) or 0)
-        if end > log.end:
-            text = "the end of the file and of its index do not agree: it was never synced, or is damaged"
-            yield FindingKind.LOG.warning(log.log_path, text, log.end, end - log.end)
     for reference in log.references:
         data = reader.read(reference.offset, reference.length)
         if crc32c(data) != reference.crc32c and reference.end > log.first:

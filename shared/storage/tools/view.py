@@ -30,7 +30,6 @@ from shared.storage.lock import FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.recovery import format_number
 from shared.storage.replay import JournalChanges, Pieces, Replay, Segments
-from shared.storage.settings import Durability
 
 _LOOKS_MAX = 10
 """At a live folder whose checkpoints keep overtaking us; then what was seen last must do."""
@@ -224,7 +223,7 @@ def look(disk: Disk, *, live: bool = False) -> FolderView:
     """The view of a folder's files. Raises DamagedFile where it has no good catalog, and OSError."""
     view = _look(disk, live)
     for log in view.logs.values():
-        if live or Durability.parse(log.mode).direct:
+        if live or (log.mode == "none" and not view.catalog.all_journaled):
             _end_with_index(view, log)
     return view
 

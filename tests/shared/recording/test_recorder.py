@@ -18,16 +18,14 @@ from shared.budget import Account
 from shared.recording.blocks import Block, unpack
 from shared.recording.recorder import HELD_BYTES, HELD_SECONDS, SMALL_BYTES, WARN_SECONDS, Recorder, Recording
 from shared.recording.settings import RecordSettings
-from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.units import KIB, MIB
 from tests.support.commits import (
     fail,
     fill_memory,
+    journal_write,
     leave_free,
-    log_write,
     make_read_only,
-    watch,
 )
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, SMALL, HandClock, open_store, read_all, reopen, running
@@ -217,14 +215,14 @@ async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
     track = here.recorder.track(1)
     track.record(1, b"before")
     here.settle()
-    fail(here.disk, errno.EIO, log_write, times=1)
+    fail(here.disk, errno.EIO, journal_write, times=1)
     track.record(3, b"lost!")
     track.record(4, b"lost!")
     here.settle()
     assert here.value("messages") == 1
     assert here.value("left_out_messages", reason="store") == 7
     assert here.value("left_out_bytes") == 10
-    fail(here.disk, errno.EIO, log_write, times=1)
+    fail(here.disk, errno.EIO, journal_write, times=1)
     track.record(1, bytes(SMALL_BYTES))
     here.settle()
     assert here.value("left_out_bytes") == 10 + SMALL_BYTES
@@ -240,7 +238,7 @@ async def test_a_gap_that_was_not_written_is_marked_by_the_next(autojump_clock: 
     track.record(3, b"lost!")
     here.settle()
     await here.empty()
-    fail(here.disk, errno.EIO, log_write, times=1)
+    fail(here.disk, errno.EIO, journal_write, times=1)
     track.record(4, b"lost!")
     here.settle()
     track.record(1, b"after")
@@ -324,7 +322,7 @@ async def test_a_batch_that_fails_behind_one_that_did_not_is_told_by_itself() ->
     writes = itertools.count()
     async with running(store):
         thread_is_free = trio.Event()
-        fail(disk, errno.EIO, lambda operation: log_write(operation) and next(writes) == 1)
+        fail(disk, errno.EIO, lambda operation: journal_write(operation) and next(writes) == 1)
         track.record(2, bytes(HELD_BYTES))
         store.commit_pending()
         await trio.testing.wait_all_tasks_blocked()  # it is under way
@@ -449,22 +447,6 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         assert here.value("messages") == 11
         assert here.store.statistics().commits == commits + 1
     assert [data for _, data in await here.blocks()] == [bytes(HELD_BYTES)] + [b"small"] * 10
-
-
-async def test_an_interval_goes_around_the_journal_and_always_through_it() -> None:
-    for mode, journaled in (("interval:20ms", False), ("none", False), ("always", True)):
-        here = await world(attrs.evolve(SETTINGS, durability=Durability.parse(mode)))
-        track = here.recorder.track(1)
-        track.record(1, b"first")
-        here.settle()
-        (writes,) = watch(here.disk, "write")
-        for size in (1, SMALL_BYTES):
-            track.record(1, bytes(size))
-        here.settle()
-        assert any(path.startswith("journal/") for path in writes) is journaled
-        assert [len(data) for _, data in await here.blocks()] == [5, 1, SMALL_BYTES]
-        store, _ = await reopen(here.store, here.disk)
-        assert len(await read_all(store.namespace("recorded", NONE).logs["echo"])) == 3
 
 
 async def test_order_is_kept_whatever_the_sizes() -> None:

@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import shared.routing.trie
 from shared.routing.cache import MatchCache
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, EveryName, Pattern, Wildcards
@@ -52,9 +51,6 @@ class Changes(RuleBasedStateMachine):
         self.trie: Trie[int] | None = None if self.wildcards is None else Trie(self.wildcards)
         self.model: dict[int, set[Pattern]] = {}
         self.asked: set[bytes] = set()
-        self.under_way: bytes | None = None
-        self.all_the_time: set[tuple[int, Pattern]] = set()
-        self.at_some_time: set[int] = set()
 
     def matches(self, pattern: Pattern, name: bytes) -> bool:
         if isinstance(pattern, EveryName):
@@ -106,35 +102,6 @@ class Changes(RuleBasedStateMachine):
         for name in self.asked:
             self.check(name)
 
-    @rule(name=texts)
-    def match_in_turns(self, name: bytes) -> None:
-        if name != self.under_way:
-            self.under_way = name
-            self.all_the_time = self.matching(name)
-            self.at_some_time = set()
-        self.go_on()
-
-    @precondition(lambda self: self.under_way is not None)
-    @rule()
-    def go_on(self) -> None:
-        assert self.under_way is not None
-        self.note_who_matches()
-        found = self.index.match_within(self.under_way, 1)
-        if found is not None:
-            assert len(set(found)) == len(found)
-            assert {who for who, _ in self.all_the_time} <= set(found) <= self.at_some_time
-            self.under_way = None
-
-    @invariant()
-    def note_who_matches(self) -> None:
-        if self.under_way is not None:
-            now = self.matching(self.under_way)
-            self.all_the_time &= now
-            self.at_some_time |= {who for who, _ in now}
-
-    def matching(self, name: bytes) -> set[tuple[int, Pattern]]:
-        return {(who, p) for who, held in self.model.items() for p in held if self.matches(p, name)}
-
     def check(self, name: bytes) -> None:
         expected = [who for who, held in self.model.items() if any(self.matches(p, name) for p in held)]
         assert sorted(self.index.match(name)) == sorted(expected)
@@ -170,29 +137,15 @@ class ChangesWithAFullCache(Changes):
     cache_bytes_max = 1500
 
 
-class ChangesWithinMatches(Changes):
-    """Steps of one node: anything may come between any two."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(shared.routing.trie, "STEP_NODES", 1)
-
-    def teardown(self) -> None:
-        self.patch.undo()
-
-
 TestChanges = Changes.TestCase
 TestChangesWithoutCache = ChangesWithoutCache.TestCase
 TestChangesOfExactNames = ChangesOfExactNames.TestCase
 TestChangesWithAFullCache = ChangesWithAFullCache.TestCase
-TestChangesWithinMatches = ChangesWithinMatches.TestCase
 MACHINES = (
     TestChanges,
     TestChangesWithoutCache,
     TestChangesOfExactNames,
     TestChangesWithAFullCache,
-    TestChangesWithinMatches,
 )
 for machine in MACHINES:
     machine.settings = settings(max_examples=30, stateful_step_count=30)

@@ -201,8 +201,10 @@ async def test_much_since_the_last_brings_another_which_counts_anew(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, by_bytes: bool
 ) -> None:
     monkeypatch.setattr("shared.storage.checkpoint.BATCHES_MAX", 1000 if by_bytes else 3)
-    store = await open_store(FakeDisk(), attrs.evolve(SMALL, checkpoint_direct_bytes=100 * KIB))
-    (log,) = await logs_of(store, NONE if by_bytes else ALWAYS)
+    store = await open_store(
+        FakeDisk(), attrs.evolve(SMALL, checkpoint_direct_bytes=100 * KIB, reference_bytes=20 * KIB)
+    )
+    (log,) = await logs_of(store, ALWAYS)
     found = []
     async with running(store):
         await trio.sleep(2)

@@ -16,9 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage import committer
-from shared.storage import log as log_module
 from shared.storage.committer import Commit
-from shared.storage.format import BATCH_PAYLOAD_MAX, IndexEntry
+from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
@@ -26,21 +25,17 @@ from tests.support.commits import (
     commits_behind,
     fail,
     journal_write,
-    log_write,
     logs_of,
-    make_read_only,
     outcome,
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.garbage import idle_pauses
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
     MODES,
     NONE,
     SMALL,
-    UNJOURNALED,
     HandClock,
     append,
     ask,
@@ -150,7 +145,6 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
         (ALWAYS, 256 * KIB, False, 1),
         (ALWAYS, 0, False, 0),  # every commit writes each log's file
         (ALWAYS, 256 * KIB, True, 0),  # each index is read first
-        (NONE, 256 * KIB, False, 0),
     ],
 )
 async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
@@ -338,16 +332,20 @@ async def test_an_interval_may_end_between_two_looks_at_the_clock(
             assert [path for path in syncs if path.startswith("journal/")]
 
 
-async def test_none_goes_around_the_journal_and_syncs_nothing() -> None:
+async def test_none_is_acknowledged_after_the_write_and_syncs_nothing(autojump_clock: MockClock) -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, NONE)
-    syncs, writes = watch(disk, "sync", "write")
-    for n in range(30):
-        _, ticket = log.append(records(bytes(n * 100)), 1)
-        store.commit_pending()
-        assert ticket.done
-    assert syncs == []
-    assert not any(path.startswith("journal/") for path in writes)
+    async with running(store):
+        await trio.sleep(1)
+        (syncs,) = watch(disk, "sync")
+        for n in range(30):
+            _, ticket = log.append(records(bytes(n * 100)), 1)
+            store.commit_pending()
+            assert ticket.done
+        await trio.sleep(3)
+        assert syncs == []
+    store, _ = await reopen(store, disk)
+    assert len(await read_all(store.namespace("logmq", ALWAYS).logs[log.name])) == 30
 
 
 @pytest.mark.parametrize("end", ["release", "a full batch", "another hold", "close", "a failing disk"])
@@ -409,198 +407,6 @@ async def test_what_cannot_be_completed_is_not_written() -> None:
     assert log.end == 0
 
 
-@pytest.mark.parametrize("beside", ["a change before", "a change behind", "a delete", "more batches"])
-async def test_small_appends_to_very_many_logs_touch_no_file_whatever_comes_beside_them(
-    beside: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """230 ms of the loop in one stretch, with 50,000 logs."""
-    for module in (log_module, committer):
-        monkeypatch.setattr(module, "MANY", 80)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 81)
-    await append(store, logs[80], bytes(300 * KIB))
-    assert "t80.log" in disk.names("logmq")
-    await append(store, logs[3], b"dropped")
-    made: list[Any] = []
-    commit_of = committer.LogCommit
-    monkeypatch.setattr(committer, "LogCommit", lambda log, *more: made.append(log) or commit_of(log, *more))
-    async with running(store):
-        if beside == "a change before":
-            logs[3].drop_below(11)
-        tickets = [store.append_all([(log, records(b"x"), 1) for log in logs[:80]])[1]]
-        if beside == "a change behind":
-            logs[3].drop_below(11)
-        if beside != "more batches":
-            tickets.append(store.namespace("logmq", ALWAYS).delete("t80"))
-        else:
-            tickets.append(logs[80].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)[1])
-            tickets.append(store.append_all([(log, records(b"y"), 1) for log in logs[:80]])[1])
-        for ticket in tickets:
-            await store.wait(ticket)
-    assert made == {"more batches": [logs[80]], "a delete": []}.get(beside, [logs[3]])
-    assert ("t80.log" in disk.names("logmq")) == (beside == "more batches")
-    expected = [[b"x", b"y"] if beside == "more batches" else [b"x"]] * 80
-    if not beside.startswith("a change"):
-        expected[3] = [b"dropped", *expected[3]]
-    assert [await read_all(log) for log in logs[:80]] == expected
-    for log in logs[:80]:
-        entries = log.index_entries(0, log.visible)
-        assert (entries[0].offset, entries[-1].end) == (0, log.visible)
-        assert sum(entry.records for entry in entries) == len(await read_all(log)) + (log.first > 0)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("way", ["append", "append_each", "append_all"])
-async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
-    way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = idle_pauses()
-    for module in (log_module, committer):
-        monkeypatch.setattr(module, "MANY", 80)
-    monkeypatch.setattr(log_module, "PAUSES", pauses)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 80)
-    for log in logs:
-        await append(store, log, b"before")
-    assert not pauses.count
-    if fails:
-        fail(disk, errno.ENOSPC, journal_write, times=1)
-    for few in (logs[:-1], logs):  # twice to most of them
-        assert not pauses.count
-        match way:
-            case "append":
-                ticket = [log.append(records(b"x"), 1)[1] for log in few][-1]
-            case "append_each":
-                ticket = store.append_each(few, [records(b"x")] * len(few))[1]
-            case "append_all":
-                ticket = store.append_all([(log, records(b"x"), 1) for log in few])[1]
-    assert pauses.count == 1
-    if fails:
-        with pytest.raises(StoreFull):
-            await store.wait(ticket)
-    else:
-        await store.wait(ticket)
-        assert [await read_all(log) for log in logs] == [[b"before", b"x", b"x"]] * 79 + [[b"before", b"x"]]
-    assert not pauses.count
-
-
-async def test_one_record_after_the_other_goes_to_its_log_as_if_appended_alone() -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, ALWAYS, ALWAYS, ALWAYS)
-    _, alone = logs[1].append(records(b"before"), 1)
-    turn = [logs[number] for number in (0, 1, 0, 2, 1)]
-    bodies = [records(b"%d" % number) for number in range(5)]
-    batches = store.statistics().journal_batches
-    offsets, ticket = store.append_each(turn, bodies)
-    assert offsets == [0, 10, 5, 0, 15]
-    assert ticket is alone, "one batch has them all"
-    assert logs[2].append(records(b"behind"), 1) == (5, ticket)
-    await store.wait(ticket)
-    assert store.statistics().journal_batches == batches + 1
-    kept = [[b"0", b"2"], [b"before", b"1", b"4"], [b"3", b"behind"]]
-    assert [await read_all(log) for log in logs] == kept
-    store, _ = await reopen(store, disk)
-    assert [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()] == kept
-
-
-@pytest.mark.parametrize("behind", ["nothing", "an append", "several", "a change", "another batch"])
-async def test_one_record_after_the_other_is_on_disk_as_if_appended_alone(
-    behind: str, autojump_clock: MockClock
-) -> None:
-    written: list[tuple[list[bytes], list[IndexEntry]]] = []
-    for each in (True, False):
-        disk, store = await fresh_store()
-        logs = await logs_of(store, ALWAYS, ALWAYS)
-        turn, bodies = [logs[0], logs[1], logs[0]], [records(b"a"), records(b"bb"), records(b"ccc")]
-        if each:
-            assert len(store.append_each(turn, bodies)[0]) == 3
-        else:
-            for log, body in zip(turn, bodies, strict=True):
-                log.append(body, 1)
-        if behind == "an append":
-            logs[0].append(records(b"more"), 1)
-        elif behind == "several":
-            store.append_all([(log, records(b"all"), 1) for log in logs])
-        elif behind == "a change":
-            logs[0].drop_below(5)
-        elif behind == "another batch":
-            logs[1].append(records(bytes(9 << 20)), 1)
-        store.commit_pending()
-        await trio.sleep(2)
-        kept = [await read_all(log) for log in logs]
-        written.append((kept, [entry for log in logs for entry in log.index_entries(0, log.visible)]))
-        store, _ = await reopen(store, disk)
-        again = store.namespace("logmq", ALWAYS).logs.values()
-        assert [await read_all(log) for log in again] == kept
-    assert written[0] == written[1]
-
-
-@pytest.mark.parametrize("odd", ["deleted", "of another mode", "appended in another mode", "with others"])
-async def test_one_record_after_the_other_ends_where_a_log_is_special(odd: str) -> None:
-    _, store = await fresh_store()
-    one, two = await logs_of(store, ALWAYS, INTERVAL if odd == "of another mode" else ALWAYS)
-    if odd == "deleted":
-        store.namespace("logmq", ALWAYS).delete(two.name)
-    elif odd == "appended in another mode":
-        store.namespace("logmq", ALWAYS).change_mode(two.name, INTERVAL)
-        two.append(records(b"before"), 1)
-        store.namespace("logmq", ALWAYS).change_mode(two.name, ALWAYS)
-    elif odd == "with others":
-        store.append_all([(two, records(b"before"), 1)])
-    end = two.end
-    offsets, ticket = store.append_each([one, two, one], [records(b"x")] * 3)
-    assert offsets == [0]
-    assert two.end == end
-    await store.wait(ticket)
-    assert await read_all(one) == [b"x"]
-
-
-@pytest.mark.parametrize("many_first", [True, False])
-async def test_what_many_logs_get_at_once_keeps_its_place_among_what_each_gets(many_first: bool) -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 70)
-
-    def to_all() -> Ticket:
-        return store.append_all([(log, records(b"all"), 1) for log in logs])[1]
-
-    ticket = to_all() if many_first else None
-    offsets, _ = store.append_each([logs[0]] * 2, [records(b"each")] * 2)
-    assert len(offsets) == (0 if many_first else 2), "a log that got something with many ends it"
-    for _ in range(2 - len(offsets)):
-        logs[0].append(records(b"each"), 1)
-    await store.wait(ticket or to_all())
-    kept = [b"all", b"each", b"each"] if many_first else [b"each", b"each", b"all"]
-    assert [await read_all(log) for log in logs] == [kept] + [[b"all"]] * 69
-    assert store.statistics().records == 72
-    store, _ = await reopen(store, disk)
-    again = store.namespace("logmq", ALWAYS).logs.values()
-    assert [await read_all(log) for log in again] == [kept] + [[b"all"]] * 69
-
-
-async def test_nothing_is_appended_one_after_the_other_where_the_store_takes_nothing() -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    await make_read_only(store, disk)
-    assert store.append_each([log], [records(b"x")])[0] == []
-    assert log.end == 0
-
-
-@pytest.mark.parametrize("mode", [INTERVAL, NONE])
-async def test_logs_that_ask_for_no_sync_get_none_when_appended_to_one_after_the_other(
-    mode: Durability,
-) -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, mode, mode)
-    for log in logs:
-        await append(store, log, b"before")
-    (syncs,) = watch(disk, "sync")
-    assert store.append_each(logs, [records(b"x")] * 2)[0] == []
-    tickets = [log.append(records(b"x"), 1)[1] for log in logs]
-    store.commit_pending()
-    assert [outcome(ticket) for ticket in tickets] == [[None], [None]]
-    assert syncs == []
-
-
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
     disk, store = await fresh_store()
     logs = await logs_of(store, NONE, INTERVAL, ALWAYS)
@@ -613,27 +419,9 @@ async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() ->
     await store.wait(ticket)
     assert store.statistics().journal_batches == batches + 1
     assert syncs[-1].startswith("journal/")
-    assert "logmq/t0.log" in syncs, "what went around the journal is safe before the journal goes beyond it"
     store, _ = await reopen(store, disk)
     for n, log in enumerate(store.namespace("logmq", ALWAYS).logs.values()):
         assert await read_all(log) == [b"before %d" % n, b"together"]
-
-
-async def test_an_append_to_several_logs_of_mode_none_is_one_synced_batch() -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, NONE, NONE)
-    batches = store.statistics().journal_batches
-    syncs, writes = watch(disk, "sync", "write")
-    _, ticket = store.append_all([(log, records(b"together"), 1) for log in logs])
-    store.commit_pending()
-    assert ticket.done
-    assert store.statistics().journal_batches == batches + 1
-    assert [path for path in syncs if path.startswith("journal/")]
-    assert writes[0].startswith("journal/"), "nothing of it is in a log before it is all in the journal"
-    _, ticket = store.append_all([(logs[0], records(b"one"), 1), (logs[0], records(b"two"), 1)])
-    store.commit_pending()
-    assert ticket.done
-    assert store.statistics().journal_batches == batches + 1, "one log by itself goes around it as ever"
 
 
 async def test_all_that_is_appended_together_is_one_batch_of_the_journal() -> None:
@@ -655,7 +443,7 @@ async def test_all_that_is_appended_together_is_one_batch_of_the_journal() -> No
         none.append(records(bytes(9 << 20)), 1)  # more than fits
         assert batch.strictest is not None
     await store.wait(batch.strictest)
-    assert store.statistics().journal_batches == batches + 2, "what came before may be a batch of its own"
+    assert store.statistics().journal_batches == batches + 1
     assert syncs[-1].startswith("journal/")
     store, _ = await reopen(store, disk)
     kept = [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()]
@@ -681,55 +469,6 @@ async def test_what_the_disk_refuses_together_is_taken_back_together() -> None:
     with pytest.raises(StoreFull):
         await store.wait(batch.strictest)
     assert [log.end for log in logs] == [0, 0]
-
-
-async def test_direct_bytes_queued_before_a_journaled_append_do_not_come_after_it() -> None:
-    disk, store = await fresh_store()
-    none, always = await logs_of(store, NONE, ALWAYS)
-    none.append(records(b"1"), 1)
-    none.append(records(bytes(8 << 20)), 1)  # a round of its own
-    _, ticket = store.append_all([(none, records(b"3"), 1), (always, records(b"x"), 1)])
-    seen: list[str] = []
-
-    def before(operation: Operation) -> None:
-        if operation.kind == "write" and not operation.path.endswith(".idx"):
-            seen.append(operation.path)
-
-    disk.before = before
-    await store.wait(ticket)
-    assert seen[0].startswith("journal/")
-    assert [payload[:1] for payload in await read_all(none)] == [b"1", b"\0", b"3"]
-
-
-async def test_what_was_queued_around_the_journal_is_safe_once_a_stricter_mode_answers() -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, NONE)
-    log.append(records(b"before"), 1)
-    store.namespace("logmq", ALWAYS).change_mode("t0", ALWAYS)
-    await append(store, log, b"behind")
-    for choose in (lambda n, what: n - 1, lambda n, what: 0):
-        after = await open_store(disk.power_cut().boot(choose))
-        log = after.namespace("logmq", ALWAYS).logs["t0"]
-        assert (log.mode, await read_all(log)) == (ALWAYS, [b"before", b"behind"])
-
-
-@pytest.mark.parametrize("modes", [(NONE, ALWAYS), (ALWAYS, NONE)], ids=["to always", "to none"])
-async def test_a_file_that_takes_nothing_costs_nothing_when_the_mode_changes_in_one_commit(
-    modes: tuple[Durability, Durability],
-) -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, modes[0])
-    large = bytes(8 << 20)
-    log.append(records(large), 1)  # a round of its own
-    store.namespace("logmq", ALWAYS).change_mode("t0", modes[1])
-    _, ticket = log.append(records(b"last"), 1)
-    fail(disk, errno.ENOSPC, lambda operation: log_write(operation) and operation.offset == 0, times=1)
-    await store.wait(ticket)
-    assert store.read_only is None
-    assert store.statistics().unapplied_logs == 1
-    assert await read_all(log) == [large, b"last"]
-    store, _ = await reopen(store, disk)
-    assert await read_all(store.namespace("logmq", ALWAYS).logs["t0"]) == [large, b"last"]
 
 
 async def test_the_shortest_interval_of_a_round_counts(autojump_clock: MockClock) -> None:
@@ -811,7 +550,7 @@ async def test_what_waits_for_the_disk_counts_in_the_budget_and_stops_sessions_w
 async def test_what_was_committed_is_held_by_nobody(mode: Durability) -> None:
     store = await open_store(FakeDisk())
     log, _ = store.namespace("logmq", mode).create("orders")
-    data = records(b"x" * 10_000)
+    data = records(b"x" * 20_000)
     gc.collect()
     gc.disable()
     try:
@@ -952,7 +691,7 @@ async def changed(logs: int, mode: Durability) -> tuple[SlowDisk, Store]:
     return disk, store
 
 
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE, UNJOURNALED])
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE])
 @pytest.mark.parametrize("logs", [23, 64, 65])
 async def test_the_end_waits_for_few_syncs_that_stand_behind_one_another(
     mode: Durability, logs: int, autojump_clock: MockClock
@@ -1036,51 +775,3 @@ async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_wha
         with pytest.raises(StoreReadOnly):
             await store.wait(late)
         assert [log.end for log in logs] == [log.visible for log in logs] == [5] * 100
-
-
-@pytest.mark.parametrize("behind", ["nothing", "an append", "several", "twice", "a change", "other modes"])
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL])
-async def test_an_append_to_very_many_logs_is_on_disk_as_if_each_were_alone(
-    behind: str, mode: Durability, autojump_clock: MockClock
-) -> None:
-    written: list[tuple[list[bytes], list[IndexEntry]]] = []
-    for together in (True, False):
-        disk, store = await fresh_store()
-        logs = await logs_of(store, *[mode] * 70, *[INTERVAL, NONE] * (behind == "other modes"))
-        logs[0].append(records(b"before"), 1)
-        parts = [(log, records(b"%d" % number), 1) for number, log in enumerate(logs)]
-        if behind == "several":
-            parts.append((logs[7], records(b"one", b"two"), 2))
-        elif behind == "twice":
-            parts += parts[3:5]
-        if together:
-            offsets, ticket = store.append_all(parts)
-            assert offsets[:2] == [10, 0]
-        else:
-            for log, data, count in parts:
-                ticket = log.append(data, count)[1]
-        if behind == "an append":
-            logs[1].append(records(b"more"), 1)
-        elif behind == "a change":
-            logs[2].drop_below(5)
-        await store.wait(ticket)
-        await trio.sleep(2)
-        kept = [await read_all(log) for log in logs]
-        written.append((kept, [entry for log in logs for entry in log.index_entries(0, log.visible)]))
-        store, _ = await reopen(store, disk)
-        again = store.namespace("logmq", ALWAYS).logs
-        assert [await read_all(again[log.name]) for log in logs] == kept
-    assert written[0] == written[1]
-
-
-async def test_an_append_to_very_many_logs_that_ask_for_no_sync_gets_none_but_in_time() -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[INTERVAL] * 70)
-    async with running(store):
-        (syncs,) = watch(disk, "sync")
-        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-        store.commit_pending()
-        await store.wait(ticket)
-        assert syncs == []
-        await trio.sleep(0.06)
-        assert syncs != []

@@ -15,7 +15,6 @@ from tests.support.stores import (
     INTERVAL,
     NONE,
     SMALL,
-    UNJOURNALED,
     fresh_store,
     open_store,
     read_all,
@@ -141,7 +140,7 @@ def each_operation_is_a_batch() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("before", BEFORE)
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE, UNJOURNALED], ids=str)
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_what_two_batches_of_a_commit_do_to_a_log_is_there(mode: Durability, before: str) -> None:
     for operations in itertools.product(OPERATIONS, repeat=2):
         try:

@@ -25,15 +25,6 @@ _DEAREST = {
     ("change weakest", last)
     for last in ("write tails", "checkpoint", "checkpoint amid a deletion", "restart")
 }
-_UNJOURNALED = (
-    "append unjournaled",
-    "sync in time",
-    "change unjournaled",
-    "delete unjournaled",
-    "drop unjournaled",
-    "checkpoint",
-    "restart",
-)
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
 _SEEDS = (0, 1, 2, 5, 6, 7, 12)
@@ -58,17 +49,6 @@ def test_short_workloads_keep_their_promises_in_every_legal_state(workers: Proce
     total = _tally(workers.map(check_short, workloads, chunksize=4))
     assert total.sampled == 0, "all states of all cuts"
     assert total.states >= total.runs > len(workloads)
-
-
-def test_logs_that_go_around_the_journal_keep_what_was_synced_in_time(workers: ProcessPoolExecutor) -> None:
-    append, sync = "append unjournaled", "sync in time"
-    workloads = [
-        *itertools.product(_UNJOURNALED, repeat=2),
-        *((append, sync, last) for last in _UNJOURNALED),
-        *((append, sync, append, last) for last in _UNJOURNALED),
-    ]
-    total = _tally(workers.map(check_short, workloads, chunksize=4))
-    assert total.runs > len(workloads)
 
 
 def test_what_is_appended_together_is_there_as_a_whole_or_not_at_all(workers: ProcessPoolExecutor) -> None:

@@ -27,7 +27,6 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.folders import open_folder
 from tests.support.stores import (
     ALWAYS,
-    NONE,
     SMALL,
     HandClock,
     append,
@@ -375,21 +374,6 @@ async def test_damage_of_an_index_that_recovery_meets_is_counted_and_told() -> N
     assert (told["path"], told["offset"]) == ("logmq/orders.idx", entry_position(entries - 1))
     assert store.statistics().damaged_ranges == 1
     assert (await read_all(log))[-1] == b"journaled"
-
-
-@pytest.mark.parametrize("number", [0, 1, 3, -1])
-async def test_a_flipped_bit_in_an_index_entry_cuts_nothing_off_a_log_around_the_journal(number: int) -> None:
-    disk, store = await fresh_store()
-    log = await filled(store, NONE)
-    every = log.index_entries(0, log.end)
-    store.abandon()
-    disk = disk.kill()
-    number %= len(every)
-    break_entries(disk, number, number + 1)
-    store, log = await opened(disk)
-    assert len(await read_all(log)) == 300
-    assert log.index_entries(0, log.end) == every, "it is as it was: nothing needs to be rebuilt"
-    assert store.statistics().damaged_ranges == 1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (1, 3), (2, None)])

@@ -21,7 +21,6 @@ from tests.support.stores import (
     INTERVAL,
     NONE,
     SMALL,
-    UNJOURNALED,
     append,
     ask,
     fresh_store,
@@ -61,7 +60,7 @@ async def log_with(store: Store, mode: Durability, *payloads: bytes) -> Log:
 
 @pytest.mark.parametrize("ending", [".log", ".idx"])
 @pytest.mark.parametrize("how", [remove, move, replace])
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE, UNJOURNALED], ids=str)
+@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_a_file_that_lost_its_name_is_written_anew_before_it_is_trusted(
     tmp_path: Path, mode: Durability, how: Callable[[Path], None], ending: str
 ) -> None:
@@ -119,17 +118,14 @@ async def test_a_checkpoint_does_not_vouch_for_a_file_without_a_name() -> None:
 async def test_while_a_file_cannot_be_written_anew_the_journal_keeps_what_comes() -> None:
     disk, store = await fresh_store(ROOMY)
     logs = [await log_with(store, ALWAYS, b"before")]
-    logs.append(store.namespace("logmq", ALWAYS).create("around", NONE)[0])
-    await append(store, logs[1], b"before")
-    for log in logs:
-        disk.unlink(log.file.path)
-        await append(store, log, b"later")
+    disk.unlink(logs[0].file.path)
+    await append(store, logs[0], b"later")
     fail(disk, errno.ENOSPC, lambda operation: operation.path.endswith(".new"))
     with capture_logs() as said:
         for _ in range(3):
             await store.keep_names()
     assert [line["event"].partition(":")[0][-12:] for line in said] == ["written anew"], "once"
-    assert store.statistics().unapplied_logs == 2
+    assert store.statistics().unapplied_logs == 1
     for log in logs:
         await append(store, log, b"last")
         assert await read_all(log) == [b"before", b"later", b"last"]

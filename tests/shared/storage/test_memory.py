@@ -55,8 +55,6 @@ def without_memory(work: Callable[..., Any], times: int = 1) -> Callable[..., An
         (committer.Committer, "_take_log"),
         (log.CommitBatch, "seal"),
         (committer.Commit, "run"),
-        (committer.Commit, "_apply_direct"),
-        (committer.Commit, "_write_entries"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -91,7 +89,7 @@ async def test_what_finds_no_memory_is_refused_and_taken_back(
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(committer, "extend"), (log, "bytes"), (committer.Commit, "_apply_journaled")]
+    ("owner", "name"), [(committer, "extend"), (log, "bytes"), (committer.Commit, "_apply_append")]
 )
 @pytest.mark.parametrize("size", [5000, 40_000])
 async def test_what_the_journal_has_is_acknowledged_and_served(

@@ -13,20 +13,17 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio._core import _thread_cache
 
 from shared.errors import StoreInUse
 from shared.process_limits import connections_within, log_files_beside
-from shared.storage import aio, syscalls
+from shared.storage import syscalls
 from shared.storage.disk import Disk
 from shared.storage.files import LogFile, OpenFiles
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.os_disk import OsDisk
 from shared.storage.threads import Threads
-from tests.support.documents import ROOT
 from tests.support.fake_disk import FakeDisk
 
 LINUX = sys.platform.startswith("linux")
@@ -58,34 +55,6 @@ def test_folders_and_files_are_their_owners_alone(disk: OsDisk, folder: Path) ->
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "logmq").stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "logmq" / "orders.log").stat().st_mode) == 0o600
-
-
-def test_what_need_not_stay_in_memory_is_written_all_the_same(
-    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fd = disk.open("a", create=True)
-    assert disk.write(fd, b"one", 0, passing=True) == 3
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.EOPNOTSUPP, "an older kernel")
-
-    monkeypatch.setattr(os, "pwritev", refuse, raising=False)
-    assert disk.write(fd, memoryview(b"two"), 3, passing=True) == 3
-    assert disk.read(fd, 10, 0) == b"onetwo"
-    disk.close(fd)
-
-
-@pytest.mark.skipif(not LINUX, reason="elsewhere nothing is tried")
-def test_a_full_disk_is_no_reason_to_write_otherwise(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
-    fd = disk.open("a", create=True)
-    monkeypatch.setattr(os, "pwritev", refuse)
-    with pytest.raises(OSError, match="full"):
-        disk.write(fd, b"one", 0, passing=True)
-    assert disk.size(fd) == 0
-    disk.close(fd)
 
 
 def test_no_handle_survives_an_exec(disk: OsDisk) -> None:
@@ -369,87 +338,6 @@ def test_a_link_in_the_locks_place_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "keep me"
 
 
-# -- many writes in one call
-
-
-pytestmark = pytest.mark.skipif(
-    aio.write_many([]) is None, reason="this system's C library has no such calls, or others"
-)
-
-
-def write(fd: int, data: bytes, offset: int) -> aio.Write:
-    return fd, memoryview(bytearray(data)), offset
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.binary(min_size=1, max_size=300)), max_size=200))
-def test_every_write_lands_where_it_should(writes: list[tuple[int, bytes]]) -> None:
-    files = [os.memfd_create(f"file {number}") for number in range(5)]
-    try:
-        expected = [bytearray() for _ in files]
-        parts = []
-        for number, data in writes:
-            parts.append(write(files[number], data, len(expected[number])))
-            expected[number] += data
-        assert aio.write_many(parts) == [len(data) for _, data in writes]
-        assert [os.pread(fd, 1 << 20, 0) for fd in files] == expected
-    finally:
-        for fd in files:
-            os.close(fd)
-
-
-def test_one_that_fails_says_why_and_the_others_are_done(tmp_path: Path) -> None:
-    (tmp_path / "read").touch()
-    bad = os.open(tmp_path / "read", os.O_RDONLY)
-    good = os.open(tmp_path / "write", os.O_RDWR | os.O_CREAT)
-    try:
-        parts = [write(good, b"a", 0), write(bad, b"b", 0), write(good, b"c", 1), write(good, b"d", -1)]
-        assert aio.write_many(parts) == [1, -errno.EBADF, 1, -errno.EINVAL]
-        assert os.pread(good, 9, 0) == b"ac"
-    finally:
-        os.close(bad)
-        os.close(good)
-
-
-INTERRUPTED = """
-import os, signal, threading, time
-from shared.storage import aio
-
-got = 0
-def count(*_):
-    global got
-    got += 1
-signal.signal(signal.SIGUSR1, count)
-def interrupt():
-    while True:
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-        time.sleep(20e-6)
-threading.Thread(target=interrupt, daemon=True).start()
-fds = [os.memfd_create(str(number)) for number in range(64)]
-while got < 2000:
-    assert aio.write_many([(fd, memoryview(bytearray(8000)), 0) for fd in fds]) == [8000] * 64
-assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
-"""
-
-
-def test_signals_do_not_end_the_wait() -> None:
-    """In a process of its own: glibc's memory would be broken."""
-    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, cwd=ROOT)
-
-
-def test_a_disk_does_the_same_where_there_is_no_such_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = OsDisk(tmp_path)
-    fd = disk.open("file", create=True)
-    parts = [write(fd, b"one", 0), write(10**6, b"two", 0), write(fd, b"three", 3)]
-    together = disk.write_many(parts)
-    monkeypatch.setattr(aio, "write_many", lambda writes: None)
-    disk.truncate(fd, 0)
-    assert disk.write_many(parts) == together == [3, -errno.EBADF, 5]
-    assert disk.read(fd, 99, 0) == b"onethree"
-    disk.close(fd)
-
-
 # -- threads
 
 
@@ -567,37 +455,6 @@ def test_a_number_that_was_set_is_kept_to() -> None:
         files.pin_open(log)
         files.unpin(log)
     assert len(files) == 2
-
-
-def test_several_files_are_synced_at_once_and_one_that_fails_is_told(tmp_path: Path) -> None:
-    fds = [os.open(tmp_path / name, os.O_RDWR | os.O_CREAT) for name in "abc"]
-    try:
-        for fd in fds:
-            os.write(fd, b"x" * 10_000)
-        assert aio.sync_many(fds)
-        read, written = os.pipe()
-        with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-            aio.sync_many([fds[0], written, fds[1]])
-        os.close(read)
-        os.close(written)
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def test_where_the_library_takes_no_more_syncs_they_are_made_one_by_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class NoRoom:
-        def aio_fsync(self, *_: object) -> int:
-            return -1
-
-    synced: list[int] = []
-    monkeypatch.setattr(aio, "library", NoRoom)
-    monkeypatch.setattr(aio, "works", lambda: True)
-    monkeypatch.setattr(os, "fdatasync", synced.append)
-    assert aio.sync_many([3, 5, 4])
-    assert synced == [3, 5, 4]
 
 
 def test_a_file_begins_to_be_written_and_is_what_it_was(tmp_path: Path) -> None:

@@ -5,13 +5,16 @@ import random
 import attrs
 import pytest
 import trio
+from crc32c import crc32c
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.errors import CorruptRecord
 from shared.storage import format, replay
+from shared.storage.catalog import PATH as CATALOG
 from shared.storage.catalog import read as read_catalog
-from shared.storage.format import EntryKind
+from shared.storage.disk import opened, replace_file, write_all
+from shared.storage.format import EntryKind, IndexEntry
 from shared.storage.journal import segment_path
 from shared.storage.store import Store
 from shared.storage.tools.fsck import Severity, check_disk
@@ -600,3 +603,29 @@ async def test_a_journal_without_its_catalog_is_not_started_over_but_replayed() 
     disk.unlink("CATALOG")
     store = await open_store(disk)
     assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 3
+
+
+@pytest.mark.parametrize("mode", ["none", "interval:50ms unjournaled"])
+@pytest.mark.parametrize("old", [True, False])
+async def test_what_an_older_version_wrote_to_a_file_alone_is_there_and_after_that_the_journal_decides(
+    mode: str, old: bool
+) -> None:
+    disk, store = await fresh_store(ROOMY)
+    log = store.namespace("logmq", ALWAYS).create("orders", NONE)[0]
+    await append(store, log, b"kept")
+    await store.checkpoint()
+    store.abandon()
+    alone = records(b"alone")
+    entry = IndexEntry(log.end, 1, 1, len(alone), 1, crc32c(alone), 0)
+    for path, data in ((log.file.path, alone), (log.index_file.path, format.pack_index_entry(entry, log.id))):
+        with opened(disk, path) as fd:
+            write_all(disk, fd, data, disk.size(fd))
+    catalog = read_catalog(disk)
+    assert catalog is not None
+    lines = [line._replace(mode=mode) for line in catalog.logs]
+    replace_file(disk, CATALOG, attrs.evolve(catalog, logs=lines, all_journaled=not old).pack())
+    for _ in range(2):
+        store = await open_store(disk, ROOMY)
+        log = store.namespace("logmq", ALWAYS).logs["orders"]
+        assert (str(log.mode), await read_all(log)) == (mode.split()[0], [b"kept", b"alone"][: 1 + old])
+        store.abandon()

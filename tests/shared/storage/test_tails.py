@@ -23,7 +23,6 @@ from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
-    NONE,
     SMALL,
     HandClock,
     append,
@@ -33,7 +32,6 @@ from tests.support.stores import (
     payloads,
     read_all,
     records,
-    reopen,
     running,
     taken,
 )
@@ -351,25 +349,6 @@ async def test_readers_are_given_whole_records_while_a_part_of_a_long_tail_is_wr
     disk.before = None
     assert await store.flush()
     assert file_size(disk, "logmq/t1.log") == log.end
-
-
-@pytest.mark.parametrize("written", [False, True])
-async def test_a_mode_that_goes_around_the_journal_begins_where_the_file_has_all_before(
-    written: bool,
-) -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    await append(store, log, b"synced")
-    store.namespace("logmq", ALWAYS).change_mode("t0", NONE)
-    if written:
-        assert await store.flush()
-    for n in range(3):
-        await append(store, log, b"%d" % n)
-    assert (file_size(disk, "logmq/t0.log") == log.end) is written, "else it would lie behind a hole"
-    expected = [b"synced", b"0", b"1", b"2"]
-    assert await read_all(log) == expected
-    store, _ = await reopen(store, disk)
-    assert await read_all(store.namespace("logmq", ALWAYS).logs["t0"]) == expected
 
 
 async def test_a_close_writes_all_and_leaves_nothing_to_replay() -> None:

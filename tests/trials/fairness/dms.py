@@ -36,7 +36,7 @@ def _held(served: Served, count: int) -> Dms:
 
 
 def _held_left(served: Served) -> int:
-    return int(served.ask("POST", "/dms/queues", {"queue": "q"})[0]["held"])
+    return int(served.ask("GET", "/api/v1/queues/dms/q")["held"])
 
 
 def dms_100000_deliveries_come_back_with_their_connection(served: Served) -> None:
@@ -122,7 +122,7 @@ def dms_a_queue_with_20000_waits_is_deleted(served: Served) -> None:
     with crowd(5, lambda _: Dms(served)) as others, Dms(served) as one:
         for other in others:
             _consume_one_by_one(other, 4000)
-        until(lambda: served.ask("POST", "/dms/queues", {"queue": "q"})[0]["waiting"] == 20_000)
+        until(lambda: "brokers_dms_consumes_waiting 20000" in served.ask("GET", "/metrics"))
         served.begin()
         one.delete("q")
         for other in others:
@@ -198,7 +198,7 @@ def dms_100000_die_and_become_dead_letters(served: Served) -> None:
         client.produce(*["q"] * 100_000)
         served.begin()
         until(lambda: client.depths()["dead"] >= 100_000)
-    served.ask("POST", "/dms/redrive", {"queue": "dead"})
+    served.ask("POST", "/api/v1/queues/dms/dead/redrive")
 
 
 def dms_50000_queues_are_listed_while_others_come_and_go(served: Served) -> None:
@@ -267,7 +267,7 @@ def dms_50000_queues_are_deleted(served: Served) -> None:
 def dms_a_purge_of_100000(served: Served) -> None:
     _filled(served, 100_000)
     served.begin()
-    served.ask("POST", "/dms/purge", {"queue": "q"})
+    served.ask("POST", "/api/v1/queues/dms/q/purge")
     ping(served)
 
 
@@ -275,7 +275,7 @@ def dms_a_purge_of_500000_that_came_back(served: Served) -> None:
     _held(served, 500_000).close()
     until(lambda: not _held_left(served))
     served.begin()
-    served.ask("POST", "/dms/purge", {"queue": "q"})
+    served.ask("POST", "/api/v1/queues/dms/q/purge")
     ping(served)
 
 
@@ -285,7 +285,7 @@ def dms_a_million_are_purged_and_a_million_go_with_their_queue(served: Served) -
             client.create(verb)
             client.produce(*[verb] * 1_000_000, body=b"x")
         served.begin()
-        served.ask("POST", "/dms/purge", {"queue": "purge"})
+        served.ask("POST", "/api/v1/queues/dms/purge/purge")
         client.delete("delete")
     ping(served)
 

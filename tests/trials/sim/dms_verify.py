@@ -4,7 +4,7 @@ Where time or a delivery changes what is in a queue, it is looked into by `peek`
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -13,14 +13,12 @@ from tests.support import dms_spec as dms
 from tests.support.dms_model import DEAD, FATES, Consumer, DmsModel, Message
 from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.dms_dialog import DmsDialog
+from tests.trials.sim.machine import Machine
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import World
 
 PEEKED_MAX = 1000
-
-Call = Callable[..., Awaitable[Any]]
-"""Has an administrative verb of DMS called."""
 
 
 @attrs.define(eq=False)
@@ -33,7 +31,7 @@ class DmsVerifier:
     _queues: Sequence[str]
     _chance: random.Random
 
-    async def verify(self, accept: Callable[[Wire], None], call: Call) -> None:
+    async def verify(self, accept: Callable[[Wire], None], machine: Machine) -> None:
         self._model.ages.serves(self._world.now())
         who = "verifier"
         async with verifying(DmsDialog, self._world, self._network, accept, "dms", who) as dialog:
@@ -41,7 +39,7 @@ class DmsVerifier:
             await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")
             _, payload = await dialog.answer(dms.LIST, 2)
             depths = dict(dms.listed(payload)[1])
-            await self._look_at_mortals(call, depths, dialog.wire)
+            await self._look_at_mortals(machine, depths, dialog.wire)
             for queue in self._queues:
                 if queue == DEAD or queue in FATES:
                     continue
@@ -77,34 +75,34 @@ class DmsVerifier:
             raise BrokenPromiseError(f"{queue} delivers a message twice")
         return held
 
-    async def _look_at_mortals(self, call: Call, depths: Mapping[str, int], wire: Wire) -> None:
+    async def _look_at_mortals(self, machine: Machine, depths: Mapping[str, int], wire: Wire) -> None:
         """Each message is in its queue or with the dead. It may move from here to there while we look."""
         begun = self._world.tick()
         mortals = [queue for queue in self._queues if queue in FATES]
         there = [DEAD, *mortals, DEAD] if mortals else [DEAD, DEAD]
         before, *looks, after = [
-            await self._peek(call, queue) if queue in depths else None for queue in there
+            await self._peek(machine, queue) if queue in depths else None for queue in there
         ]
         rows = dict(zip(mortals, looks, strict=True))
         self._model.saw_places(before or (), rows, after or (), begun, wire)
         for queue, each in rows.items():
             if each and not FATES[queue].dead_letter:
-                found = [self._model.find(queue, row["body"].encode()) for row in each]
-                await self._check_ready(call, queue, found)
+                found = [self._model.find(queue, row["text"].encode()) for row in each]
+                await self._check_ready(machine, queue, found)
         if DEAD in self._queues and DEAD not in depths:
             self._model.is_missing(DEAD, begun, wire)
 
-    async def _check_ready(self, call: Call, queue: str, found: Sequence[Message]) -> None:
+    async def _check_ready(self, machine: Machine, queue: str, found: Sequence[Message]) -> None:
         """What has waited for long enough may go out."""
         certain = sum(self._model.is_ready(message) for message in found) if FATES[queue].delay_ms else 0
-        ((row),) = await call("queues", queue=queue)
+        row = await machine.row("dms", "queues", queue)
         if row["ready"] < certain:
             raise BrokenPromiseError(
                 f"{queue}: {certain} delays are over, and {row['ready']} messages are ready"
             )
 
-    async def _peek(self, call: Call, queue: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = await call("peek", queue=queue, limit=PEEKED_MAX)
+    async def _peek(self, machine: Machine, queue: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = await machine.peek("dms", queue, PEEKED_MAX)
         if len(rows) == PEEKED_MAX:
             raise AssertionError(f"{queue} is too deep to be looked at")
         return rows

@@ -247,7 +247,7 @@ FAULT_PROFILES = MappingProxyType(
             episodes=_only(produce=8, batches=3, fetch=1),
             bridged=True,
         ),
-        # A bridge writes to a log that drops its front, beside others that go around the journal.
+        # A bridge writes to a log that drops its front, beside others of mode none.
         "bridges to logs that drop": FaultProfile(
             protocols=("logmq dms",),
             topics=("an", "abn"),

@@ -16,6 +16,7 @@ from shared.net.loop_turn import LoopTurn
 from shared.net.outbox import Backlogs
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
+from shared.objects import Objects
 from shared.plugin import Context, Service, TcpEndpoint
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
@@ -101,10 +102,20 @@ class Machine:
         self._disk = cast(FaultyDisk, self._next())
         return End(self._lossy, min(self._world.now(), faults.failed_seconds), faults.slowest_sync_seconds)
 
-    async def call(self, protocol: str, verb: str, **arguments: Any) -> Any:
-        """An administrative verb of what is served just now."""
-        (found,) = (each for each in self._services[protocol].admin_verbs if each.name == verb)
-        return await found.call(arguments)
+    async def row(self, protocol: str, kind: str, name: str) -> Any:
+        """An object of what is served just now, as the API shows it."""
+        objects = self._objects(protocol, kind)
+        return objects.row(objects.find([name]))
+
+    async def peek(self, protocol: str, queue: str, limit: int) -> Any:
+        objects = self._objects(protocol, "queues")
+        (peek,) = (each for each in objects.actions if each.name == "peek")
+        return (await peek.call(objects.find([queue]), {"limit": limit}, False))["items"]
+
+    def _objects(self, protocol: str, kind: str) -> Objects:
+        every: Sequence[Objects] = getattr(self._services[protocol], "objects", ())
+        (found,) = (each for each in every if each.kind.name == kind)
+        return found
 
     def _gave_up(self, faults: Faults, error: BaseException) -> None:
         """The process ended with an error, at its start or its end: for cause only."""

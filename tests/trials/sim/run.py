@@ -4,7 +4,6 @@ import gc
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import attrs
 import trio
@@ -138,7 +137,7 @@ class Simulation:
         if "logmq" in self._protocols:
             await self._verifier.verify(accept)
         if "dms" in self._protocols:
-            await self._dms_verifier.verify(accept, partial(self._machine.call, "dms"))
+            await self._dms_verifier.verify(accept, self._machine)
         if self._temper.bridged:
             await self._bridge_verifier.verify(accept, over=self._over.is_set())
 

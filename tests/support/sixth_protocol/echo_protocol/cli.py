@@ -6,7 +6,7 @@ import trio
 from cyclopts import App
 
 from shared.cli.options import Place
-from shared.plugin import ServeRequest, VerbRequest
+from shared.plugin import ApiRequest, ServeRequest
 
 app = App(name="echo", help="Say something and hear it.", help_format="plaintext")
 
@@ -18,9 +18,9 @@ def serve(*, port: int | None = None, shout: bool = False) -> ServeRequest:
 
 
 @app.command
-def count(*, json: bool = False) -> VerbRequest:
+def count(*, json: bool = False) -> ApiRequest:
     """How many bytes the server has echoed."""
-    return VerbRequest("echo", "count", {"nothing": None})
+    return ApiRequest(lambda api: {"bytes": api.get("topics", "echo")["bytes"]})
 
 
 @app.command

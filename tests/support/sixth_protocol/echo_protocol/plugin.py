@@ -7,10 +7,10 @@ import attrs
 import trio
 
 from echo_protocol.session import Echo, EchoSession
-from shared.errors import BrokerError
 from shared.metrics import Sample
 from shared.net.settings import TlsSettings
-from shared.plugin import Context, Plugin, TcpEndpoint, UdpEndpoint, Verb
+from shared.objects import TOPICS, Action, Objects, key_of
+from shared.plugin import Context, Plugin, TcpEndpoint, UdpEndpoint
 
 
 @attrs.frozen
@@ -30,9 +30,15 @@ class EchoService:
             TcpEndpoint("echo", settings.port, lambda connection: EchoSession(self._echo, connection)),
             UdpEndpoint("count", settings.port, self._echo),
         ]
-        self.admin_verbs = [
-            Verb("count", "Bytes echoed so far.", self._count),
-            Verb("crash", "Let the background work fail.", self._fail),
+        self.objects = [
+            Objects(
+                TOPICS,
+                lambda: ["echo"],
+                key_of,
+                lambda parts: parts[0] if parts[0] == "echo" else None,
+                self._row,
+                (Action("crash", "Let the background work fail.", call=self._fail),),
+            )
         ]
 
     async def run(self) -> None:
@@ -44,12 +50,13 @@ class EchoService:
     def samples(self) -> Iterable[Sample]:
         yield Sample("echo_bytes_total", self._echo.bytes_total, "Bytes echoed.")
 
-    async def _count(self, arguments: Mapping[str, Any]) -> Any:
-        if arguments:
-            raise BrokerError(f"count takes no {next(iter(arguments))}")
-        return {"bytes": self._echo.bytes_total}
+    def _row(self, topic: str) -> Mapping[str, Any]:
+        return {column.name: None for column in TOPICS.columns} | {
+            "name": topic,
+            "bytes": self._echo.bytes_total,
+        }
 
-    async def _fail(self, _: Mapping[str, Any]) -> Any:
+    async def _fail(self, *_: Any) -> Any:
         self._crash.set()
         return {}
 

@@ -1,0 +1,104 @@
+"""Commands made from what the API declares: lists of a kind, and actions on an object."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from shared.actions import PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
+from shared.cli.confirm import DryRun, destroys
+from shared.cli.options import Json
+from shared.objects import KINDS, MESSAGES, Declaration
+from shared.plugin import AdminApi, ApiRequest
+
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
+
+
+def _is_shown(_: type, number: int | None) -> None:
+    if number is not None and not 1 <= number <= PEEK_MAX:
+        raise ValueError(f"1 to {PEEK_MAX}")
+
+
+ARGUMENTS: Mapping[str, Any] = {
+    "limit": Annotated[
+        int | None,
+        Parameter(name=("--max", "-n"), help="Messages at most; 10 unless set.", validator=_is_shown),
+    ]
+}
+"""The flags of actions' arguments."""
+FIRST_SHOWN = ("position", "time", "bytes", "text", "base64")
+"""Columns of messages that come first: the rest may not fit on a terminal."""
+
+
+def listed(kind: str, protocol: str, *, offline: bool = False, **query: str | None) -> ApiRequest:
+    """The result of a command that lists a protocol's objects; `query` narrows the list."""
+    narrowed = {name: value for name, value in query.items() if value is not None}
+    return ApiRequest(
+        lambda api: api.rows(kind, protocol=protocol, **narrowed), protocol if offline else None, kind
+    )
+
+
+def action_command(
+    protocol: str,
+    kind: str,
+    declared: Declaration,
+    parts: Mapping[str, Any],
+    *,
+    question: str = "",
+    offline: bool = False,
+) -> Callable[..., ApiRequest]:
+    """The command that runs an action on one object, which the `parts` name: parameter to its type.
+
+    `question`: what is asked on a terminal first (`destroys`).
+    """
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature(
+        [
+            *(inspect.Parameter(name, named, annotation=type_) for name, type_ in parts.items()),
+            *(_flag(name, ARGUMENTS[name], None) for name in declared.takes),
+            *([_flag("dry_run", DryRun, False)] if declared.dry_runs else []),
+            _flag("json", Json, False),
+        ],
+        return_annotation=ApiRequest,
+    )
+
+    def command(*positional: Any, **keywords: Any) -> ApiRequest:
+        given = signature.bind(*positional, **keywords).arguments
+        name = {part: given[part] for part in parts}
+        path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
+        arguments = {each: given[each] for each in declared.takes if given.get(each) is not None}
+        dry_run = bool(given.get("dry_run"))
+
+        def ask(api: AdminApi) -> Any:
+            if declared.answers == MESSAGES:
+                return _messages(api.get(*path, declared.name, **arguments)["items"])
+            if declared.name == "delete":
+                return {**name, **api.delete(*path, dry_run=dry_run)}
+            return {**name, **api.post(*path, declared.name, dry_run=dry_run, **arguments)}
+
+        return ApiRequest(ask, protocol if offline else None)
+
+    command.__doc__ = declared.help
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return destroys(question)(command) if question else command
+
+
+def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, offline: bool = False) -> None:
+    """Add the commands of a queue's actions to a protocol's app. `add`: the decorator of its commands."""
+
+    def made(declared: Declaration) -> Callable[..., ApiRequest]:
+        return action_command(protocol, "queues", declared, {"queue": QueueName}, offline=offline)
+
+    add("peek jobs", "peek -q jobs -n 5 --json | jq -r .text", name="peek")(made(PEEK))
+    add("redrive dead", "redrive dead --dry-run", name="redrive")(made(REDRIVE))
+    add("pause jobs", name="pause")(made(PAUSE))
+    add("resume jobs", name="resume")(made(RESUME))
+
+
+def _flag(name: str, type_: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=type_)
+
+
+def _messages(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [{**{name: row[name] for name in FIRST_SHOWN if name in row}, **row} for row in rows]
