@@ -199,7 +199,7 @@ class Everything:
             sent = datagram(b"news/%d" % number, Kind.STRING, b"news %d.%d" % (part, number))
             left: Any = (framed(sent, b"127.0.0.1:9"), [len(sent)])
             while left is not None:
-                left = sink.receive_frames(*left)  # type: ignore[union-attr]
+                left = sink.receive_frames(*left)
         self.settle()
 
     def _dms_peer(self) -> DmsPeer:
