@@ -159,7 +159,8 @@ def test_a_group_is_told_what_was_dropped_before_it_was_read(logmq: Command) -> 
     assert logmq("consume", "shrunk", "--group", "late") == (
         0,
         "three\n",
-        "brokers: group late has not read 7 bytes of shrunk that retention or trim dropped: offsets 7 to 14\n",
+        "brokers: group late has not read 7 bytes of shrunk that retention or trim dropped: "
+        "offsets 7 to 14\n",
     )
 
 
