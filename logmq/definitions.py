@@ -45,9 +45,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=ticket)
 
     def groups(_: Written) -> Iterator[Row]:
-        for part in broker.groups.in_parts(broker.topics.by_id().get):
-            for row in part:
-                yield {"group": row.group, "topic": row.topic, "offset": row.offset}
+        for row in broker.groups.each(broker.topics.by_id().get):
+            yield {"group": row.group, "topic": row.topic, "offset": row.offset}
 
     async def make_group(row: Row, dry_run: bool, promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")
