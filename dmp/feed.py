@@ -73,7 +73,8 @@ class Feed:
     def room(self) -> tuple[int, int]:
         outbox = self._connection.outbox
         left = outbox.bound - outbox.size
-        return (0, 0) if left < 0 or self.ended or self._connection.closed else (_NO_LIMIT, left)
+        over = self.ended or self._session.hung_up or self._connection.closed
+        return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
     def deliver(self, messages: list[Message]) -> None:
         self.delivered += len(messages)

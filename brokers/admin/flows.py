@@ -15,7 +15,6 @@ import attrs
 import structlog
 import trio
 
-from shared.garbage import paused
 from shared.objects import Objects, ObjectsByProtocol
 
 BEAT_SECONDS = 1.0
@@ -91,12 +90,11 @@ class Flows:
                 continue
             try:
                 items = objects.items()
-                with paused(len(items)):
-                    for at in range(0, len(items), LOOKED_AT_ONCE):
-                        began = thread_time()
-                        news |= self._read_some(items[at : at + LOOKED_AT_ONCE], totals, found, now, ends)
-                        spent += thread_time() - began
-                        await trio.sleep(0)
+                for at in range(0, len(items), LOOKED_AT_ONCE):
+                    began = thread_time()
+                    news |= self._read_some(items[at : at + LOOKED_AT_ONCE], totals, found, now, ends)
+                    spent += thread_time() - began
+                    await trio.sleep(0)
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
                 self._log.error(

@@ -22,7 +22,6 @@ import attrs
 import structlog
 import trio
 
-from shared.garbage import paused
 from shared.storage import catalog
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk, replace_file
@@ -127,7 +126,7 @@ class Checkpointer:
     async def checkpoint(self, clean: bool = False) -> bool:
         """Make a checkpoint; False if it must be tried again. A failed sync makes the store read-only."""
         async with self.lock:
-            with paused(len(self._committer.tails.dirty)), suppress(MemoryError):
+            with suppress(MemoryError):
                 return await self._checkpoint(clean)
         return False
 

@@ -618,7 +618,6 @@ class Committer:
             size += len(records)
         mode = min([log.mode.waits_for for log, _, _ in parts])
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        batch.count_logs(coming=len(parts))
         return self._append_parts(batch, mode, parts, size), batch.tickets[mode]
 
     def hold(
@@ -650,7 +649,6 @@ class Committer:
         batch.room -= need
         batch.held = True
         batch.gathering.append(complete)
-        batch.count_logs(coming=logs)
         return HeldBatch(self, batch, mode, need)
 
     def end_hold(self) -> None:

@@ -321,6 +321,21 @@ async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent(
     assert [message.body for message in queue.row.ready] == [b"2"]
 
 
+async def test_a_feed_whose_reader_has_ended_takes_nothing_new_though_its_input_is_not_read_yet(
+    world: World, app: Application
+) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1")
+    feed.session.hang_up()
+    world.publish(b"quotes", b"k", b"2")
+    app.sink(b"quotes").say(packed(b"3"))
+    assert bodies(feed.connection.taken()) == [b"1"]
+    feed.session.receive_eof()
+    feed.close()
+    assert [message.body for message in queue.row.ready] == [b"2", b"3"]
+
+
 async def test_a_feed_ends_with_its_queue(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     feed = app.feed(b"mine")

@@ -16,7 +16,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage import committer
-from shared.storage import log as log_module
 from shared.storage.committer import Commit
 from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
@@ -31,7 +30,6 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.garbage import idle_pauses
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -407,38 +405,6 @@ async def test_what_cannot_be_completed_is_not_written() -> None:
     with pytest.raises(StoreReadOnly):
         await store.wait(held.ticket)
     assert log.end == 0
-
-
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("way", ["append", "append_all"])
-async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
-    way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = idle_pauses()
-    monkeypatch.setattr(log_module, "MANY", 80)
-    monkeypatch.setattr(log_module, "PAUSES", pauses)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 80)
-    for log in logs:
-        await append(store, log, b"before")
-    assert not pauses.count
-    if fails:
-        fail(disk, errno.ENOSPC, journal_write, times=1)
-    for few in (logs[:-1], logs):  # twice to most of them
-        assert not pauses.count
-        match way:
-            case "append":
-                ticket = [log.append(records(b"x"), 1)[1] for log in few][-1]
-            case "append_all":
-                ticket = store.append_all([(log, records(b"x"), 1) for log in few])[1]
-    assert pauses.count == 1
-    if fails:
-        with pytest.raises(StoreFull):
-            await store.wait(ticket)
-    else:
-        await store.wait(ticket)
-        assert [await read_all(log) for log in logs] == [[b"before", b"x", b"x"]] * 79 + [[b"before", b"x"]]
-    assert not pauses.count
 
 
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
