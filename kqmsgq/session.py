@@ -127,7 +127,7 @@ class Session(SessionBase):
             return len(data)
         at = producer.publish(data, at)
         if producer.more:
-            self.let_others()
+            self.yield_turn()
         elif at < len(data):
             settings = self._queues.settings
             named = name_end(data, at, settings.name_bytes_max)
@@ -143,7 +143,7 @@ class Session(SessionBase):
         queues = self._queues
         while at < len(data):
             if self.turn.over():
-                self.let_others()
+                self.yield_turn()
                 break
             event = data[at]
             if event not in (SUBSCRIBE, UNSUBSCRIBE):
