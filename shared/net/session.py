@@ -296,7 +296,7 @@ class SessionBase:
                     self._go_on()
 
     def resume_next_turn(self, reason: int) -> None:
-        """As `resume_input`, but input goes on in the next turn: for calls from deep within a queue or the store."""
+        """As `resume_input`, but in the next turn: for calls from deep within a queue or the store."""
         if self.stopped & reason and not self.lost:
             self.yield_turn()
             self.stopped &= ~reason
