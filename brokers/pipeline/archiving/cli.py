@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import attrs
 from cyclopts import Parameter
 
 from brokers.commands.render import CommandResult, Following
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.reading import ReadOptions, a_folder, pair
-from brokers.pipeline.running import check_master, said, spark_for
+from brokers.pipeline.running import check_master, innermost_error, spark_for
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
 from shared.errors import UsageError
@@ -157,15 +158,17 @@ def _rounds(
     from brokers.pipeline.archiving.job import Archiver
 
     folder = folder.absolute()
+    # The command counts records itself, so Spark shows no tasks.
+    reading = attrs.evolve(reading, conf=("spark.ui.showConsoleProgress=false", *reading.conf))
     stop = threading.Event()
     with (
         opened(folder, feed.origin) as place,
         until_told(stop, signal.SIGTERM),  # so that it ends in order, with 0
-        spark_for(f"archive {folder}", reading, bar=False) as spark,
+        spark_for(f"archive {folder}", reading) as spark,
     ):
 
         def warn(text: str) -> None:
-            print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
+            print(f"brokers: {innermost_error(text)}; trying again", file=sys.stderr, flush=True)
 
         archiver = Archiver(spark, feed, place, folder, settings, stop, warn=warn)
         with until_told(stop, signal.SIGTERM, signal.SIGINT):
