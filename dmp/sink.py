@@ -170,11 +170,13 @@ class Sink:
             self._deliver()
             broker.flush()
         if self._puts >= PUTS_MAX:
-            session.let_others()
+            session.yield_turn()
         if broker.memory.full and not session.stopped & STOP_MEMORY:
             broker.counts.memory_waits += 1
-            session.stop(STOP_MEMORY)
-            broker.memory.when_free(self, session.connection.guarded(partial(session.go_soon, STOP_MEMORY)))
+            session.pause_input(STOP_MEMORY)
+            broker.memory.when_free(
+                self, session.connection.guarded(partial(session.resume_next_turn, STOP_MEMORY))
+            )
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)

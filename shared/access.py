@@ -374,30 +374,23 @@ class Access:
         return found
 
     def replace(self, users: Mapping[str, User] | None) -> None:
-        """All steps of `replacing` at once."""
-        for _ in self.replacing(users):
-            pass
+        """Take other users: the rules hold from the next request and the next delivery on.
 
-    def replacing(self, users: Mapping[str, User] | None) -> Iterator[None]:
-        """Take other users, in a step for each client. All decisions after the first step use them.
-
-        Connections of users who were removed, or whose password or certificate changed, are closed. Others
-        whose user has other rules stay open, and their readers that are no longer allowed end.
+        Connections of users who were removed, or whose password or certificate changed, are closed. The
+        others stay open.
         """
         before, after = self.users or {}, users or {}
         all_change = (self.users is None) != (users is None)
         self.users = users
         for guard in self.guards.values():
             guard.forget()
-        # Noted before the first step: a client that logs in between two steps has the new password.
-        clients = [(guard, client, client.user) for guard in self.guards.values() for client in guard.clients]
-        for guard, client, name in clients:
-            yield
-            if client not in guard.clients:  # the client left meanwhile
-                continue
-            if _must_log_in_again(name, before, after):
+        clients = [(guard, client) for guard in self.guards.values() for client in guard.clients]
+        for guard, client in clients:
+            if client not in guard.clients:
+                continue  # it left because another was closed
+            if _must_log_in_again(client.user, before, after):
                 client.close_for("its user is gone, or has another password")
-            elif all_change or before.get(name) != after.get(name):
+            elif all_change or before.get(client.user) != after.get(client.user):
                 client.access_changed()
 
     def may_admin(self, user: str, action: str) -> bool:

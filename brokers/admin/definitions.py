@@ -269,7 +269,7 @@ def of_users(access: Access, path: Path, giver: str | None = None) -> Definition
                 await in_thread(users.add, path, user)
             except OSError as error:
                 raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
-            await users.take_up(access, {**(access.users or {}), name: user})
+            access.replace({**(access.users or {}), name: user})
         return Made(new=True)
 
     return DefinitionSection(
