@@ -336,7 +336,7 @@ class Session(SessionBase):
                 if self.state is not State.REQUESTS or self.stopped:
                     return at
         if at < len(data):
-            self.let_others()
+            self.yield_turn()
         return at
 
     def _line(self, data: bytes, at: int, end: int) -> int:
@@ -359,8 +359,8 @@ class Session(SessionBase):
                 raise _log_in_first()
             _REQUESTS[word](self, fields)
         except _NotYetError:
-            self.stop(_TURN)
-            self.replies.when_empty(lambda: self.go(_TURN))
+            self.pause_input(_TURN)
+            self.replies.when_empty(lambda: self.resume_input(_TURN))
             return -1
         except (StoreError, Refusal) as error:
             if looks_like_http(line) and refusal_for(error).code is Code.UNKNOWN_COMMAND:
@@ -814,12 +814,12 @@ class Session(SessionBase):
                 self._refuse(result)
             else:
                 finish(result)
-            self.go(_READ)
+            self.resume_input(_READ)
 
         self._turn_over()
         begin(self.connection.guarded(done))
         if not finished:
-            self.stop(_READ)
+            self.pause_input(_READ)
 
     # -- the other requests
 
@@ -1002,7 +1002,7 @@ class Session(SessionBase):
         """Look at the clock, after a request that takes longer than a line: whether others come first now."""
         over = self.turn.over_now()
         if over:
-            self.let_others()
+            self.yield_turn()
         return over
 
     # -- states, and the end
