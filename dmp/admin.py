@@ -1,7 +1,6 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -41,11 +40,10 @@ from shared.objects import (
 from shared.queues import pausing
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
+from shared.task_turns import TaskTurn
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
-MOVED_AT_ONCE = 32
-"""Dead letters that are sent back before others have their turn: a few milliseconds."""
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
@@ -221,19 +219,16 @@ class Admin:
     @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
+        moved = 0
+        turn = TaskTurn()
         if dry_run:
-            moved = looked = 0
             async with aclosing(self._waiting(queue, STAY_MAX)) as messages:
                 async for message in messages:
-                    looked += 1
                     moved += letters.origin(queue, message) is not None
-                    if looked % MOVED_AT_ONCE == 0:
-                        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                    await turn.item()
             return {"moved": moved, "left": queue.depth - moved}
-        moved = 0
         moving: Ticket | None = None
         stay: list[Message] = []
-        taken: deque[Message] = deque()
 
         def refused(done: Ticket) -> None:
             nonlocal moved
@@ -244,27 +239,26 @@ class Admin:
             moving = ticket
             ticket.when_done(refused)
 
-        looked, most = 0, queue.depth
+        left = queue.depth
         queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
         try:
-            while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
-                taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
-                if not taken and not await self._loaded(queue):
+            while left and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
+                front = queue.take_front(1)
+                if not front and not await self._loaded(queue):
                     break
-                looked += len(taken)
-                while taken:
-                    if letters.send_back(queue, taken[0], on_moving):
-                        moved += 1
-                    else:
-                        stay.append(taken[0])
-                    taken.popleft()
-                await self._settled(None)
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                left -= len(front)
+                stay += front  # also where the disk refuses to move it
+                if front and letters.send_back(queue, front[0], on_moving):
+                    moved += 1
+                    stay.pop()
+                if turn.over():
+                    await self._settled(None)
+                    await turn.others()
         finally:
             if queue.deleted:
-                queue.forget([*stay, *taken])
+                queue.forget(stay)
             else:
-                queue.return_front([*stay, *taken])
+                queue.return_front(stay)
             queue.all_returned()
         await self._settled(moving)
         return {"moved": moved, "left": queue.depth}

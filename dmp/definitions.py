@@ -58,7 +58,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                 }
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
-        name, table = _name_in(row, "name"), _table_in(row)
+        name, table = _name_in(row, "name"), table_in(row)
         auto_delete = a_flag(row, "auto_delete")
         kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
         there = broker.queues.get(name)
@@ -97,7 +97,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         is_default = row.get("exchange") == DEFAULT_IN_RULES.decode()
         source = DEFAULT if is_default else _name_in(row, "exchange")
         destination = _name_in(row, "to_exchange" if to_exchange else "queue")
-        key, table = _key_in(row), _table_in(row)
+        key, table = _key_in(row), table_in(row)
         exchange = broker.exchanges.get(source)
         there = broker.topology.destinations_of(to_exchange).get(destination)
         for found, section, name in (
@@ -191,7 +191,7 @@ def _shown(table: bytes) -> Row:
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
 
 
-def _table_in(row: Row) -> bytes:
+def table_in(row: Row) -> bytes:
     """The table that a row asks for, in one column or the other; none is an empty one. Raises BadArgument."""
     arguments = row.get("arguments", {})
     if not isinstance(arguments, dict):

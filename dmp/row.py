@@ -226,6 +226,19 @@ class Row:
         self.body_bytes = self.cost_bytes = 0
         return ready
 
+    def drop_cold(self) -> tuple[tuple[int, int] | None, list[bytes]]:
+        """What is cold is there no more. Returns its numbers, from the first to the end, and the references
+        of its large bodies."""
+        cold = self.cold
+        if cold is None or not cold.count:
+            return None, []
+        numbers, large = (cold.first, cold.end), [*cold.large.values()]
+        cold.queue_log.cold_left()
+        cold.large = {}
+        cold.clear()
+        self.tell_loaded()
+        return numbers, large
+
     def load_front(self) -> bool:
         """Have some of the row in memory, where nothing is; whether something is there now."""
         if not self.ready and self.cold is not None:

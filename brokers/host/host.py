@@ -2,7 +2,7 @@
 
     the process's nursery
       store.run                 commits, checkpoints, retention
-      the control socket        health, status, metrics, verbs
+      the control socket        health, status, metrics, the API
       the admin port            the same over TCP, for who logs in
       a SupervisedService per protocol       its listeners, connections and background work
 
