@@ -24,7 +24,6 @@ from attrs import Attribute
 from shared.budget import Account, unbounded
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.file_range import FileRange
-from shared.garbage import MANY, PAUSES
 from shared.storage.entries import ENTRY_COVERS_SECONDS, extend_by_tail
 from shared.storage.files import LogFile
 from shared.storage.format import ENTRY_HEADER_BYTES, EntryKind, IndexEntry
@@ -171,7 +170,6 @@ class CommitBatch:
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
     log_count: int = 0
-    pauses: bool = False  # the garbage collector, until it is committed
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
     held: bool = False  # more of what belongs together comes: it is not committed yet
@@ -209,8 +207,6 @@ class CommitBatch:
             end = log.end
             part = self.appends[log] = LogAppend(log, self, ticket, end, end)
             self.log_count += 1
-            if self.log_count >= MANY:
-                self.count_logs()
             self.room -= ENTRY_HEADER_BYTES
             if log.entries_written == UNKNOWN:
                 self.with_files += 1
@@ -243,14 +239,6 @@ class CommitBatch:
             log.pending = None
             part.end = log.end
 
-    def count_logs(self, coming: int = 0) -> None:
-        """`coming` logs will have appends. If they are very many the garbage collector pauses: their appends,
-        and what those are kept in, are freed after the commit.
-        """
-        if (self.log_count >= MANY or coming >= MANY) and not self.pauses:
-            self.pauses = True
-            PAUSES.begin()
-
     def end(self, error: StoreError | None) -> None:
         """The batch is over: tell those who wait, of the strictest mode first. `error`: nothing of it is
         durable.
@@ -262,9 +250,6 @@ class CommitBatch:
         # late for few large objects.
         self.appends.clear()
         self.light.clear()
-        if self.pauses:
-            self.pauses = False
-            PAUSES.end()
 
 
 class Appender(Protocol):

@@ -140,6 +140,7 @@ async def test_many_changed_logs_are_synced_in_one_call() -> None:
     disk = FakeDisk()
     store = await open_store(disk, attrs.evolve(SMALL, sync_all_logs=10))
     logs = await logs_of(store, *[ALWAYS] * 11)
+    assert await store.checkpoint()
     for count, expected in ((10, [20 + 1, 0]), (11, [1, 1])):  # the catalog's own sync comes in addition
         for log in logs[:count]:
             await append(store, log, b"x")

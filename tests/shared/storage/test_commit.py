@@ -15,8 +15,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
-from shared.storage import committer
-from shared.storage import log as log_module
 from shared.storage.committer import Commit
 from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
@@ -31,7 +29,6 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.garbage import idle_pauses
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -409,38 +406,6 @@ async def test_what_cannot_be_completed_is_not_written() -> None:
     assert log.end == 0
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("way", ["append", "append_all"])
-async def test_the_collector_pauses_until_a_batch_of_very_many_logs_is_over(
-    way: str, fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = idle_pauses()
-    monkeypatch.setattr(log_module, "MANY", 80)
-    monkeypatch.setattr(log_module, "PAUSES", pauses)
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 80)
-    for log in logs:
-        await append(store, log, b"before")
-    assert not pauses.count
-    if fails:
-        fail(disk, errno.ENOSPC, journal_write, times=1)
-    for few in (logs[:-1], logs):  # twice to most of them
-        assert not pauses.count
-        match way:
-            case "append":
-                ticket = [log.append(records(b"x"), 1)[1] for log in few][-1]
-            case "append_all":
-                ticket = store.append_all([(log, records(b"x"), 1) for log in few])[1]
-    assert pauses.count == 1
-    if fails:
-        with pytest.raises(StoreFull):
-            await store.wait(ticket)
-    else:
-        await store.wait(ticket)
-        assert [await read_all(log) for log in logs] == [[b"before", b"x", b"x"]] * 79 + [[b"before", b"x"]]
-    assert not pauses.count
-
-
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
     disk, store = await fresh_store()
     logs = await logs_of(store, NONE, INTERVAL, ALWAYS)
@@ -748,64 +713,3 @@ async def test_a_sync_that_fails_beside_others_is_final(number: int, autojump_cl
     again = await open_store(disk.kill())
     for log in again.namespace("things", ALWAYS).logs.values():
         assert await read_all(log) == [b"x"]
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-async def test_what_very_many_logs_got_becomes_visible_in_slices_and_is_acknowledged_last(
-    monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    before = store.statistics().records
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    with trio.CancelScope() as scope:
-        async with running(store):
-            _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-            store.commit_pending()
-            while not told:
-                await trio.lowlevel.checkpoint()
-            shown = [log.visible for log in logs]
-            assert 0 < len(told) < 100
-            assert sorted(shown) == [0] * (100 - len(told)) + [5] * len(told)
-            assert not ticket.done
-            late = logs[0].append(records(b"behind"), 1)[1]
-            store.commit_pending()
-            if stopped:
-                scope.cancel()
-            else:
-                await store.wait(ticket)
-                assert not late.done, "one commit after the other"
-                await store.wait(late)
-    await store.close()
-    assert (outcome(ticket), outcome(late)) == ([None], [None])
-    assert told[:100] == logs
-    assert store.statistics().records == before + 101
-    store = await open_store(disk.kill())
-    again = store.namespace("logmq", ALWAYS).logs
-    assert await read_all(again[logs[0].name]) == [b"x", b"behind"]
-    assert all([await read_all(again[log.name]) == [b"x"] for log in logs[1:]])
-
-
-async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_what_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    async with running(store):
-        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-        store.commit_pending()
-        while not told:
-            await trio.lowlevel.checkpoint()
-        late = logs[0].append(records(b"behind"), 1)[1]
-        fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
-        await store.wait(ticket)
-        with pytest.raises(StoreReadOnly):
-            await store.wait(late)
-        assert [log.end for log in logs] == [log.visible for log in logs] == [5] * 100
