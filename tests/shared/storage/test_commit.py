@@ -220,37 +220,6 @@ async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
         assert ticket.done is inline
 
 
-async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
-    disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        return await commits_behind(gate)(work, *arguments)
-
-    settings = attrs.evolve(SMALL, inline_sync_seconds=300e-6)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=in_thread)
-    disk.before = partial(sync_slowly, clock, 1e-3)
-    (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
-    async with running(store):
-        for _ in range(10):  # which of us trio lets go on first is chance
-            gate = trio.Event()
-            first = log.append(records(b"x"), 1)[1]
-            store.commit_pending()
-            await wait_all_tasks_blocked()
-            waited = log.append(records(b"x"), 1)[1]
-            clock.advance(2e-3)
-            before = store.statistics().inline_commits
-
-            async def wait_for_both(*tickets: Ticket) -> None:
-                for ticket in tickets:
-                    await store.wait(ticket)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_both, first, waited)
-                await wait_all_tasks_blocked()
-                gate.set()
-            assert store.statistics().inline_commits == before
-
-
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
     store = await open_store(FakeDisk())
     (log,) = await logs_of(store, ALWAYS)
