@@ -586,7 +586,7 @@ class Committer:
 
     def __attrs_post_init__(self) -> None:
         settings = self._settings
-        self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 16 - 1)
+        self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 8 - 1)
         if settings.reference_bytes:
             self._light_most = min(self._light_most, settings.reference_bytes - 1)
         self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)

@@ -149,13 +149,14 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
 async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
     mode: Durability, tail_log_bytes: int, restarted: bool, inline: int
 ) -> None:
-    disk, store = await fresh_store(attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes))
+    settings = attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes, inline_sync_seconds=1e9)
+    disk, store = await fresh_store(settings)
     logs = await logs_of(store, *[mode] * 70)
     for log in logs:
         ticket = log.append(records(b"before"), 1)[1]
     await store.wait(ticket)
     if restarted:
-        store, disk = await reopen(store, disk)
+        store, disk = await reopen(store, disk, settings)
         logs = list(store.namespace("logmq", ALWAYS).logs.values())
     async with running(store):
         before = store.statistics().inline_commits

@@ -119,7 +119,7 @@ async def test_much_of_one_log_does_not_wait(autojump_clock: MockClock) -> None:
     disk, store = await fresh_store(ROOMY)
     (log,) = await logs_of(store, ALWAYS)
     async with running(store):
-        for _ in range(26):
+        for _ in range(13):
             assert file_size(disk, "logmq/t0.log") == 0
             await append(store, log, bytes(10 * KIB))
         await trio.sleep(0.01)
