@@ -1,7 +1,6 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -15,9 +14,8 @@ from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE
-from dmp.declarations import Binding, ExchangeKind, QueueArguments
-from dmp.definitions import key_in, name_in, table_in
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
+from dmp.declarations import Binding, QueueArguments
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, Exchange
 from dmp.leases import Lease
 from dmp.message import Head, Message
 from dmp.queue_records import operations
@@ -25,6 +23,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
@@ -33,22 +32,18 @@ from shared.objects import (
     SHOWN_BYTES_MAX,
     BadArgument,
     MessageRows,
-    ObjectMissing,
     Objects,
     a_body,
     a_count,
-    a_flag,
-    a_text,
     key_of,
 )
 from shared.queues import pausing
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
+from shared.task_turns import TaskTurn
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
-MOVED_AT_ONCE = 32
-"""Dead letters that are sent back before others have their turn: a few milliseconds."""
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
@@ -57,8 +52,9 @@ NOT_ASKED = attrs.asdict(QueueArguments())
 class Admin:
     """The objects of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
+        self._definitions = definitions
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -163,9 +159,9 @@ class Admin:
 
     async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
         """The first of what is ready, as it was when this began: those in memory, then those in the log."""
-        cold, log = queue.cold, queue.log
+        cold, log = queue.row.cold, queue.log
         count = 0
-        ready = list(islice(queue.ready, most))
+        ready = list(islice(queue.row.ready, most))
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
             count += 1
@@ -223,19 +219,16 @@ class Admin:
     @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
+        moved = 0
+        turn = TaskTurn()
         if dry_run:
-            moved = looked = 0
             async with aclosing(self._waiting(queue, STAY_MAX)) as messages:
                 async for message in messages:
-                    looked += 1
                     moved += letters.origin(queue, message) is not None
-                    if looked % MOVED_AT_ONCE == 0:
-                        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                    await turn.item()
             return {"moved": moved, "left": queue.depth - moved}
-        moved = 0
         moving: Ticket | None = None
         stay: list[Message] = []
-        taken: deque[Message] = deque()
 
         def refused(done: Ticket) -> None:
             nonlocal moved
@@ -246,37 +239,36 @@ class Admin:
             moving = ticket
             ticket.when_done(refused)
 
-        looked, most = 0, queue.depth
+        left = queue.depth
         queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
         try:
-            while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
-                taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
-                if not taken and not await self._warmed(queue):
+            while left and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
+                front = queue.take_front(1)
+                if not front and not await self._loaded(queue):
                     break
-                looked += len(taken)
-                while taken:
-                    if letters.send_back(queue, taken[0], on_moving):
-                        moved += 1
-                    else:
-                        stay.append(taken[0])
-                    taken.popleft()
-                await self._settled(None)
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                left -= len(front)
+                stay += front  # also where the disk refuses to move it
+                if front and letters.send_back(queue, front[0], on_moving):
+                    moved += 1
+                    stay.pop()
+                if turn.over():
+                    await self._settled(None)
+                    await turn.others()
         finally:
             if queue.deleted:
-                queue.forget([*stay, *taken])
+                queue.forget(stay)
             else:
-                queue.return_front([*stay, *taken])
+                queue.return_front(stay)
             queue.all_returned()
         await self._settled(moving)
         return {"moved": moved, "left": queue.depth}
 
-    async def _warmed(self, queue: Queue) -> bool:
+    async def _loaded(self, queue: Queue) -> bool:
         """Wait for messages that are on their way from the log. False: none are."""
-        if queue.cold is None or not queue.cold.reading:
+        if not queue.row.is_loading:
             return False
         warm = trio.Event()
-        queue.when_warm(warm.set)
+        queue.row.when_loaded(warm.set)
         await warm.wait()
         return True
 
@@ -314,19 +306,7 @@ class Admin:
         named_by=("name",),
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name = name_in(arguments, "name")
-        alternate = name_in(arguments, "alternate") if arguments.get("alternate") else None
-        kind = ExchangeKind(
-            a_text(arguments, "type", "direct"),
-            **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
-            alternate=alternate,
-        )
-        if kind.type not in TYPES:
-            raise BadArgument(f"type is one of {', '.join(TYPES)}")
-        new = self._broker.topology.check_exchange(name, kind)
-        if not dry_run:
-            await self._settled(self._broker.topology.declare_exchange(name, kind))
-        return {"declared": int(new)}
+        return {"declared": await self._made("exchanges", {"durable": False, **arguments}, dry_run)}
 
     @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
@@ -375,19 +355,7 @@ class Admin:
         named_by=("exchange", "queue", "key"),
     )
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        source = _exchange_name(a_text(arguments, "exchange"))
-        name = a_text(arguments, "queue")
-        key = key_in(arguments)
-        queue = self._find_queue([name])
-        if queue is None:
-            raise ObjectMissing(f"there is no queue {name}")
-        if source not in self._broker.exchanges:
-            raise ObjectMissing(f"there is no exchange {arguments['exchange']}")
-        asked = source, queue, key, table_in(arguments)
-        new = self._broker.topology.check_binding(*asked)
-        if not dry_run:
-            await self._settled(self._broker.topology.bind(*asked))
-        return {"bound": int(new is not None)}
+        return {"bound": await self._made("bindings", arguments, dry_run)}
 
     @changing("delete", "Unbind.", answers=("unbound",))
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -409,6 +377,13 @@ class Admin:
             "age_seconds": round(self._broker.timers.now() - lease.given, 1),
         }
 
+    async def _made(self, section: str, row: Mapping[str, Any], dry_run: bool) -> int:
+        """Create what a row of a definitions document describes; returns how many were missing."""
+        (make,) = (each.make for each in self._definitions if each.section == section)
+        made = await make(row, dry_run, lambda *_: None)
+        await self._settled(made.ticket)
+        return int(made.new)
+
     async def _settled(self, ticket: Ticket | None) -> None:
         """What was changed goes to the disk, and what waits for it goes on."""
         self._broker.flush()
@@ -417,7 +392,7 @@ class Admin:
 
 
 def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.ready[0]) if queue.ready else None
+    arrived_ms = _arrived_ms(queue, queue.row.ready[0]) if queue.row.ready else None
     return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
 
 
@@ -427,10 +402,10 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "held": attrgetter("unacked"),
     "delayed": lambda _: 0,
     "dead": lambda _: 0,
-    "consumers": lambda queue: len(queue.consumers) + (queue.feed is not None),
+    "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "oldest_seconds": _recovered_age,
-    "bytes": attrgetter("depth_bytes"),
+    "bytes": lambda queue: queue.row.all_body_bytes,
     "durable": attrgetter("durable"),
 }
 
@@ -439,12 +414,11 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.ready:
-        oldest = queue.ready[0].number
-    elif queue.paged:
-        assert queue.cold is not None
-        oldest = queue.cold.first
-    return arrived, arrived - queue.depth - queue.unacked - queue.unsynced, oldest
+    if queue.row.ready:
+        oldest = queue.row.ready[0].number
+    elif queue.row.cold is not None and queue.row.has_cold:
+        oldest = queue.row.cold.first
+    return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
 
 
 def _exchange_name(text: str) -> bytes:

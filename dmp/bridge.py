@@ -171,7 +171,7 @@ class DmpSource(_Taking):
     def _written(self, messages: list[Message], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
         if broker.was_taken_back(done):
-            queue.not_settled(messages, seen=False)
+            queue.requeue(messages, seen=False)
             if not queue.deleted:
                 queue.dispatch()
             return
@@ -360,7 +360,7 @@ class DmpBridgeEnds:
         queue = broker.queues.get(name)
         if queue is None:
             raise missing("queue", name)
-        if queue.owner is not None or queue.exclusive_consumer:
+        if queue.owner is not None or queue.takers.exclusive:
             raise BridgeRefusal("locked", f"queue {place} is exclusive to another")
         return DmpSource(broker, queue, context)
 

@@ -114,7 +114,7 @@ class Broker:
         self.logs = store.namespace(QUEUES, settings.durability)
         self.counts = Counts()
         body_logs = store.namespace(BODIES, settings.durability)
-        self.bodies = Bodies(store, body_logs, self.log, settings.begun_bytes_max, self.accounts.bodies)
+        self.bodies = Bodies(store, body_logs, self.log, settings.begun_bytes_max, self.accounts.connections)
         self.timers = Timers(now, self.report_crash)
         self.waits = Waits(now)
         self.memory = Memory(
@@ -130,8 +130,8 @@ class Broker:
         self.generation = 0
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
-        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.leases)
-        self.work = LongWork(self.timers, self.report_crash)
+        self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.connections)
+        self.work = LongWork(self.timers.set_now, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""
@@ -187,7 +187,7 @@ class Broker:
                 return self.append([(queue, head, bodies) for queue in queues])
         ticket = None
         for body in bodies:
-            takers = queues if send_return is None else [queue for queue in queues if queue.takes_now]
+            takers = queues if send_return is None else [queue for queue in queues if _delivers_now(queue)]
             if send_return is not None and not takers:
                 send_return(Code.NO_CONSUMERS, head, body)
             open_ = self.with_room(head, takers)
@@ -221,7 +221,7 @@ class Broker:
         for run in runs:
             queue, head, bodies = run
             log = queue.log
-            if log is None or not (head.persistent or queue.paged):
+            if log is None or not (head.persistent or queue.row.has_cold):
                 others.append(run)
                 continue
             messages = queue.number(head, bodies)
@@ -243,7 +243,7 @@ class Broker:
         if ticket is not None:
             for (queue, log, head, messages), offset in zip(logged, offsets, strict=False):
                 log.appended(head, messages, offset)
-                queue.publish_logged(messages, ticket)
+                queue.admit(messages, ticket)
         for queue, head, bodies in others:
             try:
                 queue.publish(head, bodies)
@@ -315,7 +315,7 @@ class Broker:
             "a queue is above queue_warn_messages: its consumers are too slow, or away; start more",
             queue=shown(queue.name),
             ready=queue.depth,
-            consumers=len(queue.consumers),
+            consumers=queue.takers.count,
         )
 
     def report_crash(self, error: Exception) -> None:
@@ -345,3 +345,8 @@ class Broker:
     def _delete_queues_of(self, application: Application) -> None:
         for queue in [*application.queues]:
             self.topology.delete_unused(queue)
+
+
+def _delivers_now(queue: Queue) -> bool:
+    """Whether a message that came now would be given to somebody at once."""
+    return queue.empty and queue.takers.have_room()

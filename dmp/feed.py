@@ -66,14 +66,15 @@ class Feed:
         self._owner.hold()
         self._broker.counts.feeds += 1
         self._session.deadline(IDLE, self._wrote + IDLE_SECONDS)
-        self._queue.attach_feed(self)
+        self._queue.set_feed(self)
 
     # What the queue gives.
 
     def room(self) -> tuple[int, int]:
         outbox = self._connection.outbox
         left = outbox.bound - outbox.size
-        return (0, 0) if left < 0 or self.ended or self._connection.closed else (_NO_LIMIT, left)
+        over = self.ended or self._session.hung_up or self._connection.closed
+        return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
     def deliver(self, messages: list[Message]) -> None:
         self.delivered += len(messages)
@@ -92,10 +93,9 @@ class Feed:
         self.delivered += len(bodies)
         self._push(_envelope(head).join((b"", *bodies)), head.exchange)
 
-    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         self.delivered += count
-        for chunk in chunks:
-            self._push(chunk, exchange)
+        self._push(chunk, exchange)
 
     def cancelled(self) -> None:
         """The queue is gone: what is in the outbox is still sent."""
@@ -147,9 +147,9 @@ class Feed:
         """Take nothing more. The queue gives out nothing until what was not sent is back, before all there
         is."""
         self.ended = True
-        if self._queue.feed is self:
+        if self._queue.takers.feed is self:
             self._queue.await_returns()
-            self._queue.detach_feed(self)
+            self._queue.set_feed(None)
 
     def connection_lost(self) -> None:
         """Give back to the queue what was not sent."""
@@ -172,8 +172,12 @@ class Feed:
                 head = Head(exchange, key, body_bytes, properties)
                 head.envelope = before
                 back.append((head, bodies))
+        row, broker = queue.row, self._broker
         for head, bodies in reversed(back):
-            queue.take_back(head, bodies)
+            following = row.ready.first_number() if row.ready else queue.numbered
+            broker.memory.take(head.cost_bytes * len(bodies))
+            broker.counts.delivered -= len(bodies)
+            queue.return_front(queue.number(head, bodies, following - len(bodies)))
         queue.all_returned()
 
     def _drained(self) -> None:

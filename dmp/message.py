@@ -8,6 +8,7 @@ somewhere.
 
 import math
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -77,6 +78,16 @@ class Head:
         if self._headers is None:
             self._headers = headers_of(self.properties, self.noted, leniently=self.died)
         return self._headers
+
+
+def sizes(messages: "Sequence[Message]") -> tuple[int, int]:
+    """How long their bodies are, and what they take in memory."""
+    body_bytes = cost_bytes = 0
+    for message in messages:
+        head = message.head
+        body_bytes += head.body_bytes
+        cost_bytes += head.cost_bytes
+    return body_bytes, cost_bytes
 
 
 class Message:

@@ -99,7 +99,7 @@ GAUGES = (
     Gauge(
         "messages_cold",
         "Of these, the ones that are in the logs of their queues alone.",
-        lambda b: sum(queue.cold.count for queue in b.queues.values() if queue.cold is not None),
+        lambda b: sum(queue.row.cold.count for queue in b.queues.values() if queue.row.cold is not None),
     ),
     Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("unacked")),
     Gauge(

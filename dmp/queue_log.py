@@ -114,7 +114,7 @@ class QueueLog:
         self._live_bytes += record_bytes
         self._cold_bytes += record_bytes
 
-    def warmed(self, messages: Sequence[Message]) -> None:
+    def loaded(self, messages: Sequence[Message]) -> None:
         """The messages were cold, and are in memory now."""
         for message in messages:
             self._live[message.number] = message
@@ -280,7 +280,7 @@ def _first_offset(held: dict[int, Message]) -> int:
 class ColdOwner(Protocol):
     """The queue, as its cold part sees it."""
 
-    def warmed(self, messages: list[Message]) -> None:
+    def loaded(self, messages: list[Message]) -> None:
         """The messages are in memory now; none where nothing can be read. An `expires` of inf says that this
         is not known here."""
 
@@ -292,7 +292,7 @@ class ColdOwner(Protocol):
 class Cold(ColdReader):
     """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
 
-    _queue_log: QueueLog
+    queue_log: QueueLog
     _owner: ColdOwner
     count: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
@@ -322,7 +322,7 @@ class Cold(ColdReader):
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self.large.update({message.number: message.body for message in messages if message.head.large})
-        self._queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
+        self.queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
@@ -330,7 +330,7 @@ class Cold(ColdReader):
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
         not used before."""
         self._ours = ours
-        self._queue_log.keep_cold(record_bytes)
+        self.queue_log.keep_cold(record_bytes)
         self._move_to(offset)
 
     def clear(self) -> None:
@@ -338,7 +338,7 @@ class Cold(ColdReader):
         self._fetching = None  # what is on its way is not wanted any more
         self.count = self.body_bytes = 0
         self._expires.clear()
-        self._queue_log.cold_at = None
+        self.queue_log.cold_at = None
 
     def fetch(self) -> None:
         """Read the first messages back, maybe at once."""
@@ -355,7 +355,7 @@ class Cold(ColdReader):
             messages = self._read(data)
         if self.count and not messages and self.damaged is None:
             return True  # nothing but what is not there any more
-        self._owner.warmed(messages)
+        self._owner.loaded(messages)
         return False
 
     def _on_read(self) -> None:
@@ -404,7 +404,7 @@ class Cold(ColdReader):
         self.count -= len(messages)
         self.body_bytes -= sum([message.head.body_bytes for message in messages])
         self._date(messages)
-        self._queue_log.warmed(messages)
+        self.queue_log.loaded(messages)
         if self.count:
             self._move_to(start + len(data))
         else:
@@ -412,7 +412,7 @@ class Cold(ColdReader):
         return messages
 
     def _move_to(self, offset: int) -> None:
-        self.offset = self._queue_log.cold_at = offset
+        self.offset = self.queue_log.cold_at = offset
 
     def _note(self, expires: float, last: int) -> None:
         runs = self._expires

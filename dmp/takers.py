@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from dmp.message import Head, Message
-from dmp.ready import Ready
+from dmp.row import Ready
 
 _DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
@@ -55,7 +55,7 @@ class Taker(Protocol):
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
-    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         """Get `count` messages that came by a sink, in the bytes that came; `exchange`: the sink's."""
 
 
@@ -75,20 +75,37 @@ class _Row(OrderedDict[Taker, None]):
 
 
 @attrs.define(eq=False)
-class Consumers:
-    """The consumers of one queue. `single`: only one is active.
+class Takers:
+    """The takers of one queue: its consumers, and the `feed`, which gets everything while it is there.
 
-    To come and to go costs the same, however many there are. `active`: the first to come, and after it the
-    first of those with the highest priority.
+    `single`: only one consumer is active. `count`: of consumers; to come and to go costs the same, however
+    many there are. `active`: the first to come, and after it the first of those with the highest priority.
+    `exclusive`: a consumer wants to be the only one. `were_some`: somebody has taken from the queue before.
+    `blocked`: nobody has room, until something changes.
     """
 
     single: bool
     count: int = 0
+    feed: FeedTaker | None = None
+    exclusive: bool = False
+    were_some: bool = False
+    blocked: bool = False
     active: tuple[Taker, ...] = ()  # none, or one
     _rows: list[_Row] = attrs.Factory(list)  # the highest priority first, none of them empty
 
-    def __len__(self) -> int:
-        return self.count
+    @property
+    def in_use(self) -> bool:
+        return self.count > 0 or self.feed is not None
+
+    @property
+    def number(self) -> int:
+        """How many there are, the feed among them."""
+        return self.count + (self.feed is not None)
+
+    def attach(self, feed: FeedTaker) -> None:
+        assert self.feed is None, "a queue has one feed"
+        self.feed = feed
+        self.were_some = True
 
     def add(self, consumer: Taker) -> None:
         rank = _rank(consumer)
@@ -98,9 +115,12 @@ class Consumers:
         self._rows[at][consumer] = None
         self.count += 1
         self.active = self.active or (consumer,)
+        self.were_some = True
+        self.blocked = False
 
     def remove(self, consumers: Iterable[Taker]) -> None:
         """Remove those, which must be there."""
+        self.exclusive = False
         for consumer in consumers:
             at = bisect_left(self._rows, _rank(consumer), key=_rank)
             row = self._rows[at]
@@ -109,27 +129,42 @@ class Consumers:
             if not row:
                 del self._rows[at]
             if consumer in self.active:
-                self.active = tuple(islice(self, 1))
+                self.active = tuple(islice(chain.from_iterable(self._rows), 1))
 
     def __iter__(self) -> Iterator[Taker]:
-        """The highest priority first."""
-        return chain.from_iterable(self._rows)
+        """The consumers, those with the highest priority first, and then the feed."""
+        feed = () if self.feed is None else (self.feed,)
+        return chain(chain.from_iterable(self._rows), feed)
+
+    def clear(self) -> list[Taker]:
+        """Remove all, and return them."""
+        takers = [*self]
+        self._rows.clear()
+        self.active, self.count, self.feed = (), 0, None
+        return takers
 
     def shares(self, most: int) -> list[Share]:
-        """Up to `most` of the consumers whose turn it is and that have room, with nothing yet: of those with
-        the highest priority, in order."""
-        if self.single or self.count < 2:
-            return shares_of(self.active, most)
-        for row in self._rows:
-            shares = shares_of(row, most)
-            if shares:
-                return shares
-        return []
+        """Who is next: up to `most` takers that have room, with nothing yet. It is the feed, or the consumers
+        with the highest priority of which some has room, in order."""
+        if self.blocked:
+            return []
+        shares: list[Share] = []
+        if self.feed is not None:
+            shares = shares_of((self.feed,), most)
+        elif self.single or self.count < 2:
+            shares = shares_of(self.active, most)
+        else:
+            for row in self._rows:
+                shares = shares_of(row, most)
+                if shares:
+                    break
+        self.blocked = not shares
+        return shares
 
     def given(self, shares: Sequence[Share], count: int) -> None:
         """The takers of `shares` were given `count` messages in turn. Who had none has waited longest, also
         for room in a pool."""
-        if not self.single and self.count > 1:
+        if self.feed is None and not self.single and self.count > 1:
             last = count % len(shares)
             row = self._rows[bisect_left(self._rows, _rank(shares[0][0]), key=_rank)]
             for taker, messages, _, _ in (*shares[last:], *shares[:last]):
@@ -137,7 +172,12 @@ class Consumers:
                     row.move_to_end(taker)
 
     def have_room(self) -> bool:
-        takers = self.active if self.single else self
+        """Whether somebody does."""
+        takers: Iterable[Taker] = self
+        if self.feed is not None:
+            takers = (self.feed,)
+        elif self.single:
+            takers = self.active
         return any(room_of(taker)[0] > 0 for taker in takers)
 
 

@@ -111,12 +111,12 @@ class Topology:
 
     def __init__(self, broker: "Broker") -> None:
         self._broker = broker
-        self._memory = broker.accounts
+        self._names = broker.accounts.names
         self._of_users = {
-            setting: broker.accounts.queues.new_shares()
+            setting: broker.accounts.names.new_shares()
             for setting in ("exchanges_max", "queues_max", "bindings_max", "wild_words_max")
         }
-        self.waiting = WaitingBindings(broker.accounts.bindings)
+        self.waiting = WaitingBindings(broker.accounts.names)
         for name, type_ in PREDECLARED.items():
             kind = ExchangeKind(type_, durable=True)
             broker.exchanges[name] = Exchange(name, kind, CacheBytes(broker.accounts.caches))
@@ -145,7 +145,7 @@ class Topology:
         if name.startswith(RESERVED):
             raise _reserved("exchange", name)
         self._need_room("exchanges_max", len(broker.exchanges), user)
-        check(self._memory.exchanges, _exchange_bytes(name, kind), user=user)
+        check(self._names, _exchange_bytes(name, kind), user=user)
         return True
 
     def declare_exchange(self, name: bytes, kind: ExchangeKind, user: str = "") -> Ticket | None:
@@ -156,13 +156,13 @@ class Topology:
         ticket = broker.topology_table.put_exchange(name, kind) if kind.durable else None
         exchange = self._new_exchange(name, kind)
         self._of_users["exchanges_max"].take(name, user)
-        self._memory.exchanges.shares.take(name, user, _exchange_bytes(name, kind))
+        self._names.shares.take(name, user, _exchange_bytes(name, kind))
         broker.generation += 1
         self._find_waiting(exchange)
         return ticket
 
     def _new_exchange(self, name: bytes, kind: ExchangeKind) -> Exchange:
-        self._memory.exchanges.charge(_exchange_bytes(name, kind))
+        self._names.charge(_exchange_bytes(name, kind))
         exchange = self._broker.exchanges[name] = Exchange(
             name, kind, CacheBytes(self._broker.accounts.caches)
         )
@@ -202,9 +202,9 @@ class Topology:
             bound = bool(exchange.bindings or exchange.bound)
             ticket = broker.topology_table.drop_exchange(name, bound=bound)
         del broker.exchanges[name]
-        self._memory.exchanges.give(_exchange_bytes(name, exchange.kind))
+        self._names.give(_exchange_bytes(name, exchange.kind))
         self._of_users["exchanges_max"].drop(name)
-        self._memory.exchanges.shares.drop(name)
+        self._names.shares.drop(name)
         broker.generation += 1
         exchange.deleted = True
         exchange.forget_routes()
@@ -257,7 +257,7 @@ class Topology:
         if name.startswith(RESERVED):
             raise _reserved("queue", name)
         self._need_room("queues_max", len(self._broker.queues), user)
-        check(self._memory.queues, _queue_bytes(name, kind), user=user)
+        check(self._names, _queue_bytes(name, kind), user=user)
 
     def make_reply_queue(self, user: str = "") -> Queue:
         """For a consumer of `REPLY_TO`; it is deleted with that. Its name cannot be guessed: whoever was told
@@ -272,7 +272,7 @@ class Topology:
             messages_max=REPLIES_WAITING_MAX, bytes_max=broker.settings.message_bytes_max
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
-        check(self._memory.queues, _queue_bytes(name, kind), user=user)
+        check(self._names, _queue_bytes(name, kind), user=user)
         queue = Queue(name, kind, broker, limited=False)
         broker.reply_queues[name] = queue
         self._count_queue(queue, user)
@@ -282,12 +282,12 @@ class Topology:
         """Charge for a queue that a user has made."""
         self._charge_queue(queue)
         self._of_users["queues_max"].take(queue, user)
-        self._memory.queues.shares.take(queue, user, queue.memory_bytes)
+        self._names.shares.take(queue, user, queue.memory_bytes)
 
     def _charge_queue(self, queue: Queue) -> None:
         """Charge for a queue that is new or has changed."""
         before, queue.memory_bytes = queue.memory_bytes, _queue_bytes(queue.name, queue.kind)
-        self._memory.queues.charge(queue.memory_bytes - before)
+        self._names.charge(queue.memory_bytes - before)
 
     def purge_queue(self, queue: Queue) -> tuple[int, Ticket | None]:
         """How many messages that were, and what the answer waits for. Raises StoreError."""
@@ -331,7 +331,7 @@ class Topology:
         self, queue: Queue, *, if_unused: bool = False, if_empty: bool = False
     ) -> tuple[int, Ticket | None]:
         """How many messages went with it."""
-        if if_unused and queue.in_use:
+        if if_unused and queue.takers.in_use:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' in use")
         if if_empty and not queue.empty:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' not empty")
@@ -343,9 +343,9 @@ class Topology:
             ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
-        self._memory.queues.give(queue.memory_bytes)
+        self._names.give(queue.memory_bytes)
         self._of_users["queues_max"].drop(queue)
-        self._memory.queues.shares.drop(queue)
+        self._names.shares.drop(queue)
         broker.generation += 1
         if queue.owner is not None:
             queue.owner.queues.pop(queue, None)
@@ -355,7 +355,12 @@ class Topology:
 
     def consumer_left(self, queue: Queue) -> None:
         """An auto-delete queue goes with the last of its consumers, a feed counting as one."""
-        if queue.kind.auto_delete and queue.had_consumer and not queue.in_use and not queue.deleted:
+        if (
+            queue.kind.auto_delete
+            and queue.takers.were_some
+            and not queue.takers.in_use
+            and not queue.deleted
+        ):
             self.delete_unused(queue)
 
     def delete_unused(self, queue: Queue) -> None:
@@ -407,7 +412,7 @@ class Topology:
         wild = exchange.wild_words(key)
         if wild:
             self._need_room("wild_words_max", broker.wild_words, user, wild)
-        check(self._memory.bindings, _binding_bytes(exchange, binding), user=user)
+        check(self._names, _binding_bytes(exchange, binding), user=user)
         arguments = binding.read_arguments()
         if exchange.kind.type == "headers":
             HeaderMatch(arguments)
@@ -431,7 +436,7 @@ class Topology:
             ticket = broker.topology_table.put_binding(binding)
         self._add(exchange, binding, destination)
         self._of_users["bindings_max"].take(binding, user)
-        self._memory.bindings.shares.take(binding, user, _binding_bytes(exchange, binding))
+        self._names.shares.take(binding, user, _binding_bytes(exchange, binding))
         self._of_users["wild_words_max"].take(binding, user, exchange.wild_words(key))
         return ticket
 
@@ -451,7 +456,7 @@ class Topology:
         exchange.add(binding, destination, binding.read_arguments())
         destination.bound.add(binding)
         self._broker.bindings += 1
-        self._memory.bindings.charge(_binding_bytes(exchange, binding))
+        self._names.charge(_binding_bytes(exchange, binding))
         self._broker.wild_words += exchange.wild_words(binding.key)
         self._broker.generation += 1
 
@@ -477,9 +482,9 @@ class Topology:
         for exchange, binding in there:
             destination = exchange.bindings[binding]
             exchange.remove(binding)
-            self._memory.bindings.give(_binding_bytes(exchange, binding))
+            self._names.give(_binding_bytes(exchange, binding))
             self._of_users["bindings_max"].drop(binding)
-            self._memory.bindings.shares.drop(binding)
+            self._names.shares.drop(binding)
             self._of_users["wild_words_max"].drop(binding)
             broker.wild_words -= exchange.wild_words(binding.key)
             destination.bound.discard(binding)
@@ -531,7 +536,7 @@ class Topology:
         broker.bodies.restored()
         self._restore_bindings(saved)
         for restored in list(broker.queues.values()):
-            restored.restored()
+            restored.dispatch_new()
         pausing.tell_paused(
             broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
         )
@@ -579,7 +584,7 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
-        messages, following, damaged = await load(queue_log, queue.cold, room, broker.bodies)
+        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
         if queue.marked_from < 0:
             queue.marked_from = following

@@ -2,9 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from heapq import heappop, nsmallest
-from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,12 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.queues.runs import RUN_MOST, Run, first_of, split_after, split_by, to_spans
 from shared.storage.log import Log, RecordTimes, read_records
+from shared.turns import Turn, taken_out
 
 READ_BYTES = 1 << 20
 OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
-MOVED_AT_ONCE = 500
-PURGED_AT_ONCE = 2000
-"""Returned messages dropped per slice: some milliseconds."""
-LOOKED_AT_ONCE = 10_000
-"""Sequences searched per slice: a millisecond."""
 
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
@@ -88,7 +83,11 @@ class Admin:
         log's index, to 64 KiB.
         """
         cold = queue.cold
-        if cold is None or queue.returned or not queue.head < min(queue.end, queue.recovered, queue.released):
+        if (
+            cold is None
+            or queue.ready.requeued
+            or not queue.head < min(queue.end, queue.recovered, queue.released)
+        ):
             return None
         start = cold.row_start()
         came = RecordTimes(cold.log, start, start + 1).at(start)
@@ -111,32 +110,18 @@ class Admin:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._confirm(queue)
-        older = queue.in_back()
-        purged, row = 0, queue.end - queue.head
-        ticket = None
-        try:
-            while (older or row) and not queue.deleted:
-                some = sorted([seq for seq in older[-PURGED_AT_ONCE:] if seq in queue.back])
-                those = records.to_runs(some) if some else []
-                if row:
-                    those.append((queue.head, row))
-                if those:
-                    ticket = queue.log_gone(those, Reason.PURGED)
-                if not purged:
-                    queue.drop_row()
-                    queue.set_aside()
-                queue.drop_back(some)
-                purged += len(some) + row
-                row = 0
-                del older[-PURGED_AT_ONCE:]
-                if older:
-                    self._engine.commit_pending()
-                    await self._pause()
-        finally:
-            self._engine.counts.purged += purged
-            self._engine.tell_budget()
-            if purged and older and not queue.deleted:  # the disk has failed
-                self._let_out(queue, older)
+        row = queue.end - queue.head
+        returned = [run for run, _ in queue.returned_runs()]
+        purged = row + sum(map(len, returned))
+        spans = to_spans(returned)
+        if row:
+            spans.append((queue.head, row))
+        ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
+        queue.take_returned()
+        queue.drop_row()
+        queue.drop(returned)
+        self._engine.counts.purged += purged
+        self._engine.sync_budget()
         await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}
 
@@ -145,35 +130,43 @@ class Admin:
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
         if dry_run:
-            looked = moved = 0
+            moved = 0
+            turn = Turn()
+            returned = {seq for run, _ in queue.returned_runs() for seq in run.numbers}
             async with aclosing(self._messages(queue)) as messages:
                 async for seq, body, _deliveries, _time in messages:
-                    looked += 1
-                    if looked % LOOKED_AT_ONCE == 0:
+                    if turn.over():
                         await self._pause()
-                    if isinstance(body, DeadLetter) and (seq in queue.back or seq >= queue.head):
+                        turn.begin()
+                    if seq in returned or seq >= queue.head:
                         moved += self._origin(queue, body) is not None
             return {"moved": moved, "left": queue.depth - queue.held - moved}
         await self._confirm(queue)
         end = queue.end
         moved = 0
-        stay: list[int] = []
+        stay: list[Run] = []
+        queue.aside.append(stay)
         try:
+            turn = Turn()
             while not queue.deleted:
-                if queue.is_cold and not queue.bodies and queue.head < end:
-                    await self._warm(queue)
-                taken = self._front(queue, end)
+                if queue.is_cold and not queue.ready.loaded and queue.head < end:
+                    await self._load(queue)
+                if queue.ready.requeued:
+                    taken = [queue.ready.take_requeued(RUN_MOST)]
+                else:
+                    taken = queue.front_aside(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
-                stay += taken
-                moved += self._send_back(queue, taken)
-                stay[-len(taken) :] = [seq for seq in taken if seq in queue.back]
-                self._engine.commit_pending()
-                await self._pause()
+                moved += self._send_back(queue, taken, stay)
+                if turn.over_now():
+                    self._engine.commit_pending()
+                    await self._pause()
+                    turn.begin()
         finally:
-            stay = [seq for seq in stay if seq in queue.back]
-            self._let_out(queue, stay)
-        return {"moved": moved, "left": len(stay)}
+            left_there = sum(map(len, stay))
+            queue.await_returns()
+            self._engine.long_work.add(_place_in_slices(queue, stay))
+        return {"moved": moved, "left": left_there}
 
     @changing(
         "delete",
@@ -267,45 +260,33 @@ class Admin:
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
         """All messages as of now, also unacknowledged ones, oldest first."""
         head, end = queue.head, queue.end
-        older: list[Shown] = [(seq, body, count, None) for seq, (body, count) in queue.back.items()]
-        older += [(seq, body, deliveries, None) for _, seq, body, deliveries in queue.unacked()]
-        row = list(queue.bodies)
+        older = [run for run, _ in queue.returned_runs()] + queue.held_runs()
+        row = list(queue.ready.runs)
         offset = queue.cold.row_start() if queue.cold is not None else 0
-        for entry in sorted(older, key=itemgetter(0)):
-            yield entry
-        for seq, body in enumerate(row, head):
-            yield seq, body, 0, None
+        for run, place in list(first_of([*older, *row], queue.depth)):
+            yield run.first + place, run.bodies[place], run.tries, None
         if queue.cold is not None:
-            async for entry in self._logged(queue.cold.log, offset, head + len(row), end):
+            loaded_end = head + sum(map(len, row))
+            async for entry in self._logged(queue.cold.log, offset, loaded_end, end):
                 yield entry
 
     async def _first(self, queue: Queue, limit: int) -> AsyncGenerator[Shown]:
-        """The first `limit` messages that no consumer holds, oldest first. Those on disk are read from there,
-        with their times.
+        """The first `limit` messages that no consumer holds, oldest first. Those of the row that are on disk
+        are read from there, with their times.
         """
-        head, end = queue.head, queue.end
-        kept, cold = list(queue.back), queue.cold
-        on_disk = queue.log is not None and cold is not None
-        row = [] if on_disk else list(islice(queue.bodies, limit))
+        head, end, cold = queue.head, queue.end, queue.cold
+        runs = [run for run, _ in queue.returned_runs()]
+        if queue.log is None or cold is None:
+            runs += queue.ready.runs
+            head += queue.ready.loaded
         offset = cold.row_start() if cold is not None else 0
-        first: list[int] = []
-        for at in range(0, len(kept), LOOKED_AT_ONCE):
-            if at:
-                await self._pause()
-            first = nsmallest(limit, chain(first, kept[at : at + LOOKED_AT_ONCE]))
-        count = 0
-        for seq in first:
-            entry = queue.back.get(seq)
-            if entry is not None:  # it may have left meanwhile
-                count += 1
-                yield seq, *entry, None
-        for seq, body in enumerate(row[: limit - count], head):
-            count += 1
-            yield seq, body, 0, None
-        if cold is not None and count < limit:
-            stop = min(end, head + limit - count)
-            async for shown in self._logged(cold.log, offset, head + len(row), stop):
-                yield shown
+        first = [(run.first + place, run.bodies[place], run.tries) for run, place in first_of(runs, limit)]
+        for shown in first:
+            yield *shown, None
+        if cold is not None and len(first) < limit:
+            stop = min(end, head + limit - len(first))
+            async for entry in self._logged(cold.log, offset, head, stop):
+                yield entry
 
     async def _logged(self, log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Shown]:
         """The messages from `seq` to `end`, which are in the log from `offset` on."""
@@ -325,12 +306,12 @@ class Admin:
                     seq = last
             offset += len(data)
 
-    async def _warm(self, queue: Queue) -> None:
+    async def _load(self, queue: Queue) -> None:
         """Read the front of the row into memory."""
         cold = queue.cold
         assert cold is not None
         cold.fetch()
-        while queue.is_cold and not queue.bodies and not cold.ended and not queue.deleted:
+        while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
             await self._pause()
             cold.fetch()
 
@@ -346,47 +327,40 @@ class Admin:
     async def _pause(self) -> None:
         await self._engine.store.in_thread(_nothing)
 
-    def _let_out(self, queue: Queue, seqs: Sequence[int]) -> None:
-        """Make messages that are in `back` and nowhere else deliverable again."""
-        queue.await_returns()
-        self._engine.long_work.add(_let_out(queue, seqs))
+    def _send_back(self, queue: Queue, runs: Sequence[Run], stay: list[Run]) -> int:
+        """Move dead letters to the queues that they came from; returns how many. What stays is added to
+        `stay`. Raises Refusal."""
+        moving: dict[Queue, list[Run]] = {}
+        for run in runs:
+            for target, part in split_by(run, [self._origin(queue, body) for body in run.bodies]):
+                if target is None:
+                    stay.append(part)
+                else:
+                    moving.setdefault(target, []).append(part)
+        moved = 0
+        refused: Refusal | None = None
+        for target, parts in moving.items():
+            fitting, left = split_after(parts, max(target.room, 0))
+            stay += left
+            letters = [bytes(body) for part in fitting for body in part.bodies]
+            try:
+                if letters:
+                    self._engine.move(queue, target, fitting, letters, Reason.REDRIVEN)
+                    moved += len(letters)
+            except Refusal as refusal:
+                stay += fitting
+                refused = refusal
+        if refused is not None:
+            raise refused
+        return moved
 
-    def _front(self, queue: Queue, end: int) -> list[int]:
-        """Move the first messages of the row into `back`, where they are not delivered; returns their
-        sequences.
-        """
-        seqs: list[int] = []
-        while queue.returned and len(seqs) < MOVED_AT_ONCE:
-            seqs.append(heappop(queue.returned))
-        count = min(len(queue.bodies), end - queue.head, MOVED_AT_ONCE - len(seqs))
-        return seqs + queue.front_to_back(max(count, 0))
-
-    def _send_back(self, queue: Queue, seqs: Sequence[int]) -> int:
-        """Move dead letters to the queues that they came from; returns how many."""
-        by_origin: dict[Queue, list[int]] = {}
-        for seq in seqs:
-            body, _ = queue.back[seq]
-            if isinstance(body, DeadLetter) and (origin := self._origin(queue, body)) is not None:
-                by_origin.setdefault(origin, []).append(seq)
-        done = 0
-        for target, those in by_origin.items():
-            some = those[: max(target.room, 0)]
-            if not some:
-                continue
-            self._engine.move(
-                queue, target, some, [bytes(queue.back[seq][0]) for seq in some], Reason.REDRIVEN
-            )
-            for seq in some:
-                queue.take_out(seq)
-            queue.on_left(len(some))
-            done += len(some)
-        return done
-
-    def _origin(self, queue: Queue, letter: DeadLetter) -> Queue | None:
+    def _origin(self, queue: Queue, body: bytes) -> Queue | None:
         """The other queue that a dead letter came from; None where that is gone, or who asks may not write to
-        it."""
-        origin = self._engine.find(letter.origin)
-        if origin is queue or not asker_may(self._access, WRITE, letter.origin):
+        it; or it is no dead letter."""
+        if not isinstance(body, DeadLetter):
+            return None
+        origin = self._engine.find(body.origin)
+        if origin is queue or not asker_may(self._access, WRITE, body.origin):
             return None
         return origin
 
@@ -413,7 +387,7 @@ def _bytes(queue: Queue) -> int:
 
 _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": attrgetter("text"),
-    "ready": lambda queue: _ready_in_row(queue) + len(queue.returned),
+    "ready": lambda queue: _ready_in_row(queue) + sum([len(run) for _, run in queue.ready.requeued]),
     "held": attrgetter("held"),
     "delayed": _delayed,
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
@@ -435,24 +409,21 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     oldest = None
     if queue.end > queue.head < queue.released:
         oldest = queue.head
-    if queue.returned:
-        oldest = queue.returned[0]  # older than the row
+    if queue.ready.requeued:
+        oldest = queue.ready.requeued[0][0]  # older than the row
     return queue.tail, queue.tail - queue.depth, oldest
 
 
-def _let_out(queue: Queue, seqs: Sequence[int]) -> Iterator[None]:
-    """Make messages that a redrive left in `back` deliverable again. Until all are, the queue delivers
-    nothing.
-    """
+def _place_in_slices(queue: Queue, runs: list[Run]) -> Iterator[None]:
+    """Make messages that a redrive left aside deliverable again. Until then the queue delivers nothing."""
+    runs.reverse()
     try:
-        for at in range(0, len(seqs), MOVED_AT_ONCE):
-            if at:
-                yield
-            for seq in seqs[at : at + MOVED_AT_ONCE]:
-                entry = queue.back.get(seq)
-                if entry is not None:  # else it was purged meanwhile
-                    queue.let_out(seq, entry[1])
+        for batch in taken_out(runs.pop, runs):
+            for run in batch:
+                queue.place(run)
+            yield
     finally:
+        queue.aside = [aside for aside in queue.aside if aside is not runs]
         if queue.expiry is not None:
             queue.expiry.bury()
         queue.all_returned()

@@ -46,7 +46,7 @@ class DmsSource:
         self._queue = queue
         self._context = context
         self._origin = MessageOrigin("dms", queue.name)
-        self._consumer = engine.consumer(self, stocks=True)
+        self._consumer = engine.consumer(self, prefetches=True)
         self._asked = 0
         """Waiting credits."""
         self._held = 0
@@ -60,7 +60,7 @@ class DmsSource:
     @property
     def durable(self) -> bool:
         # As `dms.disk_failed` has it a queue goes on in memory; its log goes with its next change.
-        return self._queue.log is not None and not self._engine.past_saving
+        return self._queue.log is not None and not self._engine.memory_only
 
     def take(self, count: int) -> MessageRun | None:
         if self._failed:
@@ -125,7 +125,7 @@ class DmsTarget:
 
     @property
     def durable(self) -> bool:
-        return self._engine.persistent and not self._engine.past_saving
+        return self._engine.persistent and not self._engine.memory_only
 
     def check(self, name: bytes, body: bytes) -> None:
         self._queue(name, body)

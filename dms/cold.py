@@ -18,6 +18,7 @@ from dms.records import NotOurs, RecordKind
 from dms.wire import refusal_for
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.queues.cold import ColdReader
+from shared.queues.runs import bodies_bytes
 from shared.storage.lost import Lost, describe_lost
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class ColdRow(ColdReader):
             lost = self.log.lost_at(self.offset)
             self.offset = lost.end
             self.lose([lost])
-            return queue.is_cold and not queue.bodies
+            return queue.is_cold and not queue.ready.loaded
         if isinstance(data, StoreError):
             self._cannot_read(data)
             return False
-        if not data and queue.is_cold and not queue.bodies:  # the newest of the row are lost
+        if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
             queue.skip_lost(queue.end - queue.head)
         try:
             self._take_in(data)
@@ -103,27 +104,27 @@ class ColdRow(ColdReader):
             queue.expiry.row_grew()
             if queue.expiry.head_expired:  # it reads on in its next slice
                 return False
-        return queue.is_cold and not queue.bodies and bool(data)
+        return queue.is_cold and not queue.ready.loaded and bool(data)
 
     def _take_in(self, data: bytes) -> None:
         queue, start = self._queue, self.offset
         at = 0
         for record in records.unpack(data):
-            hot_end = queue.head + len(queue.bodies)
+            loaded_end = queue.loaded_end
             if (
                 record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS)
-                and record.seq + record.entries > hot_end
+                and record.seq + record.entries > loaded_end
             ):
-                if record.seq > hot_end:  # what is between is lost
-                    if queue.bodies:  # those before it go first
+                if record.seq > loaded_end:  # what is between is lost
+                    if queue.ready.loaded:  # those before it go first
                         self.offset = start + at
                         return
-                    queue.skip_lost(record.seq - hot_end)
-                bodies = records.messages_in(data, record)[max(hot_end - record.seq, 0) :]
-                if not queue.bodies:
+                    queue.skip_lost(record.seq - loaded_end)
+                bodies = records.messages_in(data, record)[max(loaded_end - record.seq, 0) :]
+                if not queue.ready.loaded:
                     self.positions.clear()
                 self.found_at(record.seq, start + at)
-                queue.warm(bodies, sum(map(len, bodies)))
+                queue.load(bodies, max(record.seq, loaded_end), bodies_bytes(bodies))
             at = record.end
         self.offset = start + len(data)
 

@@ -4,18 +4,15 @@ Down: a session calls `Queue.produce`, `Queue.line_up` (credits), `Engine.ack`, 
 `Engine.gone`. A change that must be durable first returns a ticket. Up: the engine calls a session through
 its `DeliveryReceiver`, and nothing else.
 
-Theory of operation. Every message has a *sequence* for life, counted from 1 in order of arrival. Messages
-never delivered form the *row*: sequences `head` to `tail`. From `end` on the disk has not confirmed them, and
-they are invisible. `bodies` is the front of the row, in memory. The rest is *cold* (`dms.cold`) and is read
-back from the log when its turn comes. Delivered messages that were returned are in `back`, by sequence; those
-that may be delivered again are in the heap `returned`. All of them are older than the row, so they go first,
-and every message keeps its place.
+Theory of operation. A queue's messages are runs in the core of queues (`shared.queues.core`), whose numbers
+are called *sequences* here, from 1 in order of arrival. What DMS adds is who gets a message, what waits for
+its time or for a dead-letter queue (`dms.expiry`), and the records of the log.
 
 Credits wait in `line` in order of arrival. Either messages are ready or credits wait: `dispatch` sees to
 that. On disk every change is also a record in the queue's log (`dms.queue_log`).
 
 Long work is done in slices, and other tasks run in between (`Engine.long_work`, and a queue's timer). Such
-work is redelivery to many credits, the end of many credits, and the return of a lost connection's deliveries.
+work is delivery to many credits, the end of many credits, and the return of a lost connection's deliveries.
 While messages return, their queue delivers nothing (`stops`), so the order is as if they had returned at
 once.
 
@@ -30,9 +27,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from heapq import heappop, heappush
-from itertools import chain, islice
 from itertools import count as counter
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -42,18 +38,26 @@ from dms.cold import ColdRow
 from dms.expiry import EVER, Expiry
 from dms.metrics import Counts
 from dms.options import Options
-from dms.queue_log import Acked, Arrival, QueueLog
+from dms.queue_log import Arrival, QueueLog
 from dms.records import KeptMessage, Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
-from dms.unacked import DeliveredRun, Delivery, Returning, Unacked
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import pausing
-from shared.queues.base import HOT_LEAST_BYTES, QueueBase
+from shared.queues.core import (
+    HELD_BYTES,
+    MESSAGE_BYTES,
+    SLACK_BYTES,
+    QueueMemory,
+    RunQueue,
+    Undoing,
+)
+from shared.queues.runs import Run, bodies_bytes, split_by
+from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
-from shared.turns import LongWork, batched, taken_out
+from shared.turns import LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -62,15 +66,8 @@ if TYPE_CHECKING:
 
 logger = structlog.stdlib.get_logger("brokers.dms")
 
-BUDGET_SLACK_BYTES = 64 << 10
-"""The budget is told when the memory of messages has changed by this much."""
 QUEUE_BYTES = 8 << 10
 """Memory of an empty queue with its log: 7.0 KB by tracemalloc; without a log 2.2."""
-BODY_OVERHEAD_BYTES = 64
-"""Memory of a message beside its body: bytes object header, deque slot, rounding; 41 by tracemalloc."""
-HELD_OVERHEAD_BYTES = 160
-"""More for an unacknowledged delivery with its id, tuple and entry: 163 by tracemalloc; in a run 48."""
-HELD_BODY_BYTES = BODY_OVERHEAD_BYTES + HELD_OVERHEAD_BYTES
 SHARES_STEPS = 100
 """What each owner's queues take is added up whenever the memory of all changes by this part of its bound."""
 CREDIT_BYTES = 192
@@ -80,19 +77,7 @@ CREDITS_FREE, CREDITS_STEP = 16, 256
 ends."""
 LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
-RETURNED_AT_ONCE = 500
-"""Deliveries of a lost connection returned per slice: half a millisecond."""
-RETURNED_QUEUES = 100
-"""The most queues of a slice: each takes longer than a delivery."""
-REDELIVERED_AT_ONCE = 500
-"""Messages delivered again per slice: some milliseconds."""
-SERVED_AT_ONCE = 500
-"""Credits that get messages of the row per slice: some milliseconds, where each is another connection's."""
-FREED_AT_ONCE = 5000
-"""Messages whose memory is freed per slice: half a millisecond."""
-FLUSHED_AT_ONCE = 50
-"""Queues whose notes are written per slice, when the server stops: half a millisecond."""
-HELD_BACK_TOLD_MS = 60_000
+HELD_BACK_WARNED_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
 _IDS_END = 1 << 32
 ENGINE_KEY = b"\0"
@@ -140,7 +125,7 @@ class Credit:
 class Consumer:
     """A consumer, known by `number`: its credits, oldest first, and its unacknowledged deliveries.
 
-    `stocks`: it holds messages before it tries them, so only what it acknowledges counts as delivered.
+    `prefetches`: it holds messages before it tries them, so only what it acknowledges counts as delivered.
     """
 
     __slots__ = (
@@ -151,16 +136,16 @@ class Consumer:
         "gone",
         "held_bytes",
         "number",
+        "prefetches",
         "queue",
         "receiver",
-        "stocks",
         "unacked",
         "user",
         "waiting",
     )
 
     def __init__(
-        self, engine: Engine, number: int, receiver: DeliveryReceiver, *, stocks: bool = False
+        self, engine: Engine, number: int, receiver: DeliveryReceiver, *, prefetches: bool = False
     ) -> None:
         self.engine = engine
         self.number = number
@@ -172,14 +157,14 @@ class Consumer:
         """CONSUMEs that wait in `credits`."""
         self.credits_room = CREDITS_FREE
         """How many waiting CONSUMEs are charged to the budget, with those that need not be."""
-        self.unacked: Unacked[Queue] = Unacked()
+        self.unacked: Unacked[bytes, Queue] = Unacked()
         self.user = ""
         """Who has a share of what all consumers hold; "": it is not counted by user."""
         self.held_bytes = 0
         """Memory of `unacked`, where it is counted by user."""
         self.delivered = 0
         self.gone = False
-        self.stocks = stocks
+        self.prefetches = prefetches
 
     def consume(self, queue: Queue | None) -> None:
         """From now on it consumes this queue, and no other."""
@@ -207,13 +192,13 @@ class Consumer:
         account = self.engine.unacked
         return account.shares.fits(self.user, account.limit_bytes, 0)
 
-    def took(self, bodies: Iterable[bytes]) -> None:
+    def took(self, run: Run) -> None:
         """It holds these from now on; only where `user` is counted."""
-        self._count_held(sum([len(body) + HELD_BODY_BYTES for body in bodies]))
+        self._count_held(_held_bytes((run,)))
 
-    def gave(self, deliveries: Iterable[Delivery[Queue]]) -> None:
+    def gave(self, runs: Iterable[Run]) -> None:
         """It does not hold these any more; only where `user` is counted."""
-        self._count_held(-sum([len(body) + HELD_BODY_BYTES for _, _, body, _ in deliveries]))
+        self._count_held(-_held_bytes(runs))
 
     def gave_all(self) -> None:
         self._count_held(-self.held_bytes)
@@ -259,34 +244,15 @@ class Consumer:
         self.receiver.fail(error)
 
 
-class _Back(dict[int, tuple[bytes, int]]):
-    """A dict that stays old to the garbage collector.
-
-    A plain one whose values need no look is forgotten, and is new again with the next value: a million take
-    50 ms, each time.
-    """
-
-    __slots__ = ()
-
-
-class Queue(QueueBase):
+class Queue(RunQueue):
     """One queue, from its creation to its deletion."""
 
     __slots__ = (
-        "back",
-        "back_bytes",
-        "bodies",
         "cold",
         "consumers",
         "crowded",
-        "depth",
-        "end",
         "engine",
         "expiry",
-        "head",
-        "held",
-        "held_bytes",
-        "hot_bytes",
         "line",
         "line_most",
         "log",
@@ -295,13 +261,11 @@ class Queue(QueueBase):
         "owner",
         "recovered",
         "released",
-        "returned",
-        "tail",
         "text",
     )
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
-        super().__init__()
+        super().__init__(engine.memory)
         self.engine = engine
         self.text = name
         self.name = name.encode()
@@ -314,42 +278,17 @@ class Queue(QueueBase):
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
-        self.depth = 0
-        """All messages in it, with unacknowledged deliveries, and those that the disk has not confirmed yet.
-        """
-        self.held = 0
-        """Unacknowledged deliveries; those of a deleted queue until their consumer has released them."""
-        self.held_bytes = 0
         self.consumers = 0
         """Connections and bridges that consume it."""
-        self.head = self.end = self.tail = 1
         self.recovered = 1
         """Messages below this sequence came before the process was started."""
         self.released = EVER
         """Below this sequence nothing in the row is delayed any more."""
-        self.bodies: deque[bytes] = deque()
-        self.hot_bytes = 0
-        self.back: dict[int, tuple[bytes, int]] = _Back()
-        """By sequence: body, and number of deliveries."""
-        self.back_bytes = 0
-        self.returned: list[int] = []
         self.line: deque[Credit] | tuple[()] = ()  # made by the first credit: an empty one is 760 bytes
         self.line_most = LINE_LEAST
 
     def __repr__(self) -> str:
-        return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {len(self.back)} back>"
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether part of the row is not in memory."""
-        return self.head + len(self.bodies) < self.end
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the bodies in memory, without overhead."""
-        count = len(self.bodies) + len(self.back) + self.held
-        beside = BODY_OVERHEAD_BYTES * count + HELD_OVERHEAD_BYTES * self.held
-        return max(self.hot_bytes + self.back_bytes + self.held_bytes - beside, 0)
+        return f"<Queue {self.text!r} {self.head}..{self.end}..{self.tail}, {self.returned} returned>"
 
     @property
     def room(self) -> int:
@@ -357,14 +296,11 @@ class Queue(QueueBase):
         return self.options.depth - self.depth
 
     @property
-    def may_heat(self) -> bool:
+    def may_load_more(self) -> bool:
         """Whether more of the queue may be kept in memory. Without a disk it must be."""
-        engine = self.engine
-        return (
-            (engine.hot_bytes < engine.settings.hot_bytes and not (engine.full or self.crowded))
-            or self.hot_bytes + self.back_bytes < HOT_LEAST_BYTES
-            or self.cold is None
-        )
+        if self.cold is None:
+            return True
+        return self.may_load(0 if self.crowded else self.engine.settings.hot_bytes)
 
     def open_log(self, log: Log) -> None:
         """Keep the queue on disk from now on."""
@@ -385,9 +321,10 @@ class Queue(QueueBase):
             if self.crowded:
                 text = f"the queues of {self.owner} take his share of memory for messages"
                 raise Refusal(Status.QUEUE_FULL, text, limit="memory")
-        if engine.full or not -BUDGET_SLACK_BYTES < engine.hot_bytes - engine.hot_told < BUDGET_SLACK_BYTES:
-            engine.tell_budget()
-            if engine.full and self.log is None and not moved:
+        memory = self.memory
+        if memory.full or not -SLACK_BYTES < memory.loaded_bytes - memory.loaded_charged < SLACK_BYTES:
+            engine.sync_budget()
+            if memory.full and self.log is None and not moved:
                 raise no_memory()
         ticket = None
         if self.log is not None:
@@ -407,7 +344,7 @@ class Queue(QueueBase):
             self.expiry.on_produced(self.tail)
         if ticket is None:
             if engine.durable is not None:
-                engine.unkept(count)
+                engine.count_not_durable(count)
             self.make_visible(bodies, size)
             if self.line:
                 self.dispatch()
@@ -425,41 +362,9 @@ class Queue(QueueBase):
         if self.cold is not None and (self.is_cold or self.cold.waiting):
             self.cold.waiting.append((bodies, size))
             return
-        self.end += len(bodies)
-        self.warm(bodies, size)
-
-    def warm(self, bodies: Sequence[bytes], size: int) -> None:
-        """Messages behind the hot front of the row are in memory now."""
-        self.bodies.extend(bodies)
-        size += BODY_OVERHEAD_BYTES * len(bodies)
-        self.hot_bytes += size
-        self.engine.hot_bytes += size
-
-    def heat(self, size: int) -> None:
-        self.hot_bytes += size
-        self.engine.hot_bytes += size
-
-    def keep_back(self, seq: int, body: bytes, deliveries: int) -> None:
-        """A message has left the row, and no consumer holds it."""
-        self.back[seq] = body, deliveries
-        size = len(body) + BODY_OVERHEAD_BYTES
-        self.back_bytes += size
-        self.engine.hot_bytes += size
-
-    def let_out(self, seq: int, deliveries: int, *, nacked: bool = False) -> None:
-        """A message in `back` may be delivered again: now, later, or never where it has died."""
-        if self.expiry is not None:
-            self.expiry.on_returned(seq, deliveries, nacked=nacked)
-        else:
-            heappush(self.returned, seq)
-
-    def take_out(self, seq: int) -> tuple[bytes, int]:
-        """Remove a message from `back`; returns its body, and its number of deliveries."""
-        entry = self.back.pop(seq)
-        size = len(entry[0]) + BODY_OVERHEAD_BYTES
-        self.back_bytes -= size
-        self.engine.hot_bytes -= size
-        return entry
+        first = self.end
+        self.end = first + len(bodies)
+        self.load(bodies, first, size)
 
     # -- messages are delivered
 
@@ -476,165 +381,100 @@ class Queue(QueueBase):
             line.extend(waiting)
             self.line_most = max(LINE_LEAST, 2 * len(line))
         line.append(credit)
-        if len(line) == 1 and (self.head < self.end or self.returned):
+        if len(line) == 1 and (self.head < self.end or self.ready.requeued):
             self.dispatch()
 
     def dispatch(self) -> None:
         """Serve the credits in line, in order, as far as messages are ready."""
-        line, bodies, engine = self.line, self.bodies, self.engine
-        served = 0
+        line, engine = self.line, self.engine
+        served = False
+        turn: Turn | None = None  # one credit alone, as mostly, needs none
         while line and not self.stops:
             credit = line[0]
             want = len(credit.ids) - credit.at
             if not want:
                 line.popleft()
                 continue
-            consumer = credit.consumer
-            ids: Sequence[bytes]
-            taken: Sequence[bytes]
-            if self.returned:
-                if served >= REDELIVERED_AT_ONCE or (
-                    self.expiry is not None and self.expiry.returned_expired
-                ):
-                    self.wake_by(engine.times.now_ms())
-                    return
-                seq = heappop(self.returned)
-                body, deliveries = self.take_out(seq)
-                self.hold(1, len(body) + BODY_OVERHEAD_BYTES)
-                engine.counts.redelivered += 1
-                if not consumer.stocks:
-                    deliveries += 1
-                    if self.log is not None:
-                        self.log.note_delivered(seq, (body,))
-                delivery_id = engine.take_ids(1).to_bytes(4)
-                consumer.unacked.single[delivery_id] = self, seq, body, deliveries
-                ids, taken = (delivery_id,), (body,)
-            elif served >= SERVED_AT_ONCE:
+            if turn is None and served:
+                turn = Turn()
+            if turn is not None and turn.over():
                 self.wake_by(engine.times.now_ms())
                 return
-            else:
-                ready = len(bodies)
-                if self.released < self.head + ready:
-                    ready = self.released - self.head
-                if ready <= 0:
-                    if (
-                        self.cold is not None
-                        and not bodies
-                        and self.head < self.end
-                        and self.released > self.head
-                    ):
-                        self.cold.fetch()  # this may bring some at once
-                        if bodies:
-                            continue
-                    return
-                if (ready == 1 or want == 1) and not consumer.stocks:
-                    ids, taken = self._take_first(consumer)
-                else:
-                    taken = self._take(min(ready, want), consumer)
-                    count = len(taken)
-                    run_ids = counted(engine.take_ids(count), count)
-                    times = 0 if consumer.stocks else 1
-                    consumer.unacked.add(DeliveredRun(run_ids, self, self.head - count, taken, times))
-                    ids = run_ids
-            served += 1
-            count = len(ids)
-            if consumer.user:
-                consumer.took(taken)
-            engine.counts.delivered += count
-            consumer.delivered += count
-            consumer.waiting -= count
+            served = True
+            consumer = credit.consumer
+            run = self._next_run(want, consumer)
+            if run is None:
+                return
+            count = len(run.bodies)
             credit.at += count
+            consumer.waiting -= count
             if credit.at == len(credit.ids):
                 consumer.credits.popleft()
                 line.popleft()
-            try:
-                consumer.receiver.deliver(ids, taken)
-            except Exception as error:
-                consumer.fail(error)
+            self._deliver(run, consumer)
 
-    def try_fast_take(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]] | None:
-        """Fast path of `line_up` for one credit: the next message's id and body, now held by `consumer`. None
-        if it is not that simple: no message is ready, or other messages or credits go first.
-
-        Where one credit at a time empties a deep queue, a message in memory takes 3.0 us, and 3.8 without it.
-        """
-        if not self.bodies or self.line or self.returned or self.head >= self.released or self.stops:
+    def _next_run(self, most: int, consumer: Consumer) -> Run | None:
+        """The next messages, held from now on; None: none is ready, or those that are have expired."""
+        ready = self.ready
+        if ready.requeued:
+            if self.expiry is not None and self.expiry.requeued_expired:
+                self.wake_by(self.engine.times.now_ms())
+                return None
+            run = self.take_requeued(most)
+            self.engine.counts.redelivered += len(run.bodies)
+            if not consumer.prefetches:
+                run.tries += 1
+                if self.log is not None:
+                    self.log.note_delivered(run.first, run.bodies)
+            return run
+        if not ready.loaded and self.cold is not None and self.head < self.end and self.released > self.head:
+            self.cold.fetch()  # this may bring some at once
+        loaded = min(ready.loaded, self.released - self.head)
+        if loaded <= 0:
             return None
-        if self.cold is not None and self.cold.damage is not None:
-            return None
-        self.engine.counts.delivered += 1
-        consumer.delivered += 1
-        ids, taken = self._take_first(consumer)
-        if consumer.user:
-            consumer.took(taken)
-        return ids, taken
-
-    def _take_first(self, consumer: Consumer) -> tuple[tuple[bytes], tuple[bytes]]:
-        """Take the row's first message, which is in memory; `consumer` holds it. Returns its id and body."""
-        bodies, seq, engine = self.bodies, self.head, self.engine
-        size = self.hot_bytes // len(bodies)
-        self.head = seq + 1
-        if seq >= self.mark:
-            engine.waits.count_sample(self)
-        self.held += 1
-        self.held_bytes += size + HELD_OVERHEAD_BYTES
-        self.hot_bytes -= size
-        body = bodies.popleft()
-        taken = (body,)
-        if self.log is not None:
-            self.log.note_delivered(seq, taken)
-        engine.hot_bytes -= size
-        engine.held_bytes += size + HELD_OVERHEAD_BYTES
-        number = engine.next_id
-        if number < engine.ids_until:
-            engine.next_id = number + 1
-        else:
-            number = engine.take_ids(1)
-        delivery_id = number.to_bytes(4)
-        consumer.unacked.single[delivery_id] = self, seq, body, 1
-        return (delivery_id,), taken
-
-    def _take(self, count: int, consumer: Consumer) -> Sequence[bytes]:
-        """Take the front of the row, to be held by a consumer."""
-        bodies = self.bodies
-        seq = self.head
-        taken: Sequence[bytes]
-        if count >= len(bodies):
-            taken = tuple(bodies)
-            size = self.hot_bytes
-            bodies.clear()
-        else:
-            size = self.hot_bytes * count // len(bodies)
-            taken = [bodies.popleft() for _ in range(count)]
-        count = len(taken)
-        self.heat(-size)
-        self.hold(count, size)
-        self.head = seq + count
+        run = self.take_row(min(most, loaded))
         if self.head > self.mark:
             self.engine.waits.count_sample(self)
-        if self.log is not None:
-            if consumer.stocks:
-                self.log.taken_ahead(seq, taken)
-            else:
-                self.log.note_delivered(seq, taken)
-        return taken
+        if consumer.prefetches:
+            if self.log is not None:
+                self.log.taken_ahead(run.first, run.bodies)
+        else:
+            run.tries = 1
+            if self.log is not None:
+                self.log.note_delivered(run.first, run.bodies)
+        return run
 
-    def hold(self, count: int, size: int) -> None:
-        """`count` messages were delivered; `size`: what their memory was until now."""
-        size += HELD_OVERHEAD_BYTES * count
-        self.held += count
-        self.held_bytes += size
-        self.engine.held_bytes += size
+    def _deliver(self, run: Run, consumer: Consumer) -> None:
+        """Give a consumer messages that are held for it."""
+        engine, bodies = self.engine, run.bodies
+        count = len(bodies)
+        number = engine.next_id
+        if number + count <= engine.ids_until:
+            engine.next_id = number + count
+        else:
+            number = engine.take_ids(count)
+        ids = (number.to_bytes(4),) if count == 1 else counted(number, count)
+        consumer.unacked.add(ids, self, run)
+        if consumer.user:
+            consumer.took(run)
+        engine.counts.delivered += count
+        consumer.delivered += count
+        try:
+            consumer.receiver.deliver(ids, bodies)
+        except Exception as error:
+            consumer.fail(error)
 
-    def let_go(self, count: int) -> None:
-        """`count` deliveries have ended: each counts as the average of all."""
-        size = self.held_bytes * count // self.held
-        self.held -= count
-        self.held_bytes -= size
-        engine = self.engine
-        engine.held_bytes -= size
-        if engine.held_told - engine.held_bytes > BUDGET_SLACK_BYTES:
-            engine.tell_budget()
+    def try_deliver_one(self, consumer: Consumer) -> bool:
+        """Deliver one message at once to a consumer whose credit need not wait; False: other messages or
+        credits go first, or no message is ready.
+        """
+        if self.line or self.stops or (self.cold is not None and self.cold.damage is not None):
+            return False
+        run = self._next_run(1, consumer)
+        if run is None:
+            return False
+        self._deliver(run, consumer)
+        return True
 
     def end_credits(self, refusal: Refusal) -> None:
         """End all credits in line."""
@@ -644,140 +484,116 @@ class Queue(QueueBase):
 
     # -- messages leave, or are returned
 
-    def ack(
-        self, consumer: Consumer, ids: Sequence[bytes], deliveries: Sequence[Delivery[Queue]]
-    ) -> Ticket | None:
+    def ack(self, consumer: Consumer, deliveries: Sequence[Delivery[bytes, Queue]]) -> Ticket | None:
         """Remove acknowledged messages. None: done. Raises Refusal, and then nothing has changed."""
         ticket = None
-        count = len(deliveries)
+        runs = [run for _, _, run in deliveries]
         if self.log is not None:
-            seqs: Sequence[int]
-            if count == 1:
-                seqs = (deliveries[0][1],)
-            elif type(deliveries) is DeliveredRun:  # `isinstance` with an abstract class takes 0.3 us
-                seqs = deliveries.seqs
-            else:
-                seqs = [seq for _, seq, _, _ in deliveries]
             try:
-                if consumer.stocks:  # they were tried; before the ACK, since a note may write what is pending
-                    bodies = [body for _, _, body, _ in deliveries]
-                    if type(seqs) is range:
-                        self.log.note_delivered(seqs[0], bodies)
-                    else:
-                        for seq, body in zip(seqs, bodies, strict=True):
-                            self.log.note_delivered(seq, (body,))
-                ticket = self.log.ack(seqs, (consumer, ids, deliveries))
+                if consumer.prefetches:  # they were tried; before the ACK: a note may write what is pending
+                    for run in runs:
+                        self.log.note_delivered(run.first, run.bodies)
+                ticket = self.log.ack(runs, partial(self.undo_ack, consumer, deliveries))
             except StoreError as error:
                 self._detach_or_refuse(error)
-        self.let_go(count)
+        count = self.release(runs)
         if consumer.user:
-            consumer.gave(deliveries)
+            consumer.gave(runs)
         engine = self.engine
         engine.counts.acked += count
         self.depth -= count
         if engine.parked:
             engine.has_room(self)
         if ticket is None and engine.durable is not None:
-            engine.unkept(count)
+            engine.count_not_durable(count)
         return ticket
 
-    def requeue(self, deliveries: Sequence[Delivery[Queue]], *, nacked: bool) -> None:
-        """Return messages to their old places; `nacked`: their consumer sent a NACK."""
-        self.let_go(len(deliveries))
+    def undo_ack(self, consumer: Consumer, deliveries: Sequence[Delivery[bytes, Queue]]) -> None:
+        """The disk has refused these ACKs."""
+        for _, _, run in deliveries:
+            self.depth += len(run)
+            self.hold_again(run)
+            self.engine.counts.acked -= len(run)
+            if consumer.user and not consumer.gone:
+                consumer.took(run)
+        if consumer.gone:
+            self.requeue([run for _, _, run in deliveries], nacked=False)
+        else:
+            consumer.unacked.put_back(deliveries)
+
+    def requeue(self, runs: Sequence[Run], *, nacked: bool) -> None:
+        """Return held messages to their places; `nacked`: their consumer sent a NACK."""
+        count = self.release(runs)
         if self.deleted:
             return
-        self.engine.counts.returned += len(deliveries)
-        for _, seq, body, count in deliveries:
-            self.keep_back(seq, body, count)
-            self.let_out(seq, count, nacked=nacked)
+        self.engine.counts.returned += count
+        self.charge_runs(runs)
+        notes: list[tuple[int, int, int]] = []
+        for run in runs:
+            due = self.place(run, nacked=nacked)
+            notes += zip(run.numbers, repeat(run.tries), repeat(due), strict=False)
         if self.log is not None:
-            due = self.expiry.put_off_until if self.expiry is not None else {}
-            self.log.note_returned(
-                [(seq, count, due.get(seq, 0)) for _, seq, _, count in deliveries if seq in self.back],
-                nacked=nacked,
-            )
+            self.log.note_returned(notes, nacked=nacked)
         if self.expiry is not None:
             self.expiry.bury()
         if self.line:
             self.dispatch()
 
-    def on_left(self, count: int) -> None:
-        """`count` messages have left, other than by `ack`: other queues' dead letters may have waited for the
-        room.
-        """
-        self.depth -= count
+    def place(self, run: Run, *, nacked: bool = False) -> int:
+        """Messages that left the row may be delivered again: now, later, or never where they have died.
+        Returns when, if a NACK delays them; else 0."""
+        if self.expiry is not None:
+            return self.expiry.on_returned(run, nacked=nacked)
+        self.ready.requeue(run)
+        return 0
+
+    def leave(self, count: int) -> None:
+        """So many messages have left, other than by `ack`: other queues' dead letters may have waited for
+        the room."""
+        super().leave(count)
         if self.engine.parked:
             self.engine.has_room(self)
 
     def skip_lost(self, count: int) -> None:
         """The first messages of the row, none of them in memory, are lost."""
         self.head += count
-        self.on_left(count)
+        self.leave(count)
         if self.expiry is not None:
             self.expiry.row_moved()
 
-    def log_gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
+    def log_gone(self, spans: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
         """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
         if self.log is not None:
             try:
-                return self.log.gone(runs, reason)
+                return self.log.gone(spans, reason)
             except StoreError as error:
                 self._detach_or_refuse(error)
         return None
 
-    def front_to_back(self, count: int) -> list[int]:
-        """Move messages from the row's hot front into `back`; returns their sequences."""
-        first = self.head
-        moved = []
-        for seq in range(first, first + count):
-            self.heat(-(self.hot_bytes // len(self.bodies)))
-            moved.append(self.bodies.popleft())
-            self.keep_back(seq, moved[-1], 0)
-        self.head += count
+    def front_aside(self, count: int) -> list[Run]:
+        """Take messages off the row's loaded front; they stay in the queue, undelivered."""
+        runs = self.front(count)
         if self.log is not None:
-            self.log.left_row(first, moved)
-        return list(range(first, first + count))
+            for run in runs:
+                self.log.left_row(run.first, run.bodies)
+        return runs
 
-    def drop_front(self, count: int) -> None:
-        """Remove messages from the row's front, hot or cold."""
-        hot = min(count, len(self.bodies))
-        if hot:
-            self.heat(-(self.hot_bytes * hot // len(self.bodies)))
-        for _ in range(hot):
-            self.bodies.popleft()
-        self.head += count
-        self.on_left(count)
+    def returned_runs(self) -> list[tuple[Run, int]]:
+        """All messages that left the row and nobody holds, each run with the age at which it is due; 0: it
+        is not delayed."""
+        runs = [(run, 0) for _, run in self.ready.requeued]
+        runs += [(run, 0) for aside in self.aside for run in aside]
+        return runs if self.expiry is None else runs + self.expiry.runs()
 
-    def drop_back(self, seqs: Sequence[int]) -> None:
-        """Remove messages that are in `back` and nowhere else: nobody would get them any more."""
-        for seq in seqs:
-            self.take_out(seq)
-        self.on_left(len(seqs))
-
-    def drop_row(self) -> None:
-        """Remove the row, except what the disk has not confirmed yet."""
-        gone = self.end - self.head
-        bodies, self.bodies = self.bodies, deque()
-        self.engine.free(bodies)
-        self.heat(-self.hot_bytes)
-        self.head = self.end
-        self.on_left(gone)
-
-    def in_back(self) -> list[int]:
-        """The sequences of what is in `back`; the list is the caller's after `set_aside`."""
-        return self.returned if len(self.returned) == len(self.back) else list(self.back)
-
-    def set_aside(self) -> None:
-        """Nobody gets what is in `back` now, until it is put into `returned` again."""
-        self.returned = []
+    def take_returned(self) -> list[Run]:
+        """Take all of these. They stay in the queue, and nobody gets them."""
+        runs = [run for run, _ in self.returned_runs()]
+        self.ready.requeued = []
+        for aside in self.aside:
+            aside.clear()
         if self.expiry is not None:
             self.expiry.forget()
-
-    def cool(self) -> None:
-        """The queue's messages no longer count as memory."""
-        self.engine.hot_bytes -= self.hot_bytes + self.back_bytes
-        self.hot_bytes = self.back_bytes = 0
-        self.engine.tell_budget()
+        return runs
 
     # -- time
 
@@ -809,20 +625,20 @@ class Queue(QueueBase):
         if self.log is not None:
             self.log.detach()
             self.log = None
-        self.engine.goes_on_in_memory(error)
+        self.engine.warn_memory_only(error)
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         cold, engine = self.cold, self.engine
         assert cold is not None
         for _, offset, first, bodies, size, _ in arrivals:
-            if self.head + len(self.bodies) >= self.end:  # all of the row is in memory
+            if self.loaded_end >= self.end:  # all of the row is in memory
                 if self.head == self.end:
                     cold.positions.clear()
                     cold.positions.append((first, offset))
                 else:
                     cold.found_at(first, offset)
-                if self.may_heat:
-                    self.warm(bodies, size)
+                if self.may_load_more:
+                    self.load(bodies, first, size)
                 else:
                     cold.offset = offset
             self.end = first + len(bodies)
@@ -833,22 +649,9 @@ class Queue(QueueBase):
             self.dispatch()
             engine.resolving = None
 
-    def undo_acks(self, acks: Sequence[Acked]) -> None:
-        for consumer, ids, deliveries in acks:
-            count = len(deliveries)
-            self.depth += count
-            self.hold(count, sum(len(body) + BODY_OVERHEAD_BYTES for _, _, body, _ in deliveries))
-            self.engine.counts.acked -= count
-            if consumer.gone:
-                self.requeue(deliveries, nacked=False)
-            else:
-                consumer.unacked.add_all(ids, deliveries)
-                if consumer.user:
-                    consumer.took([body for _, _, body, _ in deliveries])
-
-    def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
+    def refused(self, arrivals: Sequence[Arrival], leaving: Undoing) -> None:
         engine = self.engine
-        if engine.past_saving:
+        if engine.memory_only:
             self.detach(engine.disk_failed or StoreReadOnly("the disk has failed"))
             for _, _, _, bodies, size, _ in arrivals:
                 self.make_visible(bodies, size)
@@ -858,9 +661,8 @@ class Queue(QueueBase):
                 engine.counts.produced -= len(bodies)
                 if self.expiry is not None:
                     self.expiry.undo_produced(self.tail)
-                self.on_left(len(bodies))
-            for each in reversed(undo):
-                each()
+                self.leave(len(bodies))
+            leaving.undo()
         if self.line:
             self.dispatch()
 
@@ -873,32 +675,16 @@ class Queue(QueueBase):
         return {"head": self.head, "tail": self.tail, "home": 0, **times}
 
     def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
-        due = self.expiry.put_off_until.copy() if self.expiry is not None else {}
-        return self._kept(self.back.copy(), due, self._held_pieces())
+        # Runs that wait may be cut before their copies are made.
+        runs = [(run.part(0, len(run)), due) for run, due in self.returned_runs()]
+        return batched(_kept([*runs, *((run, 0) for run in self.held_runs())]))
 
-    def _kept(
-        self,
-        back: Mapping[int, tuple[bytes, int]],
-        due: Mapping[int, int],
-        held: Sequence[Iterable[Delivery[Queue]]],
-    ) -> Iterator[list[KeptMessage]]:
-        for some in batched(back.items()):
-            yield [KeptMessage(seq, count, due.get(seq, 0), body) for seq, (body, count) in some]
-        for looked in batched(chain.from_iterable(held)):
-            yield [KeptMessage(seq, count, 0, body) for queue, seq, body, count in looked if queue is self]
-
-    def unacked(self) -> list[Delivery[Queue]]:
-        """All its unacknowledged deliveries."""
-        return [each for piece in self._held_pieces() for each in piece if each[0] is self]
-
-    def _held_pieces(self) -> list[Iterable[Delivery[Queue]]]:
-        """The sequences of deliveries that have them, as of now; other queues' may be among them."""
+    def held_runs(self) -> list[Run]:
+        """All its messages that are held, or on their way back."""
         engine = self.engine
-        pieces: list[Iterable[Delivery[Queue]]] = [
-            piece for consumer in engine.consumers.values() for piece in consumer.unacked.pieces()
-        ]
-        pieces += map(iter, engine.returning.values())
-        return [piece for piece in pieces if not isinstance(piece, DeliveredRun) or piece.queue is self]
+        unacked = [each for consumer in engine.consumers.values() for each in consumer.unacked]
+        held = [run for _, queue, run in unacked if queue is self]
+        return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
 
     def add_long_work(self, steps: Iterator[None]) -> None:
         self.engine.long_work.add(steps)
@@ -933,15 +719,13 @@ class Engine:
         self.unacked = budget.account("unacked", budget.limit_bytes // 2)
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
+        self.memory = QueueMemory(self.messages, self.unacked)
         self.queue_memory = budget.account("queues")
         self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)
         """Memory of waiting CONSUMEs: at most a quarter of all, because deliveries need room too."""
-        self.full = self.held_full = False
-        """Messages to memory queues, and what CONSUMEs ask for, do not fit."""
-        self.hot_told = self.held_told = 0
-        self._hot_shared = 0
-        """`hot_bytes` when each owner's part of it was last added up."""
+        self._shared_bytes = 0
+        """Memory of waiting messages when each owner's part of it was last added up."""
         self.settings = settings
         self.log = log
         self._store = store
@@ -950,14 +734,14 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.long_work = LongWork(times.timers, _report_crash)
+        self.long_work = LongWork(times.timers.set_now, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
         self.consumers: dict[int, Consumer] = {}
         self._numbers = counter(1)
-        self.returning: dict[int, Returning[Queue]] = {}
-        """By the number of a lost consumer: its deliveries that are not returned yet."""
+        self.returning: dict[int, dict[Queue, deque[Run]]] = {}
+        """By the number of a lost consumer: its messages that are not returned yet."""
         self.parked: dict[bytes, dict[Queue, None]] = {}
         """Queues whose dead letters have no place, by the name of the queue that is missing or full."""
         self.draining = False
@@ -966,13 +750,9 @@ class Engine:
         them."""
         self.observers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with messages that arrive in a queue, while somebody traces."""
-        self.hot_bytes = 0
-        """Bytes of bodies in memory, of all queues, that no consumer holds."""
-        self.held_bytes = 0
-        """Bytes of unacknowledged deliveries, of all queues."""
         self.best_effort = settings.disk_failed == "best-effort"
-        self._told_of_disk = False
-        self._told_held_back_ms = -HELD_BACK_TOLD_MS
+        self._warned_of_disk = False
+        self._warned_held_back_ms = -HELD_BACK_WARNED_MS
         self._sources: Counter[str] = Counter()
         """How many queues have a queue of this name as their dead-letter queue."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
@@ -1000,7 +780,7 @@ class Engine:
         return self.store.read_only if self.persistent else None
 
     @property
-    def past_saving(self) -> bool:
+    def memory_only(self) -> bool:
         """Whether nothing is written any more, while requests are still accepted (best-effort)."""
         return self.best_effort and self.disk_failed is not None
 
@@ -1009,23 +789,20 @@ class Engine:
         if self._store is not None:
             self._store.commit_pending()
 
-    def tell_budget(self) -> None:
+    def sync_budget(self) -> None:
         """Charge the accounts with the present memory of messages."""
-        self.messages.charge(self.hot_bytes - self.hot_told)
-        self.unacked.charge(self.held_bytes - self.held_told)
-        self.hot_told, self.held_told = self.hot_bytes, self.held_bytes
-        self.full = not self.messages.fits(1)
-        self.held_full = self.held_bytes >= self.unacked.limit_bytes
-        if abs(self.hot_bytes - self._hot_shared) * SHARES_STEPS >= self.messages.limit_bytes:
+        self.memory.sync()
+        changed = abs(self.memory.loaded_bytes - self._shared_bytes)
+        if changed * SHARES_STEPS >= self.messages.limit_bytes:
             self.share_memory()
 
     def share_memory(self) -> None:
         """Find the queues of owners whose queues together take more than their share of memory."""
-        self._hot_shared = self.hot_bytes
+        self._shared_bytes = self.memory.loaded_bytes
         taken: Counter[str] = Counter()
         for queue in self.queues.values():
             if queue.owner:
-                taken[queue.owner] += queue.hot_bytes + queue.back_bytes
+                taken[queue.owner] += queue.loaded_bytes
         if taken:
             messages = self.messages
             for queue in self.queues.values():
@@ -1050,14 +827,14 @@ class Engine:
             )
         self._queues_of_users.take(queue, user)
         queue.owner = self.messages.shares.bounded(user)
-        self.tell_budget()  # where it is full now, dead letters that come go to the disk
+        self.sync_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
         def options_row(log: Log) -> tuple[Log, bytes, int]:
             return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
 
-        if self.past_saving:
-            self.unkept()
+        if self.memory_only:
+            self.count_not_durable()
         elif self._namespace is not None:
             try:
                 mode = self.settings.for_queue(name).durability
@@ -1096,7 +873,7 @@ class Engine:
 
         Where the budget is full it may be made all the same: they go to the disk, or to consumers at last.
         """
-        return sum([queue.back_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
+        return sum([queue.loaded_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
         """The options given when it was created; the settings fill in the others."""
@@ -1158,7 +935,7 @@ class Engine:
             if self._names[place : place + 1] == [queue.name]:
                 del self._names[place]
         queue.deleted = True
-        queue.cool()
+        queue.forget_memory()
         if queue.expiry is not None:
             queue.expiry.unpark()
         self.times.timers.forget(queue)
@@ -1166,8 +943,8 @@ class Engine:
     def delete(self, queue: Queue) -> Ticket | None:
         """Delete a queue: its credits end, and its unacknowledged deliveries become void. Raises Refusal."""
         ticket = None
-        if self.past_saving:
-            self.unkept()
+        if self.memory_only:
+            self.count_not_durable()
         elif queue.log is not None:
             assert self._namespace is not None
             try:
@@ -1175,7 +952,7 @@ class Engine:
                 ticket = self._namespace.delete(queue.text, row)
             except StoreError as error:
                 raise refusal_for(error) from None
-        asked, hot, back = self._asked[queue], queue.hot_bytes, queue.back_bytes
+        asked, loaded_bytes = self._asked[queue], queue.loaded_bytes
         self.discard(queue)
         queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
         if sources := self._sources[queue.text]:
@@ -1186,35 +963,24 @@ class Engine:
             )
 
         def decided(ticket: Ticket) -> None:
-            if ticket.error is None:
-                self.free(queue.bodies, queue.back)
-            elif queue.name not in self.queues:  # revive it
+            if ticket.error is not None and queue.name not in self.queues:  # revive it
                 self.queues[queue.name], self._asked[queue] = queue, asked
                 self._sources[queue.options.dead_letter] += 1
                 self._name_added(queue.name)
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
-                queue.heat(hot)
-                queue.back_bytes = back
-                self.hot_bytes += back
+                queue.charge(loaded_bytes)
                 if queue.expiry is not None:
                     queue.expiry.arm()
                 self.has_room(queue)
 
         if ticket is not None:
             ticket.when_done(decided)
-        else:
-            self.free(queue.bodies, queue.back)
         return ticket
-
-    def free(self, *messages: deque[bytes] | dict[int, tuple[bytes, int]]) -> None:
-        """Free the memory of messages that have left, in slices: a million at once takes 50 ms."""
-        if sum(map(len, messages)) > FREED_AT_ONCE:
-            self.long_work.add(_free_in_slices(messages))
 
     def _undo_create(self, queue: Queue) -> None:
         """The disk refused its creation."""
-        if self.past_saving and queue.log is not None:
+        if self.memory_only and queue.log is not None:
             queue.detach(self.disk_failed or StoreReadOnly("the disk has failed"))
         elif not queue.deleted:
             self.discard(queue)
@@ -1259,9 +1025,9 @@ class Engine:
     def tell_held_back(self, queue: Queue) -> None:
         """Log that a queue's dead messages have no place, once a minute for all queues."""
         now, name = self.times.now_ms(), queue.options.dead_letter
-        if not name or now < self._told_held_back_ms + HELD_BACK_TOLD_MS or queue.expiry is None:
+        if not name or now < self._warned_held_back_ms + HELD_BACK_WARNED_MS or queue.expiry is None:
             return
-        self._told_held_back_ms = now
+        self._warned_held_back_ms = now
         target = self.find(name)
         self.log.warning(
             "dead messages are held back: create their dead-letter queue, or make room in it",
@@ -1296,34 +1062,41 @@ class Engine:
             first.on_room()
 
     def move(
-        self, source: Queue, target: Queue, seqs: Sequence[int], letters: Sequence[bytes], reason: Reason
+        self,
+        source: Queue,
+        target: Queue,
+        runs: Sequence[Run],
+        letters: Sequence[bytes],
+        reason: Reason,
     ) -> None:
-        """Move messages from `back` of one queue to the end of another; or nothing happens. Raises Refusal.
+        """Move messages that are aside in one queue to the end of another; or nothing happens. Raises
+        Refusal.
 
-        When this returns, the caller updates the source.
+        `letters`: the messages of all `runs` by number, as they arrive.
         """
-        size = sum(map(len, letters))
+        size = bodies_bytes(letters)
         if source.log is None or target.log is None:
             target.produce(letters, size, moved=True)
-            return
-        first = target.tail
-        moving, count = source.log.moving(seqs, reason, target.text)
-        record = target.log.arriving(letters, first)
-        try:
-            (_, offset), ticket = self.store.append_all(
-                [(source.log.log, moving, count), (target.log.log, record, 1)], reserved=True
-            )
-        except StoreError as error:
-            raise refusal_for(error) from None
-        source.log.departed(seqs, partial(_undo_move, source), {seq: source.back[seq] for seq in seqs})
-        target.log.appended(letters, size, offset, first, ticket)
-        target.on_produced(len(letters))
+        else:
+            first = target.tail
+            moving, count = source.log.moving(runs, reason, target.text)
+            record = target.log.arriving(letters, first)
+            try:
+                (_, offset), ticket = self.store.append_all(
+                    [(source.log.log, moving, count), (target.log.log, record, 1)], reserved=True
+                )
+            except StoreError as error:
+                raise refusal_for(error) from None
+            source.log.departed(runs, partial(_undo_move, source, runs))
+            target.log.appended(letters, size, offset, first, ticket)
+            target.on_produced(len(letters))
+        source.drop(runs)
 
     # -- consumers
 
-    def consumer(self, receiver: DeliveryReceiver, *, stocks: bool = False) -> Consumer:
+    def consumer(self, receiver: DeliveryReceiver, *, prefetches: bool = False) -> Consumer:
         """A consumer for a session, or a bridge; it is not admitted yet."""
-        return Consumer(self, next(self._numbers), receiver, stocks=stocks)
+        return Consumer(self, next(self._numbers), receiver, prefetches=prefetches)
 
     def admit(self, consumer: Consumer, user: str = "") -> bool:
         """Admit a consumer: it may hold messages. False: there are `clients_max` already, or the user's
@@ -1337,47 +1110,47 @@ class Engine:
         return True
 
     def ack(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
-        """ACKs, grouped by outcome. If an id is not held, returns [] and nothing happens."""
-        unacked = consumer.unacked
-        runs = unacked.pop_runs(tuple(ids))
-        if runs:
-            return [(run.ids, self._ack(consumer, run.queue, run.ids, run)) for run in runs]
-        deliveries = unacked.pop_all(ids)
+        """ACKs, in their order, grouped by outcome. If an id is not held, returns [] and nothing happens."""
+        deliveries = consumer.unacked.take(ids)
         if deliveries is None:
             return []
-        if len(ids) == 1 or len({each[0] for each in deliveries}) == 1:
-            return [(ids, self._ack(consumer, deliveries[0][0], ids, deliveries))]
-        pairs = zip(ids, deliveries, strict=True)
-        return [((each,), self._ack(consumer, delivery[0], (each,), (delivery,))) for each, delivery in pairs]
+        if len(deliveries) == 1:
+            return [(ids, self._ack(consumer, deliveries[0][1], deliveries))]
+        outcomes: list[tuple[Sequence[bytes], Outcome]] = []
+        at = 0
+        for queue, group in groupby(deliveries, itemgetter(1)):
+            of_queue = list(group)
+            stop = at + sum([len(delivery[0]) for delivery in of_queue])
+            outcomes.append((ids[at:stop], self._ack(consumer, queue, of_queue)))
+            at = stop
+        return outcomes
 
     def ack_each(self, consumer: Consumer, ids: Sequence[bytes]) -> list[tuple[Sequence[bytes], Outcome]]:
         """Acknowledge as `ack` does, but each by itself; an id that is not held is refused."""
         outcomes: list[tuple[Sequence[bytes], Outcome]] = []
-        refused: Refusal | None = None
-        for each in ids:
-            delivery = consumer.unacked.pop(each)
-            if delivery is not None:
-                outcomes.append(((each,), self._ack(consumer, delivery[0], (each,), (delivery,))))
-            elif refused is not None and outcomes[-1][1] is refused:
-                outcomes[-1] = (*outcomes[-1][0], each), refused
+        refused = not_held()
+        for delivery_id in ids:
+            outcome = self.ack(consumer, (delivery_id,))
+            if outcome:
+                outcomes += outcome
+            elif outcomes and outcomes[-1][1] is refused:
+                outcomes[-1] = (*outcomes[-1][0], delivery_id), refused
             else:
-                refused = not_held()
-                outcomes.append(((each,), refused))
+                outcomes.append(((delivery_id,), refused))
         return outcomes
 
-    def _ack(
-        self, consumer: Consumer, queue: Queue, ids: Sequence[bytes], deliveries: Sequence[Delivery[Queue]]
-    ) -> Outcome:
+    def _ack(self, consumer: Consumer, queue: Queue, deliveries: Sequence[Delivery[bytes, Queue]]) -> Outcome:
         """ACKs of one queue's messages, which are not in `unacked` any more."""
         if queue.deleted:
-            queue.let_go(len(deliveries))
+            runs = [run for _, _, run in deliveries]
+            queue.release(runs)
             if consumer.user:
-                consumer.gave(deliveries)
+                consumer.gave(runs)
             return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
         try:
-            return queue.ack(consumer, ids, deliveries)
+            return queue.ack(consumer, deliveries)
         except Refusal as refusal:
-            consumer.unacked.add_all(ids, deliveries)
+            consumer.unacked.put_back(deliveries)
             return refusal
 
     def gone(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
@@ -1390,43 +1163,42 @@ class Engine:
         consumer.gone = True
         consumer.consume(None)
         consumer.forget_credits()
-        self.give_back(consumer, untried)
+        self.release_consumer(consumer, untried)
 
-    def give_back(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
-        """Return all that it holds. Until then a message counts as held, in snapshots and exports too."""
+    def release_consumer(self, consumer: Consumer, untried: Callable[[bytes], bool] | None = None) -> None:
+        """Return all that it holds. Until then a message counts as held, in snapshots and exports too.
+
+        Each queue delivers nothing until all of its messages are back.
+        """
         held, consumer.unacked = consumer.unacked, Unacked()
         consumer.gave_all()
-        if held:
-            self.returning[consumer.number] = Returning(held, untried)
+        by_queue: dict[Queue, deque[Run]] = {}
+        for ids, queue, run in held:
+            runs = by_queue.get(queue)
+            if runs is None:
+                runs = by_queue[queue] = deque()
+                queue.await_returns()
+            runs.extend([run] if untried is None else _less_untried(ids, run, untried))
+        if by_queue:
+            self.returning[consumer.number] = by_queue
             self.long_work.add(self._return_in_slices(consumer.number))
 
     def _return_in_slices(self, number: int) -> Iterator[None]:
-        """Each delivery stops its queue until it is back. So a queue delivers nothing between its first and
-        its last.
-        """
         returning = self.returning[number]
-        count = 0
-        for some in batched(returning):
-            for queue, stops in Counter(map(itemgetter(0), some)).items():
-                queue.await_returns(stops)
-            count += len(some)
-            yield
-        left = iter(returning)
-        while by_queue := _next_by_queue(left):
-            returning.back += sum(map(len, by_queue.values()))
-            for queue, deliveries in by_queue.items():
-                try:
-                    try:
-                        queue.requeue(deliveries, nacked=False)
-                    finally:
-                        if not self.draining:  # whoever got them now would soon lose them, too
-                            queue.all_returned(len(deliveries))
-                except Exception as error:
-                    _report_crash(error)
-            if returning.back < count:
-                yield
+        for queue in tuple(returning):
+            runs = returning[queue]
+            try:
+                for batch in taken_out(runs.popleft, runs):
+                    queue.requeue(batch, nacked=False)
+                    yield
+            except Exception as error:
+                _report_crash(error)
+            finally:
+                del returning[queue]
+                if not self.draining:  # whoever got them now would soon lose them, too
+                    queue.all_returned()
         del self.returning[number]
-        self.tell_budget()
+        self.sync_budget()
 
     def take_ids(self, count: int) -> int:
         """The first of `count` consecutive unused delivery ids."""
@@ -1444,7 +1216,10 @@ class Engine:
     def _free_ids(self, count: int) -> int:
         """All ids have been used once: continue from the start, past those still in use."""
         used = sorted(
-            int.from_bytes(each) for consumer in self.consumers.values() for each in consumer.unacked
+            int.from_bytes(each)
+            for consumer in self.consumers.values()
+            for ids, _, _ in consumer.unacked
+            for each in ids
         )
         first = self.next_id if self.next_id + count <= _IDS_END else DELIVERY_ID_BIT
         for _ in range(2):
@@ -1459,16 +1234,16 @@ class Engine:
 
     # -- the disk, and shutdown
 
-    def unkept(self, count: int = 1) -> None:
+    def count_not_durable(self, count: int = 1) -> None:
         """Best effort: count answered changes that the disk does not have."""
         self.counts.unkept += count
         if self.disk_failed is not None:
-            self.goes_on_in_memory(self.disk_failed)
+            self.warn_memory_only(self.disk_failed)
 
-    def goes_on_in_memory(self, error: StoreError) -> None:
+    def warn_memory_only(self, error: StoreError) -> None:
         """Log once that the disk has failed."""
-        if not self._told_of_disk:
-            self._told_of_disk = True
+        if not self._warned_of_disk:
+            self._warned_of_disk = True
             self.log.warning(
                 "the disk has failed: dms goes on in memory (best-effort), and what comes is gone at exit; "
                 "put the disk right, then restart",
@@ -1483,12 +1258,12 @@ class Engine:
 
     def _flush_notes(self) -> Iterator[None]:
         # By name: the garbage collector would walk 50,000 queues in a new container, three times.
-        for number, name in enumerate(tuple(self.queues), 1):
-            queue = self.queues.get(name)
-            if queue is not None and queue.log is not None:
-                queue.log.flush_notes()
-            if number % FLUSHED_AT_ONCE == 0:
-                yield
+        for names in batched(tuple(self.queues)):
+            for name in names:
+                queue = self.queues.get(name)
+                if queue is not None and queue.log is not None:
+                    queue.log.flush_notes()
+            yield
 
     def note_age(self) -> None:
         """Store the engine's age, for times that outlive a restart."""
@@ -1505,23 +1280,6 @@ def no_memory() -> Refusal:
 
 def not_held() -> Refusal:
     return malformed("this connection holds no delivery of that id")
-
-
-def _next_by_queue(deliveries: Iterator[Delivery[Queue]]) -> dict[Queue, list[Delivery[Queue]]]:
-    """The next of `deliveries`, as many as are returned at once; {}: there are none."""
-    by_queue: dict[Queue, list[Delivery[Queue]]] = {}
-    for delivery in islice(deliveries, RETURNED_AT_ONCE):
-        by_queue.setdefault(delivery[0], []).append(delivery)
-        if len(by_queue) == RETURNED_QUEUES:
-            break
-    return by_queue
-
-
-def _free_in_slices(messages: Sequence[deque[bytes] | dict[int, tuple[bytes, int]]]) -> Iterator[None]:
-    for some in messages:
-        take: Callable[[], object] = some.popitem if isinstance(some, dict) else some.pop
-        for _ in taken_out(take, some):
-            yield
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
@@ -1545,11 +1303,30 @@ def _row(log: Log, asked: Mapping[str, Any], snapshot: int, paused: bool = False
     return json.dumps({**row, "paused": True} if paused else row).encode()
 
 
-def _undo_move(source: Queue, messages: Mapping[int, tuple[bytes, int]]) -> None:
-    """The disk refused a move: put the messages into `back` again."""
-    source.depth += len(messages)
-    for seq, (body, deliveries) in messages.items():
-        source.keep_back(seq, body, deliveries)
-        source.let_out(seq, deliveries)
+def _undo_move(source: Queue, runs: Sequence[Run]) -> None:
+    """The disk refused a move: the messages are back."""
+    source.depth += sum(map(len, runs))
+    source.charge_runs(runs)
+    for run in runs:
+        source.place(run)
     if source.expiry is not None:
         source.expiry.arm()
+
+
+def _kept(runs: Iterable[tuple[Run, int]]) -> Iterator[KeptMessage]:
+    for run, due in runs:
+        for seq, body in enumerate(run.bodies, run.first):
+            yield KeptMessage(seq, run.tries, due, body)
+
+
+def _less_untried(ids: Sequence[bytes], run: Run, untried: Callable[[bytes], bool]) -> list[Run]:
+    """The messages of a delivered run; those that nobody could try have one delivery less."""
+    parts = []
+    for is_untried, part in split_by(run, map(untried, ids)):
+        part.tries -= is_untried
+        parts.append(part)
+    return parts
+
+
+def _held_bytes(runs: Iterable[Run]) -> int:
+    return sum([bodies_bytes(run.bodies) + len(run.bodies) * (MESSAGE_BYTES + HELD_BYTES) for run in runs])

@@ -14,18 +14,21 @@ them hold up nobody. If the dead-letter queue is missing or full, or the disk re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dms.records import TTL, DeadLetter, Reason, to_runs
+from dms.records import TTL, DeadLetter, Reason
 from dms.wire import Refusal
+from shared.queues.due_times import DueTimes
+from shared.queues.runs import Run, split_after, split_at, split_by, to_spans
 
 if TYPE_CHECKING:
     from dms.engine import Queue
 
 TRY_AGAIN_MS = 1000
 """A parked queue tries one dead letter at this interval."""
-BACK_MAX = 10_000
-"""Dead letters of the row move to `back`, in memory, while it holds fewer than this."""
+RETURNED_MAX = 10_000
+"""Dead letters leave the row, and wait in memory, while fewer messages than this have left it and wait."""
 EVER = 1 << 62
 DEAD_AT_ONCE = 500
 """Dead letters that leave the row and move, per slice."""
@@ -37,9 +40,6 @@ DROPPED_AT_ONCE = 10_000
 REASON_TEXTS = {Reason.TTL: TTL, Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
-DueBefore = tuple[int, int]
-"""An age in milliseconds, and a sequence: all messages before it are due then."""
-
 
 class Expiry:
     """The deadlines of one queue's messages, in milliseconds of the engine's age (`dms.times`)."""
@@ -47,19 +47,16 @@ class Expiry:
     def __init__(self, queue: "Queue") -> None:
         self.queue = queue
         options = queue.options
-        self.lifetimes: deque[DueBefore] = deque()
-        self.delays: deque[DueBefore] = deque()
+        self.lifetimes, self.delays = DueTimes(), DueTimes()
         self.expired = 0
         """All messages before this sequence are dead: while the row begins before it, none of it is
         delivered."""
         self.released = queue.head if options.delay_ms else queue.released
         """No message before this sequence is delayed any more."""
-        self.put_off_until: dict[int, int] = {}
-        """Messages in `back` that may not be delivered yet: when they may, by sequence."""
-        self._put_off: list[tuple[int, int]] = []
-        """What `put_off_until` holds, as a heap of (due, sequence)."""
-        self._dead: dict[Reason, deque[int]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
-        """Messages in `back` that will leave the queue, by sequence."""
+        self._put_off: list[tuple[int, int, Run]] = []
+        """Messages that left the row and may not be delivered yet: a heap of (due, first sequence, run)."""
+        self._dead: dict[Reason, deque[Run]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
+        """Messages that left the row, and will leave the queue."""
         self._parked_until = 0
         """When a parked queue next tries one dead letter; 0: not parked."""
         self._ttl_ms = options.ttl_ms
@@ -75,7 +72,7 @@ class Expiry:
             self.lifetimes.clear()
             self.expired = 0
         elif not self._ttl_ms:
-            _add_due(self.lifetimes, queue.engine.times.now_ms(), options.ttl_ms, queue.tail, queue.depth)
+            self._add(self.lifetimes, options.ttl_ms, queue.tail)
         if not options.delay_ms:
             self.delays.clear()
             self.released = EVER
@@ -89,44 +86,65 @@ class Expiry:
 
     def on_produced(self, tail: int) -> None:
         """Messages before `tail` are in the queue."""
-        now = self.queue.engine.times.now_ms()
         if self._ttl_ms:
-            _add_due(self.lifetimes, now, self._ttl_ms, tail, self.queue.depth)
+            self._add(self.lifetimes, self._ttl_ms, tail)
         if self._delay_ms:
-            _add_due(self.delays, now, self._delay_ms, tail, self.queue.depth)
+            self._add(self.delays, self._delay_ms, tail)
         self.arm()
+
+    def _add(self, times: DueTimes, after_ms: int, tail: int) -> None:
+        """Messages before `tail` are due `after_ms` from now, or a thousandth of that later.
+
+        `after_ms` may be less than it was. Then they are due with those before them, unless these have left:
+        all messages of the queue came since the last entry.
+        """
+        due = due_at(self.queue.engine.times.now_ms(), after_ms)
+        grain = after_ms // 1000
+        if times and due + grain < times[-1][0] and self.queue.depth <= tail - times[-1][1]:
+            times.clear()
+        times.add(due, tail, grain)
 
     def undo_produced(self, tail: int) -> None:
         """The disk refused messages from `tail` on."""
-        for times in (self.lifetimes, self.delays):
-            for number, (due, upto) in enumerate(times):
-                if upto > tail:
-                    times[number] = due, tail
+        self.lifetimes.cut(tail)
+        self.delays.cut(tail)
         self.expired = min(self.expired, tail)
         if self._delay_ms:
             self.released = min(self.released, tail)
         self._gate()
 
-    def on_returned(self, seq: int, deliveries: int, *, nacked: bool) -> None:
-        """A message is in `back` again: deliverable, delayed, or dead."""
+    def on_returned(self, run: Run, *, nacked: bool) -> int:
+        """Messages that left the row wait again: they are deliverable, delayed, or dead. Returns until when a
+        NACK delays them; 0: it does not."""
         options = self.queue.options
-        if options.max_deliveries and deliveries >= options.max_deliveries:
-            self._dead[Reason.MAX_DELIVERIES].append(seq)
-        elif seq < self.expired:
-            self._dead[Reason.TTL].append(seq)
-        elif nacked and options.retry_ms:
-            now = self.queue.engine.times.now_ms()
-            self.put_off(seq, due_at(now, options.retry_delay_ms(deliveries)))
-        elif seq >= self.released:  # a redrive has looked at it, and its delay is not over
-            self.put_off(seq, next(due for due, upto in self.delays if seq < upto))
-        else:
-            heappush(self.queue.returned, seq)
+        if options.max_deliveries and run.tries >= options.max_deliveries:
+            self._dead[Reason.MAX_DELIVERIES].append(run)
+            return 0
+        dead, alive = split_at((run,), self.expired)
+        self._dead[Reason.TTL].extend(dead)
+        for part in alive:
+            if nacked and options.retry_ms:
+                now = self.queue.engine.times.now_ms()
+                due = due_at(now, options.retry_delay_ms(part.tries))
+                self.put_off(part, due)
+                return due
+            ready, delayed = split_at((part,), self.released)
+            for each in ready:
+                self.queue.ready.requeue(each)
+            for each in delayed:  # a redrive has looked at them, and their delay is not over
+                for place, seq in enumerate(each.numbers):
+                    self.put_off(each.part(place, place + 1), self.delays.due_of(seq))
+        return 0
 
-    def put_off(self, seq: int, due: int) -> None:
-        """A message in `back` may not be delivered before `due`."""
-        self.put_off_until[seq] = due
-        heappush(self._put_off, (due, seq))
+    def put_off(self, run: Run, due: int) -> None:
+        """Messages that left the row may not be delivered before `due`."""
+        heappush(self._put_off, (due, run.first, run))
         self.queue.wake_by(due)
+
+    def runs(self) -> list[tuple[Run, int]]:
+        """The messages that are delayed or dead, each run with the age at which it is due; 0: it is dead."""
+        delayed = [(run, due) for due, _, run in self._put_off]
+        return delayed + [(run, 0) for dead in self._dead.values() for run in dead]
 
     def row_grew(self) -> None:
         """More of the row is visible, or was read back."""
@@ -134,7 +152,7 @@ class Expiry:
             self._expire()
             self.bury()
             self.arm()
-            if not self.queue.bodies:  # there may be more to read back: in a slice of its own
+            if not self.queue.ready.loaded:  # there may be more to read back: in a slice of its own
                 self._soon()
 
     def row_moved(self) -> None:
@@ -143,7 +161,6 @@ class Expiry:
 
     def forget(self) -> None:
         """A purge removed all messages that no consumer holds."""
-        self.put_off_until.clear()
         self._put_off.clear()
         for dead in self._dead.values():
             dead.clear()
@@ -156,28 +173,28 @@ class Expiry:
         return self.expired > self.queue.head
 
     @property
-    def returned_expired(self) -> bool:
-        """Whether the oldest that was returned is dead. Until those have left, nothing is delivered."""
-        returned = self.queue.returned
-        return bool(returned) and returned[0] < self.expired
+    def requeued_expired(self) -> bool:
+        """Whether the oldest that was requeued is dead. Until those have left, nothing is delivered."""
+        requeued = self.queue.ready.requeued
+        return bool(requeued) and requeued[0][0] < self.expired
 
     @property
     def delayed(self) -> int:
-        """Messages in `back` that may not be delivered yet."""
-        return len(self.put_off_until)
+        """Messages that left the row and may not be delivered yet."""
+        return sum([len(run) for _, _, run in self._put_off])
 
     @property
     def dead(self) -> int:
         """Dead messages that have not left: their target is missing or full, or their slice has not come."""
         row = max(min(self.expired, self.queue.end) - self.queue.head, 0)
-        return row + sum(map(len, self._dead.values()))
+        return row + sum([len(run) for dead in self._dead.values() for run in dead])
 
     # -- time
 
     def arm(self) -> None:
         """Have the engine call `on_time` when something is due."""
         parked = self._parked_until
-        if (not parked and any(self._dead.values())) or self.returned_expired or self._may_leave():
+        if (not parked and any(self._dead.values())) or self.requeued_expired or self._may_leave():
             self._soon()
             return
         firsts = [times[0][0] for times in (self.lifetimes, self.delays, self._put_off) if times]
@@ -192,10 +209,8 @@ class Expiry:
 
     def on_time(self, now: int) -> None:
         queue = self.queue
-        while self.delays and self.delays[0][0] <= now:
-            self.released = self.delays.popleft()[1]
-        while self.lifetimes and self.lifetimes[0][0] <= now:
-            self.expired = self.lifetimes.popleft()[1]
+        self.released = self.delays.passed(now) or self.released
+        self.expired = self.lifetimes.passed(now) or self.expired
         tries = 0 < self._parked_until <= now
         if tries:
             self.unpark()
@@ -217,26 +232,25 @@ class Expiry:
 
     def _take_due(self, now: int) -> None:
         """Delayed messages that are due become deliverable, or are dead by now."""
-        queue, heap = self.queue, self._put_off
+        heap = self._put_off
         for _ in range(DEAD_AT_ONCE):
             if not heap or heap[0][0] > now:
                 break
-            _, seq = heappop(heap)
-            del self.put_off_until[seq]
-            self.on_returned(seq, queue.back[seq][1], nacked=False)
+            self.on_returned(heappop(heap)[-1], nacked=False)
 
     # -- death
 
     def _expire(self) -> None:
-        """Remove messages past their lifetime from `returned`, and from the row's front."""
+        """Remove messages past their lifetime from the requeued ones, and from the row's front."""
         queue = self.queue
         for _ in range(EXPIRED_AT_ONCE):
-            if not self.returned_expired:
+            if not self.requeued_expired:
                 break
-            self._dead[Reason.TTL].append(heappop(queue.returned))
+            run = queue.ready.take_requeued(self.expired - queue.ready.requeued[0][0])
+            self._dead[Reason.TTL].append(run)
         count = self._may_leave()
         if queue.options.dead_letter:
-            self._dead[Reason.TTL].extend(queue.front_to_back(count))
+            self._dead[Reason.TTL].extend(queue.front_aside(count))
             self._fetch()
         elif count:
             self._drop_front(count)
@@ -245,9 +259,9 @@ class Expiry:
     def _fetch(self) -> None:
         """Read back more of the row's dead messages, if there is room in memory."""
         queue = self.queue
-        if queue.cold is None or queue.bodies or not self.head_expired:
+        if queue.cold is None or queue.ready.loaded or not self.head_expired:
             return
-        if not self._parked_until or (queue.may_heat and len(queue.back) < BACK_MAX):
+        if not self._parked_until or (queue.may_load_more and queue.returned < RETURNED_MAX):
             queue.cold.fetch()
 
     def _may_leave(self) -> int:
@@ -259,8 +273,8 @@ class Expiry:
         parked, name = self._parked_until, queue.options.dead_letter
         if not name:
             return 0 if parked else min(count, DROPPED_AT_ONCE)
-        count = min(count, len(queue.bodies), DEAD_AT_ONCE, BACK_MAX - len(queue.back))
-        if count > 0 and not queue.may_heat:
+        count = min(count, queue.ready.loaded, DEAD_AT_ONCE, RETURNED_MAX - queue.returned)
+        if count > 0 and not queue.may_load_more:
             if parked:
                 return 0
             target = queue.engine.find(name)
@@ -286,8 +300,13 @@ class Expiry:
     def _bury_some(self, most: int) -> None:
         for reason, dead in self._dead.items():
             if dead:
-                seqs = sorted([dead.popleft() for _ in range(min(most, len(dead)))])
-                left = self._bury(seqs, reason)
+                runs: list[Run] = []
+                while dead and most > 0:
+                    first, rest = split_after((dead.popleft(),), most)
+                    dead.extendleft(rest)
+                    runs += first
+                    most -= len(first[0])
+                left = self._bury(runs, reason)
                 dead.extendleft(reversed(left))
                 if left:
                     self._park()
@@ -295,7 +314,7 @@ class Expiry:
                     self._soon()
                 return
 
-    def _bury(self, seqs: list[int], reason: Reason) -> list[int]:
+    def _bury(self, runs: list[Run], reason: Reason) -> list[Run]:
         """Move as many as there is room for, the oldest first. Returns those that stay.
 
         A message that time alone has brought through a circle of queues does not go round again: it is
@@ -304,37 +323,39 @@ class Expiry:
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
-        dropped, moving, letters = seqs, list[int](), list[DeadLetter]()
-        if name:
-            dropped = []
-            room = max(target.room, 0) if target is not None else 0
-            for seq in seqs:
-                body, deliveries = queue.back[seq]
-                letter = DeadLetter.of(body, queue.text, REASON_TEXTS[reason], deliveries)
-                if name in letter.passed:
-                    dropped.append(seq)
-                elif len(moving) < room:
-                    moving.append(seq)
-                    letters.append(letter)
-        gone: list[int] = []
+        room = max(target.room, 0) if target is not None else 0
+        dropped, moving, left = list[Run](), list[Run](), list[Run]()
+        letters: list[bytes] = []
+        for run in sorted(runs, key=attrgetter("first")):
+            if not name:
+                dropped.append(run)
+                continue
+            of_run = [DeadLetter.of(body, queue.text, REASON_TEXTS[reason], run.tries) for body in run.bodies]
+            for circles, part in split_by(run, [name in letter.passed for letter in of_run]):
+                if circles:
+                    dropped.append(part)
+                    continue
+                fitting, rest = split_after((part,), room - len(letters))
+                for each in fitting:
+                    place = each.first - run.first
+                    letters += of_run[place : place + len(each)]
+                moving += fitting
+                left += rest
         try:
             if dropped:
-                queue.log_gone(to_runs(dropped), reason)
-                engine.counts.dropped += len(dropped)
-                gone += dropped
+                queue.log_gone(to_spans(dropped), reason)
+                engine.counts.dropped += sum(map(len, dropped))
+                queue.drop(dropped)
+                dropped = []
             if target is not None and moving:
                 engine.move(queue, target, moving, letters, reason)
-                engine.counts.dead_lettered += len(moving)
-                gone += moving
+                engine.counts.dead_lettered += len(letters)
+                moving = []
         except Refusal:
             pass  # those stay
-        for seq in gone:
-            queue.take_out(seq)
-        queue.on_left(len(gone))
-        if target is not None and gone:
+        if target is not None and len(letters) and not moving:
             engine.has_room(target)  # dead letters of another queue may wait for it too
-        left = set(gone)
-        return [seq for seq in seqs if seq not in left]
+        return sorted([*dropped, *moving, *left], key=attrgetter("first"))
 
     # -- parking
 
@@ -367,40 +388,23 @@ class Expiry:
             "delays": list(self.delays),
         }
 
-    def restore(self, state: Mapping[str, Any], state_age_ms: int, produced: Sequence[DueBefore]) -> None:
+    def restore(
+        self, state: Mapping[str, Any], state_age_ms: int, produced: Sequence[tuple[int, int]]
+    ) -> None:
         """Restore the last snapshot's state. `produced`: (age, sequence behind) of messages since then."""
         tail = state.get("tail", 1)
         if self._ttl_ms:
             self.expired = state.get("expired", 0)
-            self.lifetimes.extend((due, upto) for due, upto in state.get("lives", ()))
+            self.lifetimes.restore(state.get("lives", ()))
             if not self.lifetimes and self.expired < tail:  # no lifetime was set at the snapshot
                 self.lifetimes.append((due_at(state_age_ms, self._ttl_ms), tail))
+            self.lifetimes.restore((due_at(age_ms, self._ttl_ms), upto) for age_ms, upto in produced)
         if self._delay_ms:
             self.released = state.get("released", 1) or tail  # 0: no delay was set at the snapshot
-            self.delays.extend((due, upto) for due, upto in state.get("delays", ()))
-        for age_ms, upto in produced:
-            if self._ttl_ms:
-                self.lifetimes.append((due_at(age_ms, self._ttl_ms), upto))
-            if self._delay_ms:
-                self.delays.append((due_at(age_ms, self._delay_ms), upto))
+            self.delays.restore(state.get("delays", ()))
+            self.delays.restore((due_at(age_ms, self._delay_ms), upto) for age_ms, upto in produced)
 
 
 def due_at(now: int, after_ms: int) -> int:
     """When `after_ms` have surely passed: plus one, because ages are rounded down."""
     return now + after_ms + 1
-
-
-def _add_due(times: deque[DueBefore], now: int, after_ms: int, tail: int, depth: int) -> None:
-    """Messages before `tail` are due `after_ms` from now. Those of nearly the same time share an entry.
-
-    `after_ms` may be less than it was. Then they are due with those before them, unless these have left: all
-    `depth` messages of the queue came since the last entry.
-    """
-    grain = after_ms // 1000
-    due = due_at(now, after_ms) + grain
-    if times and due < times[-1][0] and depth <= tail - times[-1][1]:
-        times.clear()
-    if times and due - times[-1][0] <= grain:
-        times[-1] = times[-1][0], tail
-    else:
-        times.append((due, tail))

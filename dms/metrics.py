@@ -65,6 +65,6 @@ GAUGES = (
         lambda engine: sum(consumer.queue is not None for consumer in engine.consumers.values()),
     ),
     Gauge("consumes_waiting", "CONSUMEs that wait.", summed("waiting", of="consumers")),
-    Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.hot_bytes),
+    Gauge("hot_bytes", "Memory for messages that nobody holds.", lambda engine: engine.memory.loaded_bytes),
 )
 """Read from the engine."""

@@ -11,12 +11,13 @@ from typing import Any
 
 from dms import cold, records
 from dms.engine import ENGINE_KEY, Engine, Queue
-from dms.records import NotOurs, Record, RecordKind, Run
+from dms.records import NotOurs, Record, RecordKind, SeqRange
 from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plugin import Context
 from shared.queues.pausing import tell_paused
+from shared.queues.runs import Run
 from shared.storage.log import WholeRecords
 from shared.storage.lost import Lost
 from shared.storage.settings import Durability
@@ -82,7 +83,7 @@ class LogReplay:
             case RecordKind.RETURNED:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= self.head or seq in self.out:
-                        self._passed(Run(seq, 1))
+                        self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
             case RecordKind.KEPT:
                 for kept in records.kept_in(data, record):
@@ -108,16 +109,16 @@ class LogReplay:
             self._beheaded = False
             self.head = self.tail = seq
 
-    def _passed(self, run: Run) -> None:
+    def _passed(self, run: SeqRange) -> None:
         """The row begins behind `run` at least; everything before was delivered."""
         for seq in range(self.head, run.first):
             self.out[seq] = 1, 0
         self.head = max(self.head, sum(run))
 
-    def _gone(self, run: Run) -> None:
+    def _gone(self, run: SeqRange) -> None:
         head = self.head
         if run.first > head:
-            self._passed(Run(run.first, 0))
+            self._passed(SeqRange(run.first, 0))
         self.head = max(head, sum(run))
         for seq in range(run.first, min(sum(run), max(head, run.first))):
             self.out.pop(seq, None)
@@ -241,10 +242,11 @@ def _restore_times(queue: Queue, replay: LogReplay) -> None:
     if expiry is not None:
         expiry.restore(replay.state, replay.state_age_ms, replay.produced)
     for seq, (deliveries, due) in sorted(replay.out.items()):
-        queue.keep_back(seq, replay.bodies[seq], deliveries)
+        run = Run(None, [replay.bodies[seq]], seq, deliveries)
+        queue.charge_runs((run,))
         if due and expiry is not None:
-            expiry.put_off(seq, due)
+            expiry.put_off(run, due)
         else:
-            queue.let_out(seq, deliveries)
+            queue.place(run)
     if expiry is not None:
         expiry.arm()

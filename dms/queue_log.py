@@ -21,14 +21,15 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
-from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind, to_runs
+from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind
 from shared.errors import StoreError
+from shared.queues.core import Undoing
+from shared.queues.runs import Run, numbers_of, to_spans
 
 if TYPE_CHECKING:
     from dms.times import Times
@@ -58,11 +59,7 @@ _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 
 # Looking up an enum member takes as long as packing a record.
-_DELIVERED, _NO_REASON = RecordKind.DELIVERED, Reason.NONE
-
-Acked = tuple[Any, Sequence[bytes], Sequence[Any]]
-"""Consumer, delivery ids, deliveries: what the owner needs to undo ACKs. Opaque here."""
-
+_ACKED, _DELIVERED, _NO_REASON = RecordKind.ACKED, RecordKind.DELIVERED, Reason.NONE
 
 Arrival: TypeAlias = "tuple[int, int, int, Sequence[bytes], int, Ticket]"
 """Messages in the log that are not visible yet. The log's end behind their record, and its offset; the first
@@ -86,8 +83,10 @@ class Copies:
         """Changes to apply, each with the number of messages that it is about."""
 
     def delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
+        delivered = tuple(bodies)  # the run that has them may be cut
+
         def change() -> None:
-            for number, body in enumerate(bodies, seq):
+            for number, body in enumerate(delivered, seq):
                 packed = self._blocks.get(number // _BLOCK, {}).get(number)
                 deliveries = 0 if packed is None else records.unpack_kept(packed).deliveries
                 self._add(KeptMessage(number, deliveries + 1, 0, body))
@@ -95,8 +94,10 @@ class Copies:
         self._changes.append((len(bodies), change))
 
     def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
+        gone = tuple(bodies)
+
         def change() -> None:
-            for number, body in enumerate(bodies, seq):
+            for number, body in enumerate(gone, seq):
                 self._add(KeptMessage(number, 0, 0, body))
 
         self._changes.append((len(bodies), change))
@@ -200,11 +201,8 @@ class LogOwner(Protocol):
         resolve.
         """
 
-    def undo_acks(self, acks: Sequence[Acked]) -> None:
-        """The disk refused these ACKs."""
-
-    def rolled_back(self, arrivals: Sequence[Arrival], undo: Sequence[Callable[[], None]]) -> None:
-        """The disk refused everything that is not visible; oldest first."""
+    def refused(self, arrivals: Sequence[Arrival], leaving: Undoing) -> None:
+        """The disk refused everything that is not visible: these arrivals, oldest first, and what left."""
 
     def wake_by(self, age_ms: int) -> None:
         """Have `flush_notes` called at that age or earlier."""
@@ -239,16 +237,15 @@ class QueueLog:
         """The disk has failed and the queue is in memory: no notes, no snapshots."""
         # Lists, mostly of one: an empty deque is 760 bytes, and most queues of many are idle.
         self._arrivals: list[Arrival] = []
-        self._departures: list[tuple[int, Callable[[Any], None], Any]] = []
-        """(the log's end behind a record of messages that leave, how to undo that, and with what)."""
+        self._leaving = Undoing()
 
         # Pending records, for the batch being filled. `_reserved`: bytes reserved for them there.
         self._pending: LogAppend | None = None
         self._reserved = 0
         self._bodies: list[bytes] = []
         self._bodies_size = self._first = 0
-        self._acked_seqs: list[int] = []
-        self._acks: list[Acked] = []
+        self._acked: list[Run] = []
+        self._undo_acks: list[Callable[[], None]] = []
 
         self._notes: list[tuple[RecordKind, Reason, list[Any]]] = []
         self._delivered_first = self._delivered_end = 0
@@ -287,9 +284,9 @@ class QueueLog:
         self._bodies_size += size
         return pending.ticket
 
-    def ack(self, seqs: Sequence[int], acked: Acked) -> Ticket:
-        """Acknowledged messages leave."""
-        needed = RUN_BYTES * len(seqs)
+    def ack(self, runs: Sequence[Run], undo: Callable[[], None]) -> Ticket:
+        """Acknowledged messages leave; if their record cannot be written, `undo` is called."""
+        needed = RUN_BYTES * len(runs)
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
             needed += _HEADS_BYTES
@@ -297,8 +294,8 @@ class QueueLog:
         else:
             pending.batch.room -= needed
         self._reserved += needed
-        self._acked_seqs += seqs
-        self._acks.append(acked)
+        self._acked += runs
+        self._undo_acks.append(undo)
         return pending.ticket
 
     def write_pending(self) -> None:
@@ -309,19 +306,20 @@ class QueueLog:
         batch = pending.batch
         batch.room += self._reserved
         self._reserved = 0
-        bodies, acks, seqs = self._bodies, self._acks, self._acked_seqs
+        bodies, acked = self._bodies, self._acked
         age_ms, time_ms = self._times.stamp()
         produced = gone = b""
         count = 0
+        spans: Sequence[tuple[int, int]] = ()
         if bodies:
             produced = records.pack_enqueued(bodies, self._first, age_ms, time_ms)
             count = 1
-        if acks:
-            if len(seqs) > 1:
-                seqs.sort()
+        if acked:
             if self._ahead:
-                self._passed(seqs[-1], seqs)
-            gone = records.pack_acked(seqs, age_ms, time_ms)
+                numbers = numbers_of(acked)
+                self._passed(numbers[-1], numbers)
+            spans = to_spans(acked)
+            gone = records.pack_run_record(_ACKED, spans, age_ms, time_ms)
             count += 1
         if self._delivered_end or self._notes:
             notes, noted = self._take_notes(age_ms, time_ms, batch.room - len(produced) - len(gone))
@@ -333,11 +331,12 @@ class QueueLog:
             arrival = end, offset, self._first, bodies, self._bodies_size, pending.ticket
             self._arrivals.append(arrival)
             self._bodies, self._bodies_size = [], 0
-        if acks:
-            self._departures.append((end, self._owner.undo_acks, acks))
-            self._acks, self._acked_seqs = [], []
+        if acked:
+            for undo in self._undo_acks:
+                self._leaving.add(end, undo)
+            self._acked, self._undo_acks = [], []
             if self._copies is not None:
-                self._copies.left(to_runs(seqs))
+                self._copies.left(spans)
 
     # -- records appended at once
 
@@ -359,19 +358,19 @@ class QueueLog:
         """Messages are in the log, from `offset` to its end."""
         self._arrivals.append((self.log.end, offset, first, bodies, size, ticket))
 
-    def moving(self, seqs: Sequence[int], reason: Reason, target: str) -> tuple[bytes, int]:
+    def moving(self, runs: Sequence[Run], reason: Reason, target: str) -> tuple[bytes, int]:
         """The records of messages that move to another queue, to be appended now; then call `departed`."""
         self.write_pending()
-        self._passed(seqs[-1])
-        runs = to_runs(seqs)
-        body = records.pack_runs(runs) + target.encode()
-        return self._with_notes(self._pack(RecordKind.MOVED, len(runs), 0, body, reason))
+        spans = to_spans(runs)
+        self._passed(sum(spans[-1]) - 1)
+        body = records.pack_runs(spans) + target.encode()
+        return self._with_notes(self._pack(RecordKind.MOVED, len(spans), 0, body, reason))
 
-    def departed(self, seqs: Sequence[int], undo: Callable[[Any], None], undone: Any) -> None:
-        """The last append makes messages leave; if it fails, `undo` is called with `undone`."""
-        self._departures.append((self.log.end, undo, undone))
+    def departed(self, runs: Sequence[Run], undo: Callable[[], None]) -> None:
+        """The last append makes messages leave; if it fails, `undo` is called."""
+        self._leaving.add(self.log.end, undo)
         if self._copies is not None:
-            self._copies.left(to_runs(seqs))
+            self._copies.left(to_spans(runs))
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
@@ -512,9 +511,8 @@ class QueueLog:
         if log.deleted or owner.deleted:
             return
         visible = log.visible
-        departures, arrivals = self._departures, self._arrivals
-        while departures and departures[0][0] <= visible:
-            del departures[0]
+        arrivals = self._arrivals
+        self._leaving.confirmed(visible)
         if arrivals and arrivals[0][0] <= visible:
             if arrivals[-1][0] <= visible:
                 self._arrivals = []
@@ -528,11 +526,10 @@ class QueueLog:
     def _rolled_back(self, log: Log) -> None:
         """What was appended and is not visible has been rolled back."""
         arrivals, self._arrivals = self._arrivals, []
-        departures, self._departures = self._departures, []
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
         self._copies = None
-        self._owner.rolled_back(tuple(arrivals), [partial(undo, undone) for _, undo, undone in departures])
+        self._owner.refused(tuple(arrivals), self._leaving)
 
     # -- snapshots
 

@@ -86,7 +86,7 @@ class DeadLetter(bytes):
         return {**about, "before": list(self.before)} if self.before else about
 
 
-class Run(NamedTuple):
+class SeqRange(NamedTuple):
     """Sequences `first` to `first + length`."""
 
     first: int
@@ -118,7 +118,7 @@ class Record(NamedTuple):
     end: int
 
 
-_ENQUEUED, _ACKED = int(RecordKind.ENQUEUED), int(RecordKind.ACKED)
+_ENQUEUED = int(RecordKind.ENQUEUED)
 _ONE_BODY_BYTES = _ONE_BODY.size - _LENGTH_BYTES
 _ONE_RUN_BYTES = _ONE_RUN.size - _LENGTH_BYTES
 
@@ -158,13 +158,6 @@ def pack_run_record(
         first, length = runs[0]
         return _ONE_RUN.pack(_ONE_RUN_BYTES, kind, VERSION, reason, 1, age_ms, time_ms, 0, first, length)
     return pack(kind, len(runs), 0, age_ms, time_ms, pack_runs(runs), reason)
-
-
-def pack_acked(seqs: Sequence[int], age_ms: int, time_ms: int) -> bytes:
-    """An ACKED record of these sequences, which ascend."""
-    if len(seqs) == 1:
-        return _ONE_RUN.pack(_ONE_RUN_BYTES, _ACKED, VERSION, 0, 1, age_ms, time_ms, 0, seqs[0], 1)
-    return pack_run_record(RecordKind.ACKED, to_runs(seqs), age_ms, time_ms)
 
 
 def unpack(data: bytes) -> Iterator[Record]:
@@ -241,29 +234,10 @@ def pack_runs(those: Iterable[Iterable[int]]) -> bytes:
     return b"".join(_RUN.pack(first, count) for first, count in those)
 
 
-def runs_in(data: bytes, record: Record) -> list[Run]:
+def runs_in(data: bytes, record: Record) -> list[SeqRange]:
     """The runs in a DELIVERED, ACKED, GONE or MOVED record."""
     end = record.body + _RUN.size * record.entries
-    return [Run(*run) for run in _RUN.iter_unpack(data[record.body : end])]
-
-
-def to_runs(seqs: Sequence[int]) -> list[tuple[int, int]]:
-    """Sequences, each once, as the fewest runs (first, length) in the given order.
-
-    Plain tuples: a `Run` takes 0.25 us, and each commit of each queue makes one.
-    """
-    first, count = seqs[0], len(seqs)
-    if count == 1 or (seqs[-1] - first == count - 1 and list(seqs) == list(range(first, first + count))):
-        return [(first, count)]
-    found: list[tuple[int, int]] = []
-    end = first
-    for seq in seqs:
-        if seq != end:
-            found.append((first, end - first))
-            first = seq
-        end = seq + 1
-    found.append((first, end - first))
-    return found
+    return [SeqRange(*span) for span in _RUN.iter_unpack(data[record.body : end])]
 
 
 def pack_returned(those: Iterable[tuple[int, int, int]]) -> bytes:

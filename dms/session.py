@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from dms import runs
-from dms.engine import BUDGET_SLACK_BYTES, Consumer, Credit, Engine, Outcome, Queue, not_held
+from dms.engine import Consumer, Credit, Engine, Outcome, Queue, not_held
 from dms.options import options_untrusted
 from dms.refusals import Refusals
 from dms.runs import ACK, ACK_OK, CONSUME, DELIVER, PRODUCE_OK, WORDS, word
@@ -49,6 +49,7 @@ from shared.access import MANAGE, READ, WRITE, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import STOP_WORDS, SessionBase, Stop
+from shared.queues.core import SLACK_BYTES
 from shared.replies import ReplySlot
 
 if TYPE_CHECKING:
@@ -232,19 +233,21 @@ class Session(SessionBase):
         if produces and data[HEADER_BYTES + TYPE_AT] != _PRODUCE_TYPE:
             return 0
         ack_id = data[ID_AT:HEADER_BYTES]
-        delivery = consumer.unacked.single.get(ack_id)
+        delivery = consumer.unacked.runs.get(ack_id)
         if (
             delivery is None
-            or delivery[0] is not queue
+            or len(delivery[0]) > 1
+            or delivery[1] is not queue
             or queue.deleted
             or consumer.waiting >= self._engine.settings.credits_max
         ):
             return 0
         try:
-            ticket = queue.ack(consumer, (ack_id,), (delivery,))
+            ticket = queue.ack(consumer, (delivery,))
         except Refusal:
             return 0
-        del consumer.unacked.single[ack_id]
+        del consumer.unacked.runs[ack_id]
+        consumer.unacked.count -= 1
         reply = ACK_OK + ack_id
         if ticket is None:
             self.reply(reply)
@@ -312,7 +315,7 @@ class Session(SessionBase):
             step = self._run_step(data, at, what, length) if whole and at >= no_run else 0
             if step:
                 if acks or wants:
-                    self._both(acks, wants)
+                    self._ack_then_consume(acks, wants)
                     acks, wants = [], []
                 count = self._apply_run(data, at, what, length, step)
                 at += count * step
@@ -327,7 +330,7 @@ class Session(SessionBase):
                     break
             if whole and what == _ACK and not length:
                 if wants and self._engine.comes_soon(message_id, len(wants)):
-                    self._both(acks, wants)  # the CONSUMEs may bring what is acknowledged
+                    self._ack_then_consume(acks, wants)  # the CONSUMEs may bring what is acknowledged
                     acks, wants = [], []
                 acks.append(data[at + ID_AT : stop])
                 at = stop
@@ -343,10 +346,10 @@ class Session(SessionBase):
                 at = stop
                 continue
             if acks or wants:
-                self._both(acks, wants)
+                self._ack_then_consume(acks, wants)
                 acks, wants = [], []
             if not whole or what & _VERSION_BITS != _VERSION:
-                after = self._odd(data, at)
+                after = self._rare_frame(data, at)
                 if after < 0 or self.ended:
                     break
                 at = after
@@ -363,12 +366,12 @@ class Session(SessionBase):
                     break  # nothing behind a DISCONNECT counts
                 requests += DELETE_REQUESTS if what & _TYPE_BITS == _DELETE & _TYPE_BITS else 1
                 if requests >= REQUESTS_PER_TURN:
-                    self.let_others()
+                    self.yield_turn()
                     break
         else:
-            self.let_others()
+            self.yield_turn()
         if acks or wants:
-            self._both(acks, wants)
+            self._ack_then_consume(acks, wants)
         self._is_crowded()
         return at
 
@@ -377,7 +380,7 @@ class Session(SessionBase):
         if self._is_crowded():
             return False
         if more and (self.produced >= produced_most or self._refused >= refused_most):
-            self.let_others()
+            self.yield_turn()
             return False
         return True
 
@@ -418,7 +421,7 @@ class Session(SessionBase):
             self._consume(wants)
         return len(acks or wants or ())
 
-    def _odd(self, data: bytes, at: int) -> int:
+    def _rare_frame(self, data: bytes, at: int) -> int:
         """Handle a rare kind of frame; returns the position behind it, -1 if it is incomplete."""
         if self._skip:
             skipped = min(self._skip, len(data) - at)
@@ -610,9 +613,10 @@ class Session(SessionBase):
             engine.counts.timeouts += len(ids)
             self._refuse_all(ids, _not_in_time())
             return
-        if engine.held_full or engine.held_bytes - engine.held_told > BUDGET_SLACK_BYTES:
-            engine.tell_budget()
-            if engine.held_full:
+        memory = engine.memory
+        if memory.held_full or memory.held_bytes - memory.held_charged > SLACK_BYTES:
+            memory.sync()
+            if memory.held_full:
                 self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MUCH_HELD, limit="memory"))
                 return
         if consumer.user and not consumer.has_room:
@@ -625,15 +629,17 @@ class Session(SessionBase):
         if consumer.waiting + len(ids) > consumer.credits_room and not consumer.may_wait(len(ids)):
             self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MANY_WAIT, limit="memory"))
             return
-        asked = consumer.waiting + len(ids) + len(consumer.unacked.single) + consumer.unacked.in_runs
+        asked = consumer.waiting + len(ids) + consumer.unacked.count
         if asked > self._most_credits:
             self._most_credits = asked
         behind = len(self._acking) > self._most_credits + ACKS_BEYOND_CREDITS and self._is_behind()
-        if queue.bodies and len(ids) == 1 and not (behind or consumer.credits):
-            found = queue.try_fast_take(consumer)
-            if found is not None:
-                self.deliver(*found)
-                return
+        if (
+            len(ids) == 1
+            and not (behind or consumer.credits)
+            and queue.ready
+            and queue.try_deliver_one(consumer)
+        ):
+            return
         credit = Credit(consumer, queue, ids, self.connection.now + engine.settings.consume_seconds)
         if behind or self._deferred:
             if not self._deferred:
@@ -692,7 +698,7 @@ class Session(SessionBase):
 
     # -- ACK
 
-    def _both(self, acks: Sequence[bytes], wants: Sequence[bytes]) -> None:
+    def _ack_then_consume(self, acks: Sequence[bytes], wants: Sequence[bytes]) -> None:
         """Apply what was collected. ACKs come first: they cannot be of what a CONSUME beside them brings."""
         if acks and not self._try_ack(acks):
             self._answer_acks(self._engine.ack_each(self.consumer, acks))
@@ -799,12 +805,12 @@ class Session(SessionBase):
         page = next(pages)
         if page is not None:
             self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
-            self.let_others()
+            self.yield_turn()
             return
         if isinstance(self._listings, tuple):
             self._listings = deque()
         self._listings.append((self.replies.slot(), message_id, pages))
-        self.stop(_LISTING)
+        self.pause_input(_LISTING)
         self.deadline(_NAMES, self.connection.now)
 
     def _visible(self, guard: Guard, after: bytes | None) -> Iterator[bytes | None]:
@@ -838,7 +844,7 @@ class Session(SessionBase):
         if self._listings:
             self.deadline(_NAMES, self.connection.now)
         else:
-            self.go(_LISTING)
+            self.resume_input(_LISTING)
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
         """A CONSUME that needs a closer look: of another queue than the last, or one too many."""
@@ -858,27 +864,28 @@ class Session(SessionBase):
 
     def _ack(self, message_id: int, payload: bytes) -> None:
         self._check_named(message_id, payload)
-        self._both((message_id.to_bytes(4),), ())
+        self._ack_then_consume((message_id.to_bytes(4),), ())
 
     def _nack(self, message_id: int, payload: bytes) -> None:
         self._check_named(message_id, payload)
-        delivery = self.consumer.unacked.pop(message_id.to_bytes(4))
-        if delivery is None:
+        deliveries = self.consumer.unacked.take((message_id.to_bytes(4),))
+        if deliveries is None:
             raise not_held()
+        ((_, queue, run),) = deliveries
         if self.consumer.user:
-            self.consumer.gave((delivery,))
-        if delivery[0].deleted:
-            delivery[0].let_go(1)
-            raise _deleted(delivery[0])
+            self.consumer.gave((run,))
+        if queue.deleted:
+            queue.release((run,))
+            raise _deleted(queue)
         self.reply(pack(Type.NACK_OK, message_id))
-        delivery[0].requeue((delivery,), nacked=True)
+        queue.requeue((run,), nacked=True)
 
     def _disconnect(self, message_id: int, payload: bytes) -> None:
         if payload:
             raise malformed("DISCONNECT has no payload")
         self._expire_credits(math.inf)
         if self.consumer.unacked:
-            self._untried = min(self.consumer.unacked).__ne__
+            self._untried = min(self.consumer.unacked.runs).__ne__
         self.reply(pack(Type.DISCONNECT_OK, message_id))
         self._end(Event.DISCONNECT)
 
@@ -939,8 +946,8 @@ class Session(SessionBase):
         if payload:
             name = _only_name(payload)
             delivery = self.consumer.unacked.get(message_id.to_bytes(4))
-            if delivery is not None and delivery[0].name != name:
-                raise malformed(f"that delivery is of {delivery[0].text}")
+            if delivery is not None and delivery[1].name != name:
+                raise malformed(f"that delivery is of {delivery[1].text}")
 
     def _confirm(self, ticket: Ticket | None, type_: Type, message_id: int) -> None:
         self._answer(ticket, pack(REPLIES[type_], 0)[:ID_AT], (message_id.to_bytes(4),))
@@ -1034,8 +1041,8 @@ class Session(SessionBase):
 
     def store_failed(self, error: StoreError, reply: bytes, count: int) -> bytes:
         engine = self._engine
-        if engine.past_saving:
-            engine.unkept(count)
+        if engine.memory_only:
+            engine.count_not_durable(count)
             return reply
         refusal = refusal_for(error)
         self._refusals.note(self.connection, refusal, count)

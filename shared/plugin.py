@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # commands import this module, and need no store
 
     from shared.access import Guard
     from shared.net.connection import Connection, Session
-    from shared.net.datagram_sink import DatagramSink, SlotSink
+    from shared.net.datagram_sink import SlotSink
     from shared.recording.recorder import Recorder
     from shared.storage.store import Store
 
@@ -42,14 +42,14 @@ class TcpEndpoint:
 
 @attrs.frozen
 class UdpEndpoint:
-    """A UDP socket to bind; received datagrams go to `sink` in bulk.
+    """A UDP socket to bind; received datagrams go to `sink` in frames.
 
     `port_of`: an earlier endpoint in `endpoints` whose port this one shares, also if the system picked it.
     """
 
     name: str
     port: int
-    sink: "DatagramSink | SlotSink"
+    sink: "SlotSink"
     port_of: str | None = None
 
 

@@ -2,8 +2,7 @@
 
 A session gives each answer to its `Replies`, in request order. An answer that waits for a ticket is pending.
 Neighbours with the same ticket are one entry, joined and written once: a run of a thousand requests costs one
-entry. Connections that wait with one answer each share the ticket's entry. An answer that comes from
-elsewhere has a `ReplySlot`. An answer is written when all before it are.
+entry. An answer that comes from elsewhere has a `ReplySlot`. An answer is written when all before it are.
 
 Session code runs here when a commit ends or a read completes. A bug in it ends its own connection only
 (`Connection.attempt`, `Connection.guarded`).
@@ -135,60 +134,14 @@ class _Pending:
             replies._connection.fail(error)
 
 
-class _Together:
-    """The entry of many connections of which each waits for one ticket, with one answer. The object is the
-    ticket's callback. One request of each of 128 LogMQ clients costs 5.5 us so, and 6.1 with a `_Pending` for
-    each.
-    """
-
-    __slots__ = ("counts", "ticket", "waiting")
-    ready = False  # it leaves the entries when it is, or becomes a `_Ready`
-    parts = ()
-    size = 0
-
-    def __init__(self, ticket: "Ticket") -> None:
-        self.ticket = ticket
-        self.waiting: dict[Replies, bytes] = {}
-        self.counts: dict[Replies, int] = {}  # of requests, where an answer has more than one
-
-    def leave(self, replies: "Replies") -> _Pending:
-        """An entry of its own for a connection, because it gives another answer."""
-        pending = _Pending(replies, self.ticket, self.waiting.pop(replies), self.counts.pop(replies, 1))
-        self.ticket.callbacks.append(pending)
-        return pending
-
-    def __call__(self, ticket: "Ticket") -> None:
-        waiting, self.waiting = self.waiting, {}
-        error = ticket.error
-        for replies, reply in waiting.items():
-            entries = replies._entries
-            if not entries:
-                continue  # the connection is gone
-            size = PART_BYTES + len(reply)
-            try:
-                if error is not None:
-                    reply = replies._owner.store_failed(error, reply, self.counts.get(replies, 1))
-                if len(entries) == 1 and not replies._advancing:
-                    entries.clear()
-                    replies.pending_bytes -= size
-                    replies._connection.write(reply)
-                    if replies.full or replies._when_empty or replies._told_bytes:
-                        replies._after(entries)
-                else:
-                    entries[0] = _Ready([reply], size)
-                    replies._advance()
-            except Exception as failure:
-                replies._connection.fail(failure)
-
-
 class _Ready:
     """Ready answers behind an unresolved slot."""
 
     __slots__ = ("parts", "ready", "size")
 
-    def __init__(self, parts: list[Part], size: int = 0) -> None:
-        self.parts = parts
-        self.size = size
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.size = 0
         self.ready = True
 
 
@@ -216,7 +169,7 @@ class Replies:
         self._owner: ReplyOwner | _Nobody = owner
         self._connection = owner.connection
         # Made when first needed: most connections are idle.
-        self._entries: deque[_Pending | _Together | ReplySlot | _Ready] | None = None
+        self._entries: deque[_Pending | ReplySlot | _Ready] | None = None
         self._when_empty: list[Callable[[], None]] | None = None
         self._advancing = False
         self._dropped = False
@@ -241,7 +194,7 @@ class Replies:
             last.counts.append(0)
         else:
             if type(last) is not _Ready:
-                last = _Ready([])
+                last = _Ready()
                 self._entries.append(last)
             last.parts.append(reply)
         self._grow(last, reply)
@@ -256,29 +209,17 @@ class Replies:
                     self.reply(refusal)
             return
         entries = self._entries
-        if not entries:
-            if entries is None:
-                entries = self._entries = deque()
-            together = ticket.together
-            if type(together) is not _Together:
-                together = ticket.together = _Together(ticket)
-                ticket.callbacks.append(together)
-            together.waiting[self] = reply
-            if count > 1:
-                together.counts[self] = count
-            entries.append(together)
-        else:
-            last = entries[-1]
-            if type(last) is _Together and last.ticket is ticket:
-                last = entries[-1] = last.leave(self)
-            if type(last) is _Pending and last.ticket is ticket:
-                last.parts.append(reply)
-                last.counts.append(count)
-                self._grow(last, reply)
-                return
-            pending = _Pending(self, ticket, reply, count)
-            entries.append(pending)
-            ticket.callbacks.append(pending)
+        if entries is None:
+            entries = self._entries = deque()
+        last = entries[-1] if entries else None
+        if type(last) is _Pending and last.ticket is ticket:
+            last.parts.append(reply)
+            last.counts.append(count)
+            self._grow(last, reply)
+            return
+        pending = _Pending(self, ticket, reply, count)
+        entries.append(pending)
+        ticket.callbacks.append(pending)
         self.pending_bytes += PART_BYTES + len(reply)
         if self.pending_bytes > self._look_bytes or len(entries) > PENDING_ENTRIES_MAX:
             self._check_full()
@@ -401,7 +342,7 @@ class Replies:
         self._look_bytes = min(PENDING_BYTES_MAX, self.pending_bytes + TOLD_BYTES)
         self._owner.count_held()
 
-    def _after(self, entries: "deque[_Pending | _Together | ReplySlot | _Ready]") -> None:
+    def _after(self, entries: "deque[_Pending | ReplySlot | _Ready]") -> None:
         if self._told_bytes and (not entries or self.pending_bytes + TOLD_BYTES < self._told_bytes):
             self._tell()
         few = self.pending_bytes * 2 <= PENDING_BYTES_MAX and len(entries) * 2 <= PENDING_ENTRIES_MAX

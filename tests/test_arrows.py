@@ -127,7 +127,7 @@ ENDS = {
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": "dial login nursery pipelining receiver sender",
     "shared/net": (
-        "accept_filter admission datagrams deadlines keepalive listeners liveness logins "
+        "accept_filter admission datagrams keepalive listeners liveness logins "
         "loop_turn network poll slots strangers stream tls"
     ),
     "shared/queues": "timers",

@@ -9,7 +9,7 @@ something has a JSON body (415), which no form can send. 4. The request has a lo
 as a user, the token of the data folder, the cookie of a session, or a client certificate. `/livez`, `/readyz`
 and `/metrics` on loopback need none, nor do the files of the login form. A browser that asks for a page gets
 the form; `POST /login` begins a session, and `POST /logout` ends it. 5. The user has `admin:read` for
-reading, also by a protocol's verb that changes nothing, `admin:manage` for changes (403). The token allows
+reading, `admin:manage` for changes (403). The token allows
 both.
 
 A connection without a login gets one answer, and is closed. Answers carry a policy by which a page loads

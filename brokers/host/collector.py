@@ -24,8 +24,6 @@ from time import monotonic, perf_counter
 from types import ModuleType
 from typing import Any
 
-from shared.garbage import PAUSES, Pauses
-
 LONG_SECONDS = 0.003
 """A full collection that takes longer sets apart what it has walked."""
 WHOLE_SECONDS = 86_400.0
@@ -39,9 +37,8 @@ FEW = 100_000
 class Collector:
     """`prepare` it before, and `install` it once everything is made that lives until the end."""
 
-    def __init__(self, collector: ModuleType | Any = gc, pauses: Pauses = PAUSES) -> None:
+    def __init__(self, collector: ModuleType | Any = gc) -> None:
         self._gc = collector
-        self._pauses = pauses
         self._began = 0.0
         self._looked_at = 0.0  # monotonic: when it was last looked at how much is set apart
         self._alive = 0  # objects, when everything was walked last
@@ -61,12 +58,10 @@ class Collector:
         self._gc.set_threshold(*self._thresholds[:2], OLD_MOST)
         self._alive, self._looked_at = self._gc.get_freeze_count(), monotonic()
         self._gc.callbacks.append(self.told)
-        self._pauses.allowed = True
 
     def remove(self) -> None:
         """The process may go on without a server."""
         self._gc.enable()
-        self._pauses.allowed = False
         if self.told in self._gc.callbacks:
             self._gc.callbacks.remove(self.told)
             self._gc.unfreeze()
@@ -89,7 +84,6 @@ class Collector:
         frozen = self._gc.get_freeze_count()
         if self._whole:
             self._alive, self._whole = frozen, False
-            self._pauses.allowed, self._pauses.unwalked = True, 0
         elif frozen > 2 * self._alive + FEW:
             self._gc.unfreeze()
-            self._whole, self._pauses.allowed = True, False
+            self._whole = True

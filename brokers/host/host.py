@@ -2,7 +2,7 @@
 
     the process's nursery
       store.run                 commits, checkpoints, retention
-      the control socket        health, status, metrics, verbs
+      the control socket        health, status, metrics, the API
       the admin port            the same over TCP, for who logs in
       a SupervisedService per protocol       its listeners, connections and background work
 
@@ -304,7 +304,7 @@ class Host:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
 
         async def apply() -> None:
-            await users.take_up(self._access, found)
+            self._access.replace(found)
             if self._store is not None:  # what ends with a right is in no connection's turn, which commits
                 self._store.commit_pending()
 

@@ -130,7 +130,7 @@ def direct_get(channel: Channel, method: Any) -> None:
     queue = mux.broker.topology.queue(name, mux.owner)
     if queue.owner is None:
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} is not exclusive to this connection")
-    if queue.feed is not None or queue.feed_lease is not None:
+    if queue.takers.feed is not None or queue.feed_lease is not None:
         raise Refusal(Code.RESOURCE_LOCKED, f"queue {shown(queue.name)} is leased already")
     channel.reply(Direct.GetOk(mux.broker.leases.grant(mux.owner, queue)))
 
@@ -244,7 +244,7 @@ def queue_declare(channel: Channel, method: commands.Queue.Declare) -> None:
         queue, ticket = topology.declare_queue(name, kind, mux.owner, mux.session.user)
     said = name, 0, 1
     if queue is not None:
-        said = queue.name, queue.depth, len(queue.consumers) + (queue.feed is not None)
+        said = queue.name, queue.depth, queue.takers.number
     channel.last_queue = said[0]
     if not method.nowait:
         mux.reply(declare_ok(channel.number, *said), ticket)
@@ -263,9 +263,9 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def _await_disk(channel: Channel, queue: Queue) -> None:
     """Raises NotYet while it waits for the disk to have what came before: some of it may be what was
     published on this connection. What comes meanwhile is not waited for."""
-    if queue.behind_disk and not channel.disk_awaited:
+    if queue.arrivals.runs and not channel.disk_awaited:
         channel.disk_awaited = True
-        raise NotYet(queue.when_synced)
+        raise NotYet(queue.arrivals.when_synced)
     channel.disk_awaited = False
 
 
@@ -349,7 +349,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool):
         raise Refusal(Code.PRECONDITION_FAILED, "invalid arg 'x-priority' for consumer: it is a whole number")
     if consumers:  # the first always fits, as a connection's first channel does
-        check(mux.broker.accounts.consumers, consumer_bytes(tag), user=mux.session.user)
+        check(mux.broker.accounts.connections, consumer_bytes(tag), user=mux.session.user)
     name = _name_meant(channel, method.queue)
     mux.require(READ, name)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
@@ -357,7 +357,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     channel.consumers[tag] = consumer
     if name == REPLY_TO:
         channel.reply_consumer = consumer
-    queue.exclusive_consumer = method.exclusive
+    queue.takers.exclusive = method.exclusive
     queue.add_consumer(consumer)
     _answer(channel, method, commands.Basic.ConsumeOk(tag.decode()))
     queue.dispatch()
@@ -367,7 +367,7 @@ def _queue_to_consume(channel: Channel, method: commands.Basic.Consume, name: by
     """Raises Refusal."""
     queue = channel.mux.broker.topology.queue(name, channel.mux.owner)
     single = queue.kind.arguments.single_active
-    if queue.exclusive_consumer or (method.exclusive and (queue.consumers.count or single)):
+    if queue.takers.exclusive or (method.exclusive and (queue.takers.count or single)):
         raise Refusal(Code.ACCESS_REFUSED, f"queue {shown(queue.name)} in vhost '/' in exclusive use")
     return queue
 
@@ -407,8 +407,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     queue = _named(channel, method.queue)
     message = queue.get(method.no_ack)
     if message is None:
-        if queue.warming:
-            raise NotYet(queue.when_warm)
+        if queue.cannot_give_yet:
+            raise NotYet(queue.row.when_loaded)
         _await_disk(channel, queue)
         if queue.damaged:
             text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"

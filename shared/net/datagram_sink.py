@@ -1,4 +1,4 @@
-"""The contract between a protocol and a UDP endpoint: datagrams one by one, or in frames of the protocol's.
+"""The contract between a protocol and a UDP endpoint: datagrams in frames of the protocol's.
 
 A sink is sans-IO. The endpoint (`shared.net.datagrams`) calls it in a turn of the loop, so its output to
 connections is sent when the call returns. An exception is a bug in the sink: it is logged and counted, and
@@ -6,19 +6,9 @@ the endpoint continues with the next batch.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import attrs
-
-Address = tuple[str, int]
-"""Host and port as the sender has them: `("127.0.0.1", 51234)`."""
-
-
-class DatagramSink(Protocol):
-    """Takes the datagrams of a UDP endpoint one by one."""
-
-    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        """Apply one or more datagrams, in order of arrival. A datagram has 0 to 65507 bytes."""
 
 
 @attrs.frozen
@@ -48,7 +38,6 @@ Frames = tuple[bytes, Sequence[int]]
 """Whole frames, and the lengths of the datagrams in them."""
 
 
-@runtime_checkable
 class SlotSink(Protocol):
     """Takes datagrams in frames of its own."""
 

@@ -4,31 +4,21 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from time import perf_counter
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
 import trio
 
 from shared.errors import ConfigError
-from shared.net.datagram_sink import Address, DatagramSink, Frames, SlotSink
+from shared.net.datagram_sink import Frames, SlotSink
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import bind_each
 from shared.net.loop_turn import LoopTurn
 from shared.net.settings import NetSettings
 from shared.net.slots import Slots
 
-DATAGRAM_BYTES_MAX = 65535
 TURN_DATAGRAMS = 256
-TURN_SECONDS = 500e-6
-"""The bounds of one turn; then connections and other tasks run."""
-LOOK_DATAGRAMS = 16  # between two looks at the clock
-SLOTS_LEAST = 16
-"""Frames per turn are halved down to this if a turn takes too long; smaller batches only cost more in all."""
-SLOTS_TURN_SECONDS = 2e-3
-"""Bound for a turn in frames, fan-out included: 2 ms, about what the kernel's scheduler gives to each peer.
-"""
+"""Datagrams of one turn; then connections and other tasks run."""
 SO_RCVBUFFORCE = 33  # Linux: may exceed net.core.rmem_max; needs CAP_NET_ADMIN
 SO_MEMINFO = 55  # Linux: nine u32 about the socket's memory; the last one counts drops, as SO_RXQ_OVFL does
 MEMINFO = struct.Struct("=32xI")
@@ -80,19 +70,14 @@ def allowed_networks(key: str, host: str, allow: Sequence[str]) -> tuple[Subnet,
 
 
 class DatagramEndpoint:
-    """One UDP socket and its sink, which gets datagrams one by one or in frames of its own."""
+    """One UDP socket and its sink, which gets datagrams in frames of its own."""
 
     def __init__(
-        self, sock: socket.socket, sink: DatagramSink | SlotSink, loop: LoopTurn, networks: Sequence[Subnet]
+        self, sock: socket.socket, sink: SlotSink, loop: LoopTurn, networks: Sequence[Subnet]
     ) -> None:
         self._socket = sock
-        # Asked once: `isinstance` with a Protocol takes 10 us.
-        self._take_turn: Callable[[], bool] = (
-            partial(self._fill_slots, Slots(sink.layout, TURN_DATAGRAMS), sink.receive_frames)
-            if isinstance(sink, SlotSink)
-            else partial(self._receive_each, sink.receive_many)
-        )
-        self._slots_most = SLOTS_LEAST
+        self._sink = sink
+        self._slots = Slots(sink.layout, TURN_DATAGRAMS)
         self._left: Frames | None = None  # frames that the sink has put off
         self._loop = loop
         self._networks = networks
@@ -129,44 +114,14 @@ class DatagramEndpoint:
         self._loop.counters.kernel_drops += (drops - self._drops_seen) % 2**32
         self._drops_seen = drops
 
-    def _receive_each(self, apply: Callable[[Sequence[tuple[bytes, Address]]], None]) -> bool:
+    def _take_turn(self) -> bool:
         """Receive for one turn; whether there was anything."""
-        receive = self._socket.recvfrom
-        received: list[tuple[bytes, Address]] = []
-        turn_ends = perf_counter() + TURN_SECONDS
-        try:
-            while len(received) < TURN_DATAGRAMS:
-                data, address = receive(DATAGRAM_BYTES_MAX)
-                received.append((data, address[:2]))
-                if not len(received) % LOOK_DATAGRAMS and perf_counter() > turn_ends:
-                    break
-        except BlockingIOError:
-            if not received:
-                return False
-        except OSError as error:
-            if error.errno not in (errno.ECONNREFUSED, errno.ENOMEM, errno.ENOBUFS):
-                raise
-        counters = self._loop.counters
-        counters.datagrams_in += len(received)
-        if self._networks:
-            allowed = [each for each in received if self._is_allowed(each[1][0])]
-            counters.datagrams_filtered += len(received) - len(allowed)
-            received = allowed
-        if received:
-            counters.bytes_in += sum(len(data) for data, _ in received)
-            self._deliver(apply, received)
-        return True
-
-    def _fill_slots(self, slots: Slots, apply: Callable[[bytes, Sequence[int]], Frames | None]) -> bool:
-        """`_receive_each` in frames. The time that a turn took decides how many the next one receives."""
         if self._left is not None:
-            self._left = self._deliver(apply, *self._left)
+            self._left = self._deliver(*self._left)
             return True
-        began = perf_counter()
-        most = self._slots_most
         try:
-            count, frames, lengths = slots.receive(
-                self._socket, most, self._is_allowed if self._networks else None
+            count, frames, lengths = self._slots.receive(
+                self._socket, TURN_DATAGRAMS, self._is_allowed if self._networks else None
             )
         except BlockingIOError:
             return False
@@ -179,19 +134,14 @@ class DatagramEndpoint:
         counters.bytes_in += sum(lengths)
         counters.datagrams_filtered += count - len(lengths)
         if lengths:
-            self._left = self._deliver(apply, frames, lengths)
-        took = perf_counter() - began
-        if took > SLOTS_TURN_SECONDS:
-            self._slots_most = max(SLOTS_LEAST, most // 2)
-        elif count == most and took * 2 < SLOTS_TURN_SECONDS:
-            self._slots_most = min(TURN_DATAGRAMS, most * 2)
+            self._left = self._deliver(frames, lengths)
         return True
 
-    def _deliver(self, apply: Callable[..., Frames | None], *received: Any) -> Frames | None:
+    def _deliver(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         left = None
         self._loop.begin()
         try:
-            left = apply(*received)
+            left = self._sink.receive_frames(frames, lengths)
         except Exception as error:
             self._loop.counters.crashes += 1
             self._loop.log.error(

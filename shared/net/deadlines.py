@@ -8,8 +8,9 @@ import math
 from collections.abc import Generator
 from heapq import heapify, heappop, heappush
 from itertools import count
-from time import perf_counter
 from typing import Generic, Protocol, TypeVar
+
+from shared.turns import Turn
 
 STALE_MIN = 64  # below this many dead entries the heap is not worth rebuilding
 
@@ -58,14 +59,14 @@ class Deadlines(Generic[T]):
             self._stale += 1
             self._rebuild_if_stale()
 
-    def due(self, now: float, seconds: float = math.inf) -> Generator[T, None, None]:
+    def due(self, now: float) -> Generator[T, None, None]:
         """Yield the items whose deadline has passed; each has no deadline any more when it is yielded.
 
-        Deadlines that the caller sets meanwhile, however early, are for the next call. After `seconds` of the
-        caller's work the rest stays for the next call. The caller may stop anywhere (and `close` this).
+        Deadlines that the caller sets meanwhile, however early, are for the next call. So is the rest once a
+        turn is over. The caller may stop anywhere (and `close` this).
         """
         newest = next(self._order)
-        ends = perf_counter() + seconds
+        turn = Turn()
         set_meanwhile: list[tuple[float, int, T]] = []
         try:
             while self._heap and self._heap[0][0] <= now:
@@ -84,7 +85,7 @@ class Deadlines(Generic[T]):
                 else:
                     item.deadline = math.inf
                     yield item
-                    if perf_counter() > ends:
+                    if turn.over_now():
                         break
         finally:
             for entry in set_meanwhile:

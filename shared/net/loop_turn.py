@@ -20,7 +20,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from itertools import count
-from time import perf_counter
 from typing import Any
 
 import structlog
@@ -36,23 +35,14 @@ from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.session import SessionBase
 from shared.net.settings import NetSettings
 from shared.net.strangers import Strangers
+from shared.turns import Turn
 
 OpenSession = Callable[[Connection], Session]
 AfterTurn = Callable[[], None]
 """Called at the end of every turn."""
 
-DEADLINES_SECONDS = 2e-3
-"""Work on deadlines per turn. Sessions that yield to others set a deadline for "now"; without a bound, input
-would wait for all of them."""
-RELEASES_SECONDS = 2e-3
-"""Work per turn on sessions whose connections are gone: one may have 10,000 subscriptions to remove."""
-SILENT_AT_ONCE = 32
-"""Silent connections closed per turn: about a millisecond of work."""
-SENDS_SECONDS = 4e-3
-"""Work on sending at a time: a message for 5,000 consumers is 5,000 system calls, and those took 45 ms."""
-SENDS_LOOK = 32
-"""Connections sent to between two looks at the clock; after one with much to send it looks at once."""
 MUCH_BYTES = 64 * 1024
+"""After one connection with so much to send the clock is looked at."""
 HOLD_LEAST = 4
 """Fewer connections than this are sent to right after `after_turn`: holding back would only delay them."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -529,12 +519,12 @@ class LoopTurn:
             self.send({each for each in self.to_send if each.expects})
         self._after_turn()
         hold = hold and len(self.to_send) >= HOLD_LEAST
-        releases_end = perf_counter() + RELEASES_SECONDS
+        turn = Turn()
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
             behind = bool(self._ending) and not self._end_inputs()
             if not hold and not self.send():
                 behind = True
-            if self._lost and not self.release_lost(releases_end):
+            if self._lost and not self.release_lost(turn):
                 behind = True
         if behind:
             self.request()
@@ -542,8 +532,8 @@ class LoopTurn:
         return behind
 
     def _run_deadlines(self) -> None:
-        """Run the deadlines that have passed, for `DEADLINES_SECONDS`; the rest follow in the next turn."""
-        for connection in self._deadlines.due(self.now, DEADLINES_SECONDS):
+        """Run deadlines that have passed; what does not fit a turn follows in the next."""
+        for connection in self._deadlines.due(self.now):
             self.counters.deadlines += 1
             if connection.stranger:
                 self.soon(partial(connection.on_deadline, self.now))
@@ -551,11 +541,9 @@ class LoopTurn:
                 connection.on_deadline(self.now)
 
     def _close_silent(self) -> None:
-        """Close connections whose first request is late, `SILENT_AT_ONCE` a turn."""
-        for _ in range(SILENT_AT_ONCE):
-            if not self._silent:
-                self._silent_until = math.inf
-                return
+        """Close connections whose first request is late; what does not fit a turn follows in the next."""
+        turn = Turn()
+        while self._silent:
             connection, (until, farewell) = next(iter(self._silent.items()))
             if until > self.now:
                 self._silent_until = until
@@ -565,13 +553,16 @@ class LoopTurn:
                 self.soon(partial(connection.close_silent, farewell, stranger=True))
             else:
                 connection.close_silent(farewell)
+            if turn.over():
+                return
+        self._silent_until = math.inf
 
     def _end_inputs(self) -> bool:
-        """Drain sessions and end inputs for `SENDS_SECONDS`. False: some are left."""
-        ends = perf_counter() + SENDS_SECONDS
+        """Drain sessions and end inputs until a turn is over. False: some are left."""
+        turn = Turn()
         while self._ending:
             self._ending.popleft()()
-            if self._ending and perf_counter() > ends:
+            if self._ending and turn.over_now():
                 return False
         return True
 
@@ -584,21 +575,21 @@ class LoopTurn:
         if but:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
-        ends = perf_counter() + SENDS_SECONDS
+        turn = Turn()
         for done, connection in enumerate(to_send, start=1):
-            look = not done % SENDS_LOOK or connection.outbox.size > MUCH_BYTES
+            much = connection.outbox.size > MUCH_BYTES
             connection.send()
-            if look and done < len(to_send) and perf_counter() > ends:
+            if (turn.over_now() if much else turn.over()) and done < len(to_send):
                 self.to_send[:0] = to_send[done:]
                 return False
         return True
 
-    def release_lost(self, until: float = math.inf) -> bool:
-        """Tell sessions whose connections are gone. False: at `until` (`perf_counter`) some were left."""
+    def release_lost(self, turn: Turn | None = None) -> bool:
+        """Tell sessions whose connections are gone. False: the turn is over, and some were left."""
         while self._lost:
             connection = self._lost.popleft()
             connection.release_session()
-            if self._lost and perf_counter() > until:
+            if self._lost and turn is not None and turn.over_now():
                 return False
         if not self.connections:
             self._emptied.unpark_all()

@@ -29,7 +29,7 @@ from shared.metrics import Sample
 from shared.net import liveness
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
-from shared.net.datagram_sink import DatagramSink, SlotSink
+from shared.net.datagram_sink import SlotSink
 from shared.net.datagrams import DatagramEndpoint, Subnet, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterTurn, DrivenConnection, LoopTurn, OpenSession
@@ -156,7 +156,7 @@ class Group:
         return [sock.getsockname()[:2] for sock in sockets]
 
     def bind_udp(
-        self, host: str, port: int, sink: DatagramSink | SlotSink, networks: Sequence[Subnet] = ()
+        self, host: str, port: int, sink: SlotSink, networks: Sequence[Subnet] = ()
     ) -> list[BoundAddress]:
         """Bind a UDP endpoint; `networks`: whose datagrams are accepted (`allowed_networks`)."""
         sockets = bind_udp(host, port, self._settings)

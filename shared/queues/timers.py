@@ -9,13 +9,7 @@ from typing import Protocol
 
 import trio
 
-from shared.garbage import PAUSES
 from shared.net.deadlines import Deadlines, Timed
-
-TURN_SECONDS = 2e-3
-"""How long expired items are handled before other tasks run."""
-TURNS_LONG = 4
-"""After so many turns in a row that left something there is very much to do: the collector pauses."""
 
 
 class Expiring(Timed, Protocol):
@@ -56,6 +50,10 @@ class Timers:
         if self._deadlines.next < self._wakes:
             self._wake_in_time()
 
+    def set_now(self, item: Expiring) -> None:
+        """Have `item` expire in the next turn."""
+        self.set(item, self.now())
+
     def forget(self, item: Expiring) -> None:
         """Drop the deadline of a deleted item."""
         self._deadlines.forget(item)
@@ -64,7 +62,7 @@ class Timers:
         """Expire the items that are due. If that takes long, the rest follows in the next turn of the
         loop."""
         now = self.now()
-        for item in self._deadlines.due(now, TURN_SECONDS):
+        for item in self._deadlines.due(now):
             try:
                 item.expire(now)
             except Exception as error:
@@ -72,27 +70,14 @@ class Timers:
 
     async def run(self, after: Callable[[], None]) -> None:
         """Expire items when they are due, until cancelled; `after` is called each time."""
-        turns = 0
-        try:
-            while True:
-                self._wake_in_time()
-                with self._sleep:
-                    await trio.sleep_forever()
-                self._sleep = trio.CancelScope()
-                self._wakes = math.inf
-                self.run_due()
-                after()
-                if self._deadlines.next <= self.now():
-                    turns += 1
-                    if turns == TURNS_LONG:
-                        PAUSES.begin()
-                elif turns:
-                    if turns >= TURNS_LONG:
-                        PAUSES.end()
-                    turns = 0
-        finally:
-            if turns >= TURNS_LONG:
-                PAUSES.end()
+        while True:
+            self._wake_in_time()
+            with self._sleep:
+                await trio.sleep_forever()
+            self._sleep = trio.CancelScope()
+            self._wakes = math.inf
+            self.run_due()
+            after()
 
     def _wake_in_time(self) -> None:
         self._wakes = self._deadlines.next

@@ -58,13 +58,11 @@ class Ticket:
     """Tells when an append is as durable as its mode asks. All appends of a batch in one mode share a ticket.
 
     `error`: None if it is durable, else why not. `callbacks` may be added to directly while it is not `done`.
-    `together`: the one of them that stands for many (`shared.replies`).
     """
 
-    __slots__ = ("callbacks", "done", "error", "together")
+    __slots__ = ("callbacks", "done", "error")
 
     def __init__(self) -> None:
-        self.together: Callable[[Ticket], None] | None = None
         self.done = False
         self.error: StoreError | None = None
         self.callbacks: list[Callable[[Ticket], None]] = []

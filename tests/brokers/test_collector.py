@@ -8,7 +8,6 @@ import pytest
 
 from brokers.host import collector
 from brokers.host.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
-from shared.garbage import UNWALKED_MAX, WALKED_MOST, Pauses
 
 
 class FakeGc:
@@ -19,7 +18,6 @@ class FakeGc:
         self.walked = self.frozen = self.counted = 0
         self.thresholds = 700, 10, 10
         self.enabled = True
-        self.garbage = self.looks = 0
 
     def get_threshold(self) -> tuple[int, int, int]:
         return self.thresholds
@@ -27,13 +25,7 @@ class FakeGc:
     def set_threshold(self, *thresholds: int) -> None:
         self.thresholds = thresholds  # type: ignore[assignment]
 
-    def get_count(self) -> tuple[int, int, int]:
-        return self.walked, 0, 0
-
     def collect(self, generation: int = 2) -> int:
-        if generation == 0:
-            self.looks += 1
-            return self.garbage
         for callback in self.callbacks:
             callback("start", {"generation": 2})
             callback("stop", {"generation": 2})
@@ -74,7 +66,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeGc:
 
 
 def test_what_a_long_collection_has_walked_is_not_walked_again(fake: FakeGc) -> None:
-    Collector(fake, Pauses(fake)).install()
+    Collector(fake).install()
     fake.walked = FEW // 2
     fake.collect()
     assert fake.frozen == 0
@@ -85,7 +77,7 @@ def test_what_a_long_collection_has_walked_is_not_walked_again(fake: FakeGc) -> 
 
 def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_often(fake: FakeGc) -> None:
     fake.walked = FEW
-    Collector(fake, Pauses(fake)).install()
+    Collector(fake).install()
     fake.walked = FEW * 3
     fake.collect()
     assert (fake.walked, fake.frozen) == (0, FEW * 4)  # it is too soon
@@ -103,7 +95,7 @@ def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_ofte
 
 
 def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc) -> None:
-    Collector(fake, Pauses(fake)).install()
+    Collector(fake).install()
     fake.counted = 0
     for _ in range(5):
         fake.seconds += WHOLE_SECONDS / 6  # type: ignore[attr-defined]
@@ -118,7 +110,7 @@ def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc)
 
 
 def test_nothing_is_collected_while_the_process_starts(fake: FakeGc) -> None:
-    its = Collector(fake, Pauses(fake))
+    its = Collector(fake)
     its.prepare()
     assert not fake.enabled
     its.install()
@@ -130,68 +122,11 @@ def test_nothing_is_collected_while_the_process_starts(fake: FakeGc) -> None:
 
 
 def test_full_collections_come_early_until_it_is_removed(fake: FakeGc) -> None:
-    its = Collector(fake, Pauses(fake))
+    its = Collector(fake)
     its.install()
     assert fake.thresholds == (700, 10, collector.OLD_MOST)
     its.remove()
     assert fake.thresholds == (700, 10, 10)
-
-
-def test_a_pause_lasts_until_all_work_is_done_and_what_is_there_then_is_set_apart(fake: FakeGc) -> None:
-    pauses = Pauses(fake)
-    its = Collector(fake, pauses)
-    its.install()
-    fake.walked = 5
-    pauses.begin()
-    pauses.begin()
-    pauses.end()
-    assert (fake.enabled, fake.frozen) == (False, 0)
-    pauses.end()
-    assert (fake.enabled, fake.walked, fake.frozen) == (True, 0, 5)
-    its.remove()
-    pauses.begin()  # another program's collector
-    assert fake.enabled
-    pauses.end()
-    assert fake.frozen == 0
-
-
-def test_a_part_of_what_pauses_set_apart_is_walked_and_all_where_much_of_it_is_garbage(fake: FakeGc) -> None:
-    pauses = Pauses(fake)
-    Collector(fake, pauses).install()
-
-    def looks(pauses_ended: int, new: int) -> int:
-        before = fake.looks
-        for _ in range(pauses_ended):
-            pauses.begin()
-            fake.walked = new
-            pauses.end()
-            assert fake.walked == 0
-        return fake.looks - before
-
-    many, few = UNWALKED_MAX // 4, WALKED_MOST
-    assert looks(4, many) == 0
-    assert (looks(1, many), looks(1, few), looks(4, few)) == (0, 1, 0)
-    assert (looks(15, many), looks(1, many), looks(3, many)) == (0, 1, 0)
-    fake.garbage = few // 5
-    assert (looks(1, many), looks(3, few)) == (0, 3)
-    fake.garbage = 0
-    assert (looks(1, few), looks(4, many)) == (1, 0)
-
-
-def test_what_is_about_to_be_walked_is_not_set_apart_by_a_pause(fake: FakeGc) -> None:
-    pauses = Pauses(fake)
-    Collector(fake, pauses).install()
-    fake.seconds = WHOLE_SECONDS + 1  # type: ignore[attr-defined]
-    fake.walked = FEW * 4
-    pauses.begin()
-    fake.collect()
-    pauses.end()
-    assert (fake.enabled, fake.walked) == (True, FEW * 4)
-    fake.collect()
-    pauses.begin()
-    fake.walked = 5
-    pauses.end()
-    assert fake.walked == 0
 
 
 def test_garbage_in_cycles_is_found_also_where_it_was_set_apart() -> None:

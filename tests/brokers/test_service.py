@@ -18,7 +18,7 @@ from shared.access import Access
 from shared.errors import ConfigError
 from shared.metrics import Sample
 from shared.net.connection import Session
-from shared.net.datagram_sink import Address
+from shared.net.datagram_sink import Frames, Layout
 from shared.net.network import Network
 from shared.net.settings import NetSettings
 from shared.plugin import Context, Plugin, Service, TcpEndpoint, UdpEndpoint
@@ -154,7 +154,9 @@ def listening(*endpoints: TcpEndpoint | UdpEndpoint) -> Plugin:
 class Deaf:
     """A sink that does nothing with what it takes."""
 
-    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None: ...
+    layout = Layout(frame_bytes=40, parts=((0, 8),), sender=(8, 32))
+
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None: ...
 
 
 TCP = TcpEndpoint("stream", 0, lambda connection: cast(Session, None))

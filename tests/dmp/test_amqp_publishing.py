@@ -23,7 +23,7 @@ async def test_full_memory_holds_publishers_back_and_not_consumers() -> None:
         producer.publish("", "q", bytes(100_000))
     assert not producer.connection.reading
     assert producer.names() == ["Connection.Blocked"]
-    assert len(world.broker.queues[b"q"].ready) == 11
+    assert len(world.broker.queues[b"q"].row.ready) == 11
     taker = Peer(world).login()
     for _ in range(3):
         taker.ask_get("q")
@@ -31,7 +31,7 @@ async def test_full_memory_holds_publishers_back_and_not_consumers() -> None:
     producer.pump()
     assert producer.names() == ["Connection.Unblocked"]
     assert producer.connection.reading
-    assert len(world.broker.queues[b"q"].ready) == 9
+    assert len(world.broker.queues[b"q"].row.ready) == 9
 
 
 async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
@@ -112,7 +112,7 @@ async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_
     assert 89_000 < held.held_bytes - BEGUN_BYTES < 90_000
     peer.send(other[90_000:])
     assert held.held_bytes == 0
-    assert [len(message.body) for message in world.broker.queues[b"q"].ready] == [200_000, 100_000]
+    assert [len(message.body) for message in world.broker.queues[b"q"].row.ready] == [200_000, 100_000]
     peer.send(other[:-40_008])  # all but its last frame
     assert held.held_bytes == 60_000 + BEGUN_BYTES + len(NO_PROPERTIES)
     peer.method(C.Channel.Close(200, "bye", 0, 0), 2)

@@ -108,13 +108,13 @@ async def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_m
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"held")
     assert bodies(peer.frames()) == [b"held"]
-    peer.session.stop(Stop.STORE)
+    peer.session.pause_input(Stop.STORE)
     peer.session.receive(encode(C.Basic.Ack(1), 1))
     peer.session.hang_up()
     other = Peer(peer.world).login()
     other.publish("", "q", b"late")
     assert peer.frames() == []
-    peer.session.go(Stop.STORE)
+    peer.session.resume_input(Stop.STORE)
     peer.close_input()
     peer.world.settle()
     assert other.ask_get("q") == b"late"
@@ -179,7 +179,7 @@ async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -
     assert peer.fault is not None
     peer.lose()
     assert world.broker.counts.acknowledged == 6  # what came before the garbage stands
-    assert (queue.unacked, len(queue.ready)) == (0, 4)
+    assert (queue.unacked, len(queue.row.ready)) == (0, 4)
     peer = Peer(world).login()
     peer.method(C.Basic.Consume(0, "q", "t"))
     peer.send(encode(C.Basic.Ack(1), 1) + encode(C.Basic.Ack(1), 1) + encode(C.Queue.Declare(0, "q"), 1))
@@ -220,7 +220,7 @@ async def test_a_consumer_that_does_not_read_leaves_messages_in_the_queue() -> N
     for n in range(100):
         fast.publish("", "q", b"%03d" % n + bytes(997))
     queue = world.broker.queues[b"q"]
-    assert 80 < len(queue.ready) < 95
+    assert 80 < len(queue.row.ready) < 95
     assert slow.connection.outbox.size < 20_000
     found: list[bytes] = []
     while len(found) < 100:
@@ -365,5 +365,5 @@ async def test_the_oldest_go_where_more_is_requeued_than_the_queue_may_hold(
     if transaction:
         peer.say(C.Tx.Commit())
     world.settle()
-    assert [message.body for message in world.broker.queues[b"q"].ready] == [b"3", b"4"]
+    assert [message.body for message in world.broker.queues[b"q"].row.ready] == [b"3", b"4"]
     assert world.broker.counts.overflowed == count

@@ -28,7 +28,7 @@ async def test_the_highest_is_served_while_it_has_credit_and_equals_take_turns(w
     low.count = other.count = 1
     queue.dispatch()
     world.publish(b"", b"q", b"8", b"9", b"10")
-    assert (other.bodies[2:], low.bodies[2:], len(queue.ready)) == ([b"8"], [b"9"], 1)
+    assert (other.bodies[2:], low.bodies[2:], len(queue.row.ready)) == ([b"8"], [b"9"], 1)
     high.count = 5
     queue.dispatch()
     world.publish(b"", b"q", b"11")

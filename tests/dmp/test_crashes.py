@@ -115,7 +115,7 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     sink = application.sink(b"amq.topic")
     sink.say(packed(b"x"))
     assert not any(peer.connection.reading for peer in (one, other, sink))
-    monkeypatch.setattr(SessionBase, "go_soon", failing_once(SessionBase.go_soon))
+    monkeypatch.setattr(SessionBase, "resume_next_turn", failing_once(SessionBase.resume_next_turn))
     queue.purge()
     assert crashed == [one.connection]
     assert other.ask(commands.Basic.Qos()).name == "Basic.QosOk"
@@ -170,13 +170,13 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
         publisher.ask(commands.Queue.Declare(queue=name, durable=True))
         publisher.ask(commands.Queue.Bind(queue=name, exchange="amq.fanout"))
     bad = world.broker.queues[b"bad"]
-    bad.ready = Unfillable()
+    bad.row.ready = Unfillable()
     publisher.publish("amq.fanout", "", b"1", properties=properties)
     world.settle()
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.ready = deque()
+    bad.row.ready = deque()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"
@@ -209,4 +209,4 @@ async def test_a_log_that_fails_leaves_the_others_what_they_have_to_write(
     world.settle()
     assert world.broker.counts.crashes == 1
     world = await world.again()
-    assert [len(world.broker.queues[name].ready) for name in (b"bad", b"good")] == [1, 0]
+    assert [len(world.broker.queues[name].row.ready) for name in (b"bad", b"good")] == [1, 0]

@@ -133,7 +133,7 @@ async def test_replies_that_a_requester_does_not_read_have_a_bound_and_the_oldes
     requester.connection.outbox.bound = -1
     server.publish("", to, *[bytes(1000)] * 1100)
     (queue,) = world.broker.reply_queues.values()
-    assert queue.depth_bytes == 1048 * 1000
+    assert queue.row.all_body_bytes == 1048 * 1000
     server.publish("", to, *[b""] * (REPLIES_WAITING_MAX + 7))
     assert queue.depth == REPLIES_WAITING_MAX
     assert world.broker.counts.overflowed == 1100 + 7

@@ -150,7 +150,7 @@ async def test_the_dmp_session_in_the_document_goes_as_it_says() -> None:
             assert said.pop(0) == line
     assert not said
     assert peer.connection.finished
-    assert [(message.head.key, message.body) for message in queue.ready] == [
+    assert [(message.head.key, message.body) for message in queue.row.ready] == [
         (b"eu.de", b"hello"),
         (b"eu.fr", b"bonjour"),
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmp import queue_log, queues
+from dmp import queue_log, row
 from dmp.message import Message
 from dmp.settings import DmpSettings
 from tests.dmp.world import PERSISTENT, World
@@ -34,7 +34,7 @@ def small() -> Iterator[None]:
         patch.setattr(queue_log, "SLACK_BYTES", 1000)
         patch.setattr(queue_log, "COPIES", 5)
         patch.setattr(queue_log, "READ_BYTES", 1500)
-        patch.setattr(queues, "HOT_LEAST_BYTES", 1000)
+        patch.setattr(row, "HOT_LEAST_BYTES", 1000)
         yield
 
 
@@ -85,9 +85,9 @@ async def test_a_durable_queue_is_a_list_that_survives(
             ready = sorted(row for row in [*ready, *(row for row, _ in held)] if row[2])
             held = []
         world.settle()
-        hot = [world.body(message) for message in queue.ready]
+        hot = [world.body(message) for message in queue.row.ready]
         assert hot == [body for _, body, _ in ready[: len(hot)]]
-        assert (queue.depth, queue.depth_bytes) == (len(ready), sum(len(body) for _, body, _ in ready))
+        assert (queue.depth, queue.row.all_body_bytes) == (len(ready), sum(len(body) for _, body, _ in ready))
         assert world.broker.counts.crashes == 0
     while (message := queue.get(no_ack=False)) is not None:
         assert world.body(message) == ready.pop(0)[1]

@@ -79,7 +79,7 @@ async def test_a_message_goes_to_each_queue_once(world: World) -> None:
     for pattern in (b"#", b"a.*", b"a.b"):
         bind(world, b"t", bound, pattern)
     world.publish(b"t", b"a.b", b"once")
-    assert len(bound.ready) == 1
+    assert len(bound.row.ready) == 1
 
 
 async def test_bindings_that_differ_in_arguments_only_are_two(world: World) -> None:

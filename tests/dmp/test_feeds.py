@@ -127,7 +127,7 @@ async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back(
     world.publish(b"quotes", b"k", b"1", b"2")
     assert queue.depth == 0
     feed.close()
-    assert [message.body for message in queue.ready] == [b"1", b"2"]
+    assert [message.body for message in queue.row.ready] == [b"1", b"2"]
 
 
 async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_does_not_come_back(
@@ -141,7 +141,7 @@ async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_do
     feed.connection.outbox.begin()
     world.publish(b"quotes", b"k", b"3")
     feed.close()
-    assert [message.body for message in queue.ready] == [b"3"]
+    assert [message.body for message in queue.row.ready] == [b"3"]
 
 
 async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
@@ -153,7 +153,7 @@ async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
     world.publish(b"quotes", b"k", b"1", b"2", b"3", b"4")
     assert queue.depth == 0
     feed.close()
-    assert [message.body for message in queue.ready] == [b"3", b"4"]
+    assert [message.body for message in queue.row.ready] == [b"3", b"4"]
     assert world.broker.counts.overflowed == 2
 
 
@@ -185,13 +185,13 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     sent(feed, cut)
     feed.close()
     gone = -(-cut // size)
-    assert [message.body for message in queue.ready] == names(gone, 10)
-    assert not any(message.redelivered for message in queue.ready)
-    assert {message.head.exchange for message in queue.ready} == {b"quotes"}
+    assert [message.body for message in queue.row.ready] == names(gone, 10)
+    assert not any(message.redelivered for message in queue.row.ready)
+    assert {message.head.exchange for message in queue.row.ready} == {b"quotes"}
     assert world.broker.counts.delivered == gone
     again = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"new")
-    assert not queue.ready
+    assert not queue.row.ready
     again.close()
 
 
@@ -206,7 +206,7 @@ async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_
     app.sink(b"quotes").say(data + data[:700])
     sent(feed, cut)
     feed.close()
-    assert [message.body for message in queue.ready] == given[-(-cut // len(packed(given[0]))) :]
+    assert [message.body for message in queue.row.ready] == given[-(-cut // len(packed(given[0]))) :]
 
 
 async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
@@ -224,7 +224,7 @@ async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
     sent(feed, size * 2)
     sinks[b"quotes"].say(packed(b"6"))
     feed.close()
-    assert [(message.body, message.head.exchange) for message in queue.ready] == [
+    assert [(message.body, message.head.exchange) for message in queue.row.ready] == [
         (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
     ]
 
@@ -236,10 +236,10 @@ async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     sink = app.sink(b"quotes")
     for number in range(10):
         sink.say(packed(b"%d" % number + bytes(999)))
-    waiting = len(queue.ready)
+    waiting = len(queue.row.ready)
     assert 0 < waiting < 10, "the outbox has a bound"
     feed.close()
-    assert [message.body[:1] for message in queue.ready] == [b"%d" % number for number in range(10)]
+    assert [message.body[:1] for message in queue.row.ready] == [b"%d" % number for number in range(10)]
     assert world.broker.memory.held_bytes > 0
     assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
     assert world.broker.memory.held_bytes == 0
@@ -271,7 +271,7 @@ async def test_queues_may_be_kept_short_by_the_settings() -> None:
     sink = app.sink(b"quotes")
     for number in range(20):
         sink.say(packed(b"%02d" % number + bytes(998)))
-    assert len(queue.ready) == 5
+    assert len(queue.row.ready) == 5
     counts = world.broker.counts
     assert counts.warned == 1
     got = bodies(feed.connection.taken())
@@ -318,7 +318,22 @@ async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent(
     assert bodies(feed.connection.taken()) == [b"1"]
     assert feed.connection.finished
     feed.close()
-    assert [message.body for message in queue.ready] == [b"2"]
+    assert [message.body for message in queue.row.ready] == [b"2"]
+
+
+async def test_a_feed_whose_reader_has_ended_takes_nothing_new_though_its_input_is_not_read_yet(
+    world: World, app: Application
+) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"1")
+    feed.session.hang_up()
+    world.publish(b"quotes", b"k", b"2")
+    app.sink(b"quotes").say(packed(b"3"))
+    assert bodies(feed.connection.taken()) == [b"1"]
+    feed.session.receive_eof()
+    feed.close()
+    assert [message.body for message in queue.row.ready] == [b"2", b"3"]
 
 
 async def test_a_feed_ends_with_its_queue(world: World, app: Application) -> None:

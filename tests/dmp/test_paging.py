@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pamqp import commands, encode
 
-from dmp import queue_log, queues
+from dmp import queue_log, row
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
@@ -25,7 +25,7 @@ def small() -> Iterator[None]:
     """Little is read back at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_log, "READ_BYTES", 4096)
-        patch.setattr(queues, "HOT_LEAST_BYTES", 2048)
+        patch.setattr(row, "HOT_LEAST_BYTES", 2048)
         yield
 
 
@@ -65,7 +65,7 @@ def drained(queue: Queue) -> list[int]:
 async def test_what_is_deep_takes_little_memory_and_comes_in_order() -> None:
     world, queue = await deep()
     assert queue.depth == 400
-    assert queue.depth_bytes == 400 * 512
+    assert queue.row.all_body_bytes == 400 * 512
     assert world.broker.memory.held_bytes < LIMIT + 20_000
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
@@ -129,8 +129,8 @@ async def test_messages_expire_at_their_time_wherever_they_are() -> None:
     world, queue = await deep(50, {"x-message-ttl": 10_000})
     world.advance(5)
     fill(world, 50, 100)
-    assert queue.cold is not None
-    assert queue.cold.count
+    assert queue.row.cold is not None
+    assert queue.row.cold.count
     world.advance(5.02)
     assert queue.depth == 50
     assert drained(queue)[0] == 50
@@ -157,8 +157,8 @@ async def test_lives_of_their_own_are_remembered() -> None:
 async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got() -> None:
     world, queue = await deep(60)
     fill(world, 60, 70, commands.Basic.Properties(delivery_mode=2, expiration="1000").marshal())
-    assert queue.cold is not None
-    assert queue.cold.count > 10
+    assert queue.row.cold is not None
+    assert queue.row.cold.count > 10
     for number in range(60):
         message = queue.get(no_ack=True)
         assert message is not None
@@ -192,14 +192,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
 def at_the_cold(world: World, queue: Queue) -> Peer:
     """One who has got all that is in memory."""
     peer = Peer(world).login()
-    for number in range(len(queue.ready)):
+    for number in range(len(queue.row.ready)):
         assert int(peer.ask_get("q")[:4]) == number
     return peer
 
 
 async def test_a_get_waits_for_the_disk_and_what_stands_behind_it_too(slow: list[Callable[[], None]]) -> None:
     world, queue = await deep(60)
-    hot = len(queue.ready)
+    hot = len(queue.row.ready)
     peer = at_the_cold(world, queue)
     peer.method(C.Basic.Get(0, "q", True))
     peer.method(C.Basic.Get(0, "q", True))
@@ -256,7 +256,7 @@ async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives(
     queue.add_consumer(taker)
     queue.dispatch()
     world.settle()
-    assert queue.paged
+    assert queue.row.has_cold
     assert queue.log is not None
     log = queue.log.log
     queue.purge()
@@ -265,4 +265,4 @@ async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives(
         world.settle()
     assert log.visible - log.first < 2 * queue_log.SLACK_BYTES
     again = await world.again()
-    assert [message.body for message in again.broker.queues[b"q"].ready] == taker.bodies
+    assert [message.body for message in again.broker.queues[b"q"].row.ready] == taker.bodies

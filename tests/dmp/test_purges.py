@@ -114,7 +114,7 @@ async def test_a_purge_is_answered_when_a_crash_does_not_take_it_back(world: Wor
     world.settle()
     world.publish(b"", b"q", *[b"x"] * cold, properties=PERSISTENT)
     world.settle()
-    assert queue.paged == bool(cold)
+    assert queue.row.has_cold == bool(cold)
     heard.send(PURGE)
     assert heard.names() == []
     world.settle()

@@ -62,7 +62,7 @@ async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> Non
     queue.settle([taker.messages[1]])
     queue.requeue([taker.messages[2]])
     assert ready(queue) == [b"2", b"3", b"4"]
-    assert [message.redelivered for message in queue.ready] == [True, False, False]
+    assert [message.redelivered for message in queue.row.ready] == [True, False, False]
     queue.requeue([taker.messages[0]])
     assert ready(queue) == [b"0", b"2", b"3", b"4"]
     assert queue.unacked == 0
@@ -72,19 +72,17 @@ async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> Non
     assert ready(queue) == [b"0", b"2", b"3", b"4"]
 
 
-async def test_a_feed_comes_before_consumers_and_gives_back_what_it_has_not_written(world: World) -> None:
+async def test_a_feed_comes_before_consumers(world: World) -> None:
     queue = world.queue()
     consumer, feed = Taker(), Taker(room=2)
     world.publish(b"", b"q", b"0")
     queue.add_consumer(consumer)
     queue.dispatch()
-    queue.attach_feed(feed)
+    queue.set_feed(feed)
     world.publish(b"", b"q", b"1", b"2", b"3")
     assert (consumer.bodies, feed.bodies, ready(queue)) == ([b"0"], [b"1", b"2"], [b"3"])
-    queue.take_back(queue.ready[0].head, [b"2"])
-    assert ready(queue) == [b"2", b"3"]
-    queue.detach_feed(feed)
-    assert consumer.bodies == [b"0", b"2", b"3"]
+    queue.set_feed(None)
+    assert consumer.bodies == [b"0", b"3"]
 
 
 async def test_messages_too_old_are_dead_letters(world: World) -> None:
@@ -95,7 +93,7 @@ async def test_messages_too_old_are_dead_letters(world: World) -> None:
     world.publish(b"", b"q", b"young")
     world.advance(0.6)
     assert ready(dead) == [b"old"]
-    (death,) = dead.ready[0].head.headers["x-death"]
+    (death,) = dead.row.ready[0].head.headers["x-death"]
     assert (death["reason"], death["queue"], death["count"]) == ("expired", "q", 1)
     world.advance(1)
     assert ready(dead) == [b"old", b"young"]
@@ -155,7 +153,7 @@ async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_res
     after = await world.again()
     found = after.broker.queues[b"q"]
     assert ready(found) == [b"kept"]
-    assert found.ready[0].redelivered
+    assert found.row.ready[0].redelivered
 
 
 async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> None:
@@ -314,7 +312,7 @@ async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(
     queue.settle([takers[3].messages[0]])
     queue.dispatch()
     assert takers[3].bodies == [b"x", b"x"]
-    assert len(queue.ready) == 100
+    assert len(queue.row.ready) == 100
     queue.add_consumer(late := Taker())
     world.publish(b"", b"q", b"z")
     assert len(late.bodies) == 101
@@ -331,7 +329,7 @@ async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on
     queue.add_consumer(taker)
     queue.dispatch()
     assert taker.bodies == [b"1", b"3"]
-    assert (queue.unacked, queue.depth, queue.ready_bytes) == (2, 0, 0)
+    assert (queue.unacked, queue.depth, queue.row.body_bytes) == (2, 0, 0)
     assert world.broker.counts.expired == 2
     queue.settle(taker.messages)
     assert world.broker.memory.held_bytes == 0
@@ -439,7 +437,7 @@ async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resum
     queue.requeue(taker.messages)
     queue.dispatch()
     assert queue.get(no_ack=True) is None
-    assert not queue.warming
+    assert not queue.cannot_give_yet
     world.topology.set_paused(queue, False)
     assert taker.bodies == [b"0", b"0", b"1", b"2"]
 
@@ -449,9 +447,9 @@ async def test_what_comes_back_to_a_paused_queue_in_slices_waits_with_the_rest(w
     world.publish(b"", b"q", b"0")
     queue.await_returns()
     world.topology.set_paused(queue, True)
-    assert queue.warming
+    assert queue.cannot_give_yet
     queue.all_returned()
-    assert not queue.warming
+    assert not queue.cannot_give_yet
     taker = Taker()
     queue.add_consumer(taker)
     queue.dispatch()

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp.message import Message
-from dmp.ready import Priorities, ReadyRow
+from dmp.row import Priorities, ReadyRow
 from tests.dmp.world import head
 
 MOST = 3

@@ -80,7 +80,7 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     assert ready(queues[b"qa"]) == wanted(b"a")
     assert ready(queues[b"qb"]) == wanted(b"b")
     assert ready(durable) == [body for key, _, body, _ in model if key in (b"a", b"a.b")]
-    assert all(message.head.exchange == b"quotes" for message in durable.ready)
+    assert all(message.head.exchange == b"quotes" for message in durable.row.ready)
     for name, feed in feeds.items():
         found, _ = wire.take_messages(feed.connection.taken())
         assert [(m.key, m.exchange, m.body, m.properties) for m in found] == [
@@ -404,12 +404,12 @@ async def test_a_sink_waits_while_memory_is_full_and_loses_nothing() -> None:
     assert not sink.connection.reading
     assert sink.session.waits_for == ["memory for messages"]
     assert world.broker.counts.memory_waits == 1
-    held = len(queue.ready)
+    held = len(queue.row.ready)
     assert held < 1200
     queue.purge()
     sink.wait(0)
     assert sink.connection.reading
-    assert held + len(queue.ready) == 1200
+    assert held + len(queue.row.ready) == 1200
 
 
 async def test_others_have_their_turn_within_a_long_stretch(app: Application) -> None:
@@ -418,7 +418,7 @@ async def test_others_have_their_turn_within_a_long_stretch(app: Application) ->
     count = 1000
     sink.say(packed(b"0000"))
     sink.say(packed(*[b"%04d" % n for n in range(1, count)]))
-    assert 1 < len(queues[0].ready) < count
+    assert 1 < len(queues[0].row.ready) < count
     for _ in range(10):
         sink.wait(0)
     assert [ready(queue) for queue in queues] == [[b"%04d" % n for n in range(count)]] * 10

@@ -88,7 +88,7 @@ async def test_a_reader_that_goes_away_loses_what_was_on_its_way_and_nothing_els
             await sink.send_all(b"".join(wire.message(wire.Message(b"", b"left", each)) for each in names))
             begun = await first.read(lambda bodies: len(bodies) >= 100)
             queue = server.broker.queues[b"left"]
-            while not queue.ready:  # noqa: ASYNC110 - the server is in another thread
+            while not queue.row.ready:  # noqa: ASYNC110 - the server is in another thread
                 await trio.sleep(0.001)
             await first.leave()
             while queue.feed_lease is not None:  # noqa: ASYNC110
@@ -102,7 +102,7 @@ async def test_a_reader_that_goes_away_loses_what_was_on_its_way_and_nothing_els
     assert begun == names[: len(begun)]
     assert len(begun) <= gone < count
     assert rest[:-1] == names[gone:]
-    assert not queue.ready
+    assert not queue.row.ready
 
 
 async def test_a_feed_gets_what_a_sink_is_sent(server: Served, context: ssl.SSLContext | None) -> None:

@@ -33,7 +33,7 @@ def fill(world: World, queue: str, *sent: bytes) -> None:
 def held(world: World) -> dict[str, list[bytes]]:
     """What is ready, queue by queue."""
     queues = world.broker.queues.items()
-    return {name.decode(): sorted(message.body for message in queue.ready) for name, queue in queues}
+    return {name.decode(): sorted(message.body for message in queue.row.ready) for name, queue in queues}
 
 
 async def held_on(world: World, disks: Iterable[FakeDisk]) -> list[dict[str, list[bytes]]]:
@@ -110,7 +110,7 @@ async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame 
     world.settle()
     assert held(world) == {"a": [b"1", b"2"], "b": []}
     assert world.broker.memory.held_bytes == sum(
-        message.head.cost_bytes for message in world.broker.queues[b"a"].ready
+        message.head.cost_bytes for message in world.broker.queues[b"a"].row.ready
     )
     assert held(await world.again()) == {"a": [b"1", b"2"], "b": []}
 

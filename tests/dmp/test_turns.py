@@ -12,7 +12,7 @@ from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.message import Message
 from dmp.queues import Queue
-from dmp.ready import ReadyRow
+from dmp.row import ReadyRow
 from tests.dmp.amqp_peer import Peer, bodies, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.commits import fail, journal_write
@@ -55,7 +55,7 @@ async def test_many_dead_letters_are_buried_in_turns_and_in_order(hurried: World
     assert 0 < first < len(ready(dead)) < len(sent)
     hurried.finish_work()
     assert ready(dead) == sent
-    assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.ready)
+    assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.row.ready)
 
 
 async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another(hurried: World) -> None:
@@ -113,7 +113,7 @@ async def test_very_many_that_one_message_pushes_out_go_in_turns(hurried: World)
     sent = numbered(200)
     hurried.publish(b"", b"q", *sent)
     hurried.publish(b"", b"q", b"x" * 1000)
-    assert 50 < len(queue.ready) < 200
+    assert 50 < len(queue.row.ready) < 200
     hurried.finish_work()
     assert ready(dead) == sent[:167]
     assert ready(queue) == [*sent[167:], b"x" * 1000]
@@ -235,8 +235,8 @@ async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) 
     assert (queue.depth, queue.unacked) == (0, 400)
     peer.lose()
     assert ready(queue) == sent
-    assert all(message.redelivered for message in queue.ready)
-    assert (queue.unacked, len(queue.consumers), world.broker.counts.consumers) == (0, 0, 0)
+    assert all(message.redelivered for message in queue.row.ready)
+    assert (queue.unacked, queue.takers.number, world.broker.counts.consumers) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,9 @@ def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that
 async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them(world: World) -> None:
     queue = world.queue(b"q", durable=True, bytes_max=10, rejects=True)
     world.publish(b"", b"q", b"1234", properties=PERSISTENT)
-    assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
+    assert (queue.arrivals.body_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
     world.settle()
-    assert (queue.unsynced_bytes, queue.room_for(head(b"q", 4), 3)) == (0, 1)
+    assert (queue.arrivals.body_bytes, queue.room_for(head(b"q", 4), 3)) == (0, 1)
 
 
 async def many_bindings(world: World, exchange: str, count: int) -> Peer:
@@ -340,7 +340,7 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     queue, world = hurried.queue(priority_max=priority_max), hurried
     many = 1000
     world.publish(b"", b"q", *numbered(many))
-    waiting = queue.ready
+    waiting = queue.row.ready
     count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
     assert (count, queue.depth, world.broker.memory.held_bytes) == (many, 0, 0)
     assert 0 < len(waiting) < many
@@ -387,4 +387,4 @@ async def test_what_the_store_refuses_reaches_none_of_several_queues(world: Worl
     world.publish(b"amq.fanout", b"", b"x", properties=PERSISTENT)
     world.settle()
     assert [queue.depth for queue in queues] == [1, 0, 0], "what needs no disk is there"
-    assert world.broker.memory.held_bytes == sum(message.head.cost_bytes for message in queues[0].ready)
+    assert world.broker.memory.held_bytes == sum(message.head.cost_bytes for message in queues[0].row.ready)

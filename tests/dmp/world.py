@@ -202,4 +202,4 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 
 def ready(queue: Queue) -> list[bytes]:
     """The bodies of what is ready, the next one out first."""
-    return [message.body for message in queue.ready]
+    return [message.body for message in queue.row.ready]

@@ -2,10 +2,11 @@
 
 import pytest
 
-from dms.engine import BUDGET_SLACK_BYTES, CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
+from dms.engine import CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack, pack_name
 from shared.budget import Account
+from shared.queues.core import SLACK_BYTES
 from tests.dms.world import MEMORY, World, deliveries, statuses, with_queue
 
 MANY = 400
@@ -14,7 +15,7 @@ BODY = b"x" * 1000
 
 def used(world: World) -> int:
     """Of DMS's account, beside its queues."""
-    world.engine.tell_budget()
+    world.engine.sync_budget()
     account = world.budget.account("dms")
     return account.used_bytes - account.account("queues").used_bytes
 
@@ -26,7 +27,7 @@ def test_messages_in_memory_end_in_a_refusal_and_who_consumes_makes_room() -> No
     taken = found.count(Status.OK)
     assert 0 < taken < 350
     assert found == [Status.OK] * taken + [Status.QUEUE_FULL] * (MANY - taken)
-    assert used(world) < 300_000 + BUDGET_SLACK_BYTES + 2000
+    assert used(world) < 300_000 + SLACK_BYTES + 2000
     other = world.connect()
     assert len(other.consume("orders")) == 1, "what makes room is served"
     for _ in range(taken // 2):
@@ -47,7 +48,7 @@ def test_what_is_held_ends_in_a_refusal_until_some_of_it_is_acknowledged() -> No
             break
         held.append(frames[0][0])
     assert 0 < len(held) < MANY
-    assert world.engine.held_bytes < 200_000 + BUDGET_SLACK_BYTES + 2000
+    assert world.engine.memory.held_bytes < 200_000 + SLACK_BYTES + 2000
     neighbour = with_queue(world, "other")
     assert statuses(neighbour.produce("other", b"x")) == [Status.OK]
     assert statuses(peer.ack(*held)) == [Status.OK] * len(held)
@@ -71,7 +72,7 @@ def test_a_user_s_queues_have_their_share_of_memory_and_who_consumes_makes_room(
         for status in statuses((greedy, other)[number % 2].produce(("mine", "also")[number % 2], BODY))
     ]
     assert set(found) == {Status.OK, Status.QUEUE_FULL}
-    assert 180 < found.count(Status.OK) < (200_000 + BUDGET_SLACK_BYTES) / len(BODY)
+    assert 180 < found.count(Status.OK) < (200_000 + SLACK_BYTES) / len(BODY)
     assert statuses(neighbour.produce("theirs", BODY)) == [Status.OK]
     for _ in range(80):
         for held, _ in other.consume("also"):
@@ -142,12 +143,12 @@ def test_all_that_was_taken_is_given_back() -> None:
         peer.nack(held[3][0], held[7][0])
         assert statuses(peer.ack(held[0][0])) == [Status.OK]
         assert statuses(peer.delete("gone")) == [Status.OK]
-        assert world.engine.held_bytes > 20_000, "what is held of it is still there"
+        assert world.engine.memory.held_bytes > 20_000, "what is held of it is still there"
         other.nack(also[0][0])
         other.ack(also[1][0])
         other.lose()
         peer.lose()
-        assert world.engine.held_bytes == 0
+        assert world.engine.memory.held_bytes == 0
         last = world.connect()
         while frames := last.consume("orders", 7):
             last.ack(*(each for each, _ in frames))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dms import cold, engine, queue_log, wire
+from dms import cold, queue_log, wire
 from dms.settings import QUEUES, TABLES_NAMESPACE, DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage import committer
@@ -191,7 +191,7 @@ def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr("shared.queues.core.HOT_LEAST_BYTES", 0)
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 100_000)
     world = World(DmsSettings(hot_bytes=10_000, depth=100_000))
     peer = world.connect()
@@ -200,10 +200,10 @@ def test_a_deep_queue_is_not_in_memory_and_opens_without_its_past(monkeypatch: p
         peer.produce("deep", *(b"%05d" % (batch * 20 + n) + bytes(1000) for n in range(20)))
     queue = world.engine.queues[b"deep"]
     assert queue.cold
-    assert world.engine.hot_bytes < 60_000
+    assert world.engine.memory.loaded_bytes < 60_000
     world.kill()
     queue = world.engine.queues[b"deep"]
-    assert (queue.depth, len(queue.bodies)) == (1000, 0)
+    assert (queue.depth, queue.ready.loaded) == (1000, 0)
     peer = world.connect()
     found: list[int] = []
     while taken := peer.consume("deep", 30):

@@ -17,7 +17,7 @@ MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": 
 
 @pytest.fixture(params=MODES.values(), ids=MODES.keys())
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("dms.engine.HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr("shared.queues.core.HOT_LEAST_BYTES", 0)
     return World(request.param)
 
 
@@ -129,7 +129,7 @@ def test_what_expires_in_the_row_moves_too(world: World) -> None:
 def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_room(
     world: World, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.expiry.BACK_MAX", 20)
+    monkeypatch.setattr("dms.expiry.RETURNED_MAX", 20)
     monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
     peer = world.connect()
     peer.create("dead", b'{"depth":%d}' % room)
@@ -138,7 +138,7 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
     world.advance(6)
     assert peer.consume("orders", 3) == []
     assert world.depths() == {"orders": 60 - min(room, 60), "dead": min(room, 60)}
-    assert len(world.engine.queues[b"orders"].back) <= 20
+    assert world.engine.queues[b"orders"].returned <= 20
     came = deliveries([*peer.produce("orders", b"new"), *peer.take()])
     assert [body for _, body in came] == ([b"new"] if room > 60 else [])
     world.advance(30)
@@ -164,7 +164,8 @@ def test_however_many_that_came_back_die_at_once_none_goes_out(
     world.now += 5.1
     queue = world.engine.queues[b"orders"]
     queue.expire(world.times.now_ms())
-    assert 0 < len(queue.returned) < 10, "the first turn is over, and there is more to do"
+    requeued = sum(len(run) for _, run in queue.ready.requeued)
+    assert 0 < requeued < 10, "the first turn is over, and there is more to do"
     waiting = world.connect()
     assert waiting.consume("orders") == []
     world.advance(1)
@@ -180,7 +181,7 @@ def test_all_that_came_back_die_also_where_they_have_no_place(
     peer.produce("orders", *(b"%d" % number for number in range(9)))
     peer.nack(*(number for number, _ in peer.consume("orders", 9)))
     world.advance(10.5)
-    assert world.engine.queues[b"orders"].returned == []
+    assert world.engine.queues[b"orders"].ready.requeued == []
     assert world.depths()["orders"] == 9
 
 

@@ -37,10 +37,10 @@ async def _pause(persist: bool, alone: bool) -> None:
     await world.bridges.change([bridge("dms:jobs", "dms:missing")])
     for _ in range(3):
         world.later(10.0)
-        assert engine.find("jobs").unacked()
+        assert engine.find("jobs").held
         world.only.set_paused(True)
         world.carry()
-        assert not engine.find("jobs").unacked()
+        assert not engine.find("jobs").held
         world.only.set_paused(False)
     world.only.set_paused(True)
     assert (engine.find("jobs").depth, engine.find("dead").depth) == (1 if alone else 20, 0)
@@ -85,7 +85,7 @@ async def test_what_a_bridge_held_when_the_server_was_killed_was_never_tried(
     world.later()
     queue = engine.find("jobs")
     assert queue is not None
-    assert len(queue.unacked()) == 64
+    assert queue.held == 64
     if other == OTHERS[1]:
         consumer = engine.consumer(_Holder())
         assert engine.admit(consumer)
@@ -123,17 +123,17 @@ async def test_what_a_bridge_carries_while_a_snapshot_is_made_is_not_in_it(
     world.send("dms", "jobs", *[b"%02d" % number for number in range(12)])
     queue = engine.find("jobs")
     assert queue is not None
-    first, ahead = engine.consumer(_Holder()), engine.consumer(_Holder(), stocks=True)
+    first, ahead = engine.consumer(_Holder()), engine.consumer(_Holder(), prefetches=True)
     for consumer in (first, ahead):
         assert engine.admit(consumer)
         queue.line_up(Credit(consumer, queue, (b"0000",) * 12, inf))
-        engine.gone(first)  # the other gets them one by one, as they came back
-    assert len(ahead.unacked.single) == 12
+        engine.gone(first)  # the other gets them as they came back
+    assert len(ahead.unacked) == 12
     assert queue.log is not None
     short_turns(monkeypatch, items=1)
     queue.log.snapshot()
     assert engine.long_work.busy, "it is being made"
-    engine.ack(ahead, tuple(reversed(ahead.unacked.single)))
+    engine.ack(ahead, [each for ids, _, _ in ahead.unacked for each in reversed(ids)])
     while engine.long_work.busy:
         engine.long_work.expire(0)
     world.store.commit_pending()

@@ -60,7 +60,7 @@ def test_taking_up_what_waited_for_the_disk_crashes_alone(
     for peer in (bad, good):
         for _ in range(4):  # faster than the disk: nothing settles meanwhile
             peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
-            for held in tuple(peer.session.consumer.unacked):
+            for held in tuple(peer.session.consumer.unacked.runs):
                 peer.session.receive(wire.pack(Type.ACK, int.from_bytes(held)))
         peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
         assert not peer.session.consumer.unacked

@@ -120,11 +120,11 @@ def test_deliveries_are_counted_however_many_come_at_once(world: World) -> None:
 def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", *(bytes(100) for _ in range(10)))
-    before = world.engine.hot_bytes
+    before = world.engine.memory.loaded_bytes
     peer.consume("orders", 9)
-    assert world.engine.hot_bytes == before // 10
+    assert world.engine.memory.loaded_bytes == before // 10
     peer.consume("orders")
-    assert world.engine.hot_bytes == 0
+    assert world.engine.memory.loaded_bytes == 0
 
 
 @pytest.mark.parametrize("count", [12, 4], ids=["one each", "three each"])

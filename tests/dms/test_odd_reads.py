@@ -9,8 +9,8 @@ from dms import runs, session, wire
 from dms.engine import Credit, Engine, Queue
 from dms.refusals import Refusals
 from dms.settings import DmsSettings
-from dms.unacked import Unacked
 from dms.wire import HEADER_BYTES, Type
+from shared.queues.unacked import Unacked
 from tests.dms.world import Peer, World, deliveries
 
 A, B, NONE = (wire.pack_name(name) for name in ("a", "b", "x"))
@@ -101,7 +101,7 @@ def test_acks_behind_a_consume_leave_a_run_that_is_held_whole(monkeypatch: pytes
     peer = full_of()
     peer.produce("a", *[b"x"] * 41)  # the first goes to who waits
     held = [number for number, _ in peer.consume("a", 20)]
-    apart = counted(monkeypatch, Unacked, "add_all", lambda *_: 1)
+    apart = counted(monkeypatch, Unacked, "_split", lambda *_: 1)
     peer.send(wire.pack(Type.CONSUME, 2, A) + b"".join(wire.pack(Type.ACK, number) for number in held))
     frames = peer.take()
     assert [number for type_, _, _, number, _ in frames if type_ == Type.ACK_OK] == held
@@ -128,7 +128,7 @@ def test_runs_of_one_kind_behind_another_are_each_taken_at_once(monkeypatch: pyt
 
 def test_acks_of_one_read_are_taken_in_turns_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = full_of()
-    turns = counted(monkeypatch, session.Session, "let_others", lambda _: 1)
+    turns = counted(monkeypatch, session.Session, "yield_turn", lambda _: 1)
     peer.send(UNKNOWN * (4 * session.FRAMES_PER_TURN))
     assert len(peer.take()) == 4 * session.FRAMES_PER_TURN
     assert 3 <= len(turns) <= 4

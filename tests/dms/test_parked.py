@@ -4,10 +4,10 @@ import tracemalloc
 
 import pytest
 
-from dms.engine import BUDGET_SLACK_BYTES
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack_name
 from shared.budget import Account
+from shared.queues.core import SLACK_BYTES
 from tests.dms.world import Peer, World, statuses, with_queue
 
 MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings()}
@@ -122,12 +122,12 @@ def test_what_waits_for_a_place_counts_as_memory() -> None:
     world = World()
     peer = world.connect()
     dead_in(peer, "orders", 100)
-    assert world.engine.hot_bytes >= 100 * len(b"orders-1")
+    assert world.engine.memory.loaded_bytes >= 100 * len(b"orders-1")
     world.call("purge", queue="orders")
-    assert world.engine.hot_bytes == 0
+    assert world.engine.memory.loaded_bytes == 0
     dead_in(peer, "others", 100)
     peer.ask(Type.DELETE_QUEUE, pack_name("others"))
-    assert world.engine.hot_bytes == 0
+    assert world.engine.memory.loaded_bytes == 0
 
 
 def test_dead_letters_without_a_place_end_in_a_refusal_and_what_removes_them_makes_room() -> None:
@@ -166,7 +166,7 @@ def test_where_dead_letters_fill_the_budget_the_queue_that_they_wait_for_may_be_
     while world.budget.fits(9000):
         assert statuses(peer.produce("orders", bytes(4000))) == [Status.OK]
         peer.nack(*(held for held, _ in peer.consume("orders")))
-        world.engine.tell_budget()
+        world.engine.sync_budget()
         taken += 1
     world.budget.account("others").charge(20_000)
     used = world.budget.used_bytes
@@ -176,13 +176,13 @@ def test_where_dead_letters_fill_the_budget_the_queue_that_they_wait_for_may_be_
     assert statuses(peer.create("dead")) == [Status.OK]
     world.advance(5)
     assert world.depths() == {"orders": 0, "few": 1, "dead": taken}
-    world.engine.tell_budget()
+    world.engine.sync_budget()
     assert world.budget.used_bytes < (600_000 if world.engine.persistent else used + 50_000)
     while frames := peer.consume("dead", 3):
         peer.ack(*(held for held, _ in frames))
         taken -= len(frames)
     assert taken == 0
-    world.engine.tell_budget()
+    world.engine.sync_budget()
     assert statuses(peer.create("other")) == [Status.OK]
     world.advance(2)
     assert statuses(peer.create("missing")) == [Status.OK]
@@ -198,7 +198,7 @@ def test_durable_dead_letters_without_a_place_wait_on_disk_where_the_budget_is_f
     for _ in range(40):
         assert statuses(peer.produce("orders", *[bytes(1000)] * 20)) == [Status.OK] * 20
     world.advance(60)
-    assert world.engine.hot_bytes < 256_000 + BUDGET_SLACK_BYTES, "what is read back comes in 256 KiB"
+    assert world.engine.memory.loaded_bytes < 256_000 + SLACK_BYTES, "what is read back comes in 256 KiB"
     assert world.depths() == {"orders": 800}
     others.give(1_000_000)
     peer.create("dead")
@@ -213,7 +213,7 @@ def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:
         peer.produce("orders", *(b"%05d" % (number * 10 + n) * 100 for n in range(10)))
     world.advance(60)
     (queue,) = world.engine.queues.values()
-    assert len(queue.bodies) + len(queue.back) < 700, "what is read back at once comes in 256 KiB"
+    assert queue.ready.loaded + queue.returned < 700, "what is read back at once comes in 256 KiB"
     assert len(world.call("peek", queue="orders", limit=1000)) == 1000
     peer.create("dead")
     world.advance(1)

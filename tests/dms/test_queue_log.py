@@ -10,7 +10,7 @@ from dms.queue_log import QueueLog
 from dms.records import Reason, RecordKind
 from dms.wire import Status, Type
 from shared.storage.log import read_records
-from tests.dms.world import Peer, World, statuses
+from tests.dms.world import Peer, World, statuses, waiting
 
 NAME = wire.pack_name("q")
 
@@ -74,7 +74,7 @@ def test_a_delivery_is_counted_once_though_an_ack_behind_it_waits_when_its_note_
         queue.drop_front(1)
     world.settle()
     world.kill()
-    assert sorted(world.engine.queues[b"q"].back.values()) == [(b"0", 1), (b"1", 1)]
+    assert waiting(world.engine.queues[b"q"]) == [(b"0", 1), (b"1", 1)]
 
 
 def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_answered_where_the_records_cannot_be_made(monkeypatch: pytes
     def broken(*those: object) -> bytes:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(records, "pack_acked", broken)
+    monkeypatch.setattr(records, "pack_run_record", broken)
     together(world, (other, produce(b"b")), (peer, wire.pack(Type.ACK, held)))
     assert statuses(other.take()) == statuses(peer.take()) == [Status.INTERNAL]
     assert world.store.read_only is not None

@@ -15,7 +15,7 @@ from tests.dms.world import Peer, World, statuses
 
 @pytest.fixture(params=MODES.values(), ids=MODES.keys())
 def world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("dms.engine.HOT_LEAST_BYTES", 0)
+    monkeypatch.setattr("shared.queues.core.HOT_LEAST_BYTES", 0)
     return World(request.param)
 
 

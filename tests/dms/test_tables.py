@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dms import events, records
-from dms.records import RecordKind, Run
+from dms.records import RecordKind, SeqRange
 from dms.settings import DmsSettings
 from dms.tables import TABLES, contents, volumes
 from tests.dms import plain_events
@@ -91,7 +91,7 @@ def test_messages_of_one_length_and_of_many_have_their_places() -> None:
 
 
 def test_a_long_run_is_several_rows() -> None:
-    body = records.pack_runs([Run(1, 10), Run(100, 2 * events.RUN_MAX + 1), Run(7, 0)])
+    body = records.pack_runs([SeqRange(1, 10), SeqRange(100, 2 * events.RUN_MAX + 1), SeqRange(7, 0)])
     batch = plain_events.batch_of([("q", 0, payload(RecordKind.GONE, 3, 0, body, 5))])
     assert [(row["seq"], row["messages"]) for row in rows(events.events(batch))] == [
         (1, 10),

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from dms import wire
-from dms.engine import Engine
+from dms.engine import Engine, Queue
 from dms.opening import open_engine
 from dms.refusals import Refusals
 from dms.session import Session
@@ -256,3 +256,9 @@ def with_queue(world: World, name: str = "orders", options: bytes = b"", user: s
     peer = world.connect(user=user)
     assert statuses(peer.create(name, options)) == [Status.OK]
     return peer
+
+
+def waiting(queue: Queue) -> list[tuple[bytes, int]]:
+    """The messages that have left the row and nobody holds, in order: body, deliveries."""
+    runs = sorted((run.first, run.tries, run.bodies) for run, _ in queue.returned_runs())
+    return [(body, tries) for _, tries, bodies in runs for body in bodies]

@@ -199,7 +199,7 @@ class Everything:
             sent = datagram(b"news/%d" % number, Kind.STRING, b"news %d.%d" % (part, number))
             left: Any = (framed(sent, b"127.0.0.1:9"), [len(sent)])
             while left is not None:
-                left = sink.receive_frames(*left)  # type: ignore[union-attr]
+                left = sink.receive_frames(*left)
         self.settle()
 
     def _dms_peer(self) -> DmsPeer:
@@ -221,7 +221,7 @@ class Everything:
             found["topic", topic.name] = Counter(await self._read(topic, ("topic", topic.name)))
         logs = self.logmq.topics.by_id()
         found["groups",] = Counter(
-            (row.group, row.topic, row.offset) for row in self.logmq.groups.all(logs.get)
+            (row.group, row.topic, row.offset) for row in self.logmq.groups.each(logs.get)
         )
         found["writers",] = Counter({"slots": len(self.logmq.writers)})
         self._look_at_dmp(found)

@@ -195,12 +195,11 @@ class World:
             if queue.is_cold:
                 queue.cold.fetch()
                 await trio.lowlevel.checkpoint()
-        return [body for _, body in sorted((seq, body) for seq, (body, _) in queue.back.items())] + list(
-            queue.bodies
-        )
+        runs = [*(run for run, _ in queue.returned_runs()), *queue.ready.runs]
+        return [body for run in sorted(runs, key=lambda run: run.first) for body in run.bodies]
 
     async def _found_dmp(self, name: str) -> Sequence[bytes]:
-        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].ready]
+        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].row.ready]
 
     async def _found_kqmsgq(self, name: str) -> Sequence[bytes]:
         return [body for at, body in self.seen["kqmsgq"] if at == name.encode()]

@@ -4,6 +4,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from typing import ClassVar
 
 import attrs
 import pytest
@@ -12,7 +13,7 @@ import trio
 from shared.errors import ConfigError
 from shared.net import datagrams
 from shared.net.connection import Connection
-from shared.net.datagram_sink import Address, Frames, Layout, SlotSink
+from shared.net.datagram_sink import Frames, Layout, SlotSink
 from shared.net.datagrams import allowed_networks, bind_udp
 from shared.net.listeners import CannotListen
 from shared.net.network import Group, Network
@@ -22,13 +23,24 @@ from tests.shared.net.served import PATIENCE_SECONDS, Recorder, Sessions, make_g
 
 @attrs.define(eq=False)
 class Sink:
-    """Collects datagrams; `more` is set anew with each batch."""
+    """Collects datagrams."""
 
-    batches: list[list[tuple[bytes, Address]]] = attrs.field(factory=list)
+    layout: ClassVar[Layout] = Layout(frame_bytes=1640, parts=((0, 1600),), sender=(1600, 40))
+    batches: list[list[tuple[bytes, bytes]]] = attrs.field(factory=list)
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
-    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-        self.batches.append(list(datagrams))
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
+        batch = [frames[place * 1640 :][:1640] for place in range(len(lengths))]
+        self.take(
+            [
+                (frame[:length], frame[1600:].rstrip(b"\0"))
+                for frame, length in zip(batch, lengths, strict=True)
+            ]
+        )
+        return None
+
+    def take(self, datagrams: list[tuple[bytes, bytes]]) -> None:
+        self.batches.append(datagrams)
         self.changed.unpark_all()
 
     @property
@@ -43,7 +55,7 @@ class Sink:
 @attrs.frozen
 class Endpoint:
     group: Group
-    address: Address
+    address: tuple[str, int]
     sender: socket.socket
 
     def send(self, data: bytes) -> None:
@@ -52,7 +64,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def receiving(
-    sink: Sink | SlotSink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
+    sink: SlotSink, *, allow: Sequence[str] = (), started: bool = True, buffer_bytes: int = 1 << 20
 ) -> AsyncIterator[Endpoint]:
     group = make_group(Network(NetSettings(udp_receive_buffer_bytes=buffer_bytes)))
     (address,) = group.bind_udp("127.0.0.1", 0, sink, allowed_networks("test.allow", "127.0.0.1", allow))
@@ -77,7 +89,8 @@ async def test_datagrams_come_in_order_with_their_sender() -> None:
             endpoint.send(text)
         await sink.wait_for(len(texts))
         assert sink.payloads == texts
-        assert {sender for batch in sink.batches for _, sender in batch} == {endpoint.sender.getsockname()}
+        address = b"%s:%d" % (b"127.0.0.1", endpoint.sender.getsockname()[1])
+        assert {sender for batch in sink.batches for _, sender in batch} == {address}
         assert endpoint.group.counters.datagrams_in == len(texts)
         assert endpoint.group.counters.bytes_in == sum(map(len, texts))
 
@@ -158,8 +171,8 @@ async def test_senders_that_are_not_allowed_are_counted_and_not_heard() -> None:
 
 async def test_a_sink_that_crashes_loses_its_batch_and_no_more() -> None:
     class Crashing(Sink):
-        def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
-            super().receive_many(datagrams)
+        def take(self, datagrams: list[tuple[bytes, bytes]]) -> None:
+            super().take(datagrams)
             if datagrams[0][0] == b"crash":
                 raise ZeroDivisionError
 
@@ -176,7 +189,7 @@ async def test_what_a_sink_writes_to_connections_leaves_with_its_batch() -> None
     subscribers: list[Connection] = []
 
     class Publishing(Sink):
-        def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+        def take(self, datagrams: list[tuple[bytes, bytes]]) -> None:
             for data, _ in datagrams:
                 for subscriber in subscribers:
                     subscriber.write(data)

@@ -4,8 +4,9 @@ import pytest
 import structlog
 import trio
 
+from shared import turns
 from shared.budget import Account
-from shared.net import deadlines, loop_turn
+from shared.net import loop_turn
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
@@ -52,8 +53,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> LoopTurn:
     """Its clock says that every look at it is a millisecond later."""
     settings = NetSettings()
     clock = iter(range(10_000))
-    for module in (loop_turn, deadlines):
-        monkeypatch.setattr(module, "perf_counter", lambda: next(clock) / 1000)
+    monkeypatch.setattr(turns.CLOCK, "now", lambda: next(clock) / 1000)
     return LoopTurn(
         settings=settings,
         admission=Admission(settings),
@@ -97,12 +97,9 @@ async def test_many_sessions_whose_connections_are_gone_are_told_in_several_roun
 
 
 @pytest.mark.parametrize("expects", [False, True])
-async def test_many_are_sent_to_in_several_rounds_and_in_order(
-    expects: bool, made: LoopTurn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop_turn, "SENDS_LOOK", 2)
+async def test_many_are_sent_to_in_several_rounds_and_in_order(expects: bool, made: LoopTurn) -> None:
     told: list[object] = []
-    speakers = [Speaker(told) for _ in range(60)]
+    speakers = [Speaker(told) for _ in range(600)]
     for each in speakers:
         each.expects = expects
     made.to_send += speakers  # type: ignore[arg-type]

@@ -8,9 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from shared.queues import timers as timers_module
 from shared.queues.timers import Timers
-from tests.support.garbage import idle_pauses
 
 
 @attrs.define(eq=False)
@@ -73,26 +71,3 @@ async def test_what_one_item_raises_is_told_and_the_others_expire() -> None:
     timers.run_due()
     assert [str(error) for error in told] == ["a bug"]
     assert items[1].expired == [1.0]
-
-
-@pytest.mark.parametrize("ended", ["by itself", "by a cancel"])
-async def test_the_collector_pauses_while_turn_after_turn_leaves_something_due(
-    ended: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = idle_pauses()
-    monkeypatch.setattr(timers_module, "PAUSES", pauses)
-    monkeypatch.setattr(timers_module, "TURN_SECONDS", -1.0)  # one in each turn
-    timers = Timers(trio.current_time, fails)
-    counts: list[int] = []
-    async with trio.open_nursery() as nursery:
-        for _ in range(timers_module.TURNS_LONG + 2):
-            timers.set(Item(timers), trio.current_time())
-
-        def after() -> None:
-            counts.append(pauses.count)
-            if len(counts) == timers_module.TURNS_LONG + 2 or (ended == "by a cancel" and pauses.count):
-                nursery.cancel_scope.cancel()
-
-        nursery.start_soon(timers.run, after)
-    assert counts[: timers_module.TURNS_LONG + 1] == [0] * timers_module.TURNS_LONG + [1]
-    assert pauses.count == 0

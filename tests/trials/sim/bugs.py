@@ -12,7 +12,7 @@ import attrs
 from brokers.bridges.bridge import Bridge
 from dms import opening
 from dms.cold import ColdRow
-from dms.engine import Consumer, Engine, Queue
+from dms.engine import Engine, Queue
 from dms.expiry import Expiry
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
@@ -22,6 +22,7 @@ from logmq.bridge import LogmqSource
 from logmq.groups import Groups
 from logmq.writers import Writers
 from shared.bridging import MessageRun
+from shared.queues.runs import Run
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Commit, Committer
@@ -420,13 +421,14 @@ def dms_nack_loses_place() -> list[Change]:
     """A NACK puts a message behind the next."""
     requeue = Queue.requeue
 
-    def requeue_behind(self: Queue, outs: Any, *, nacked: bool) -> None:
+    def requeue_behind(self: Queue, runs: Sequence[Run], *, nacked: bool) -> None:
         if not nacked or self.log is None or self.is_cold or self.head == self.end:
-            requeue(self, outs, nacked=nacked)
+            requeue(self, runs, nacked=nacked)
             return
-        (out,) = outs  # it changes places with the first of the row
-        first, self.bodies[0] = self.bodies[0], out[2]
-        requeue(self, [(self, out[1], first, out[3])], nacked=True)
+        (run,) = runs  # it changes places with the first of the row
+        (first, *_) = self.ready.runs
+        run.bodies[0], first.bodies[0] = first.bodies[0], run.bodies[0]
+        requeue(self, runs, nacked=True)
 
     return [(Queue, "requeue", requeue_behind)]
 
@@ -434,23 +436,21 @@ def dms_nack_loses_place() -> list[Change]:
 @bug("one worker")
 def dms_keeps_what_was_held() -> list[Change]:
     """A connection's end gives nothing back."""
-    return [(Engine, "give_back", lambda self, *arguments: None)]
+    return [(Engine, "release_consumer", lambda self, *arguments: None)]
 
 
 @bug("queues")
 def dms_delivers_what_is_held() -> list[Change]:
     """The last of several messages that go out together goes out twice."""
-    take = Queue._take
+    take = Queue.take_row
 
-    def take_and_keep_one(self: Queue, count: int, consumer: Consumer) -> Sequence[bytes]:
-        taken = take(self, count, consumer)
-        if len(taken) > 1:
-            seq = self.head - 1
-            self.back[seq] = taken[-1], 1
-            self.returned.append(seq)
-        return taken
+    def take_and_keep_one(self: Queue, most: int) -> Run:
+        run = take(self, most)
+        if len(run) > 1:
+            self.ready.requeue(run.part(len(run) - 1, len(run)))
+        return run
 
-    return [(Queue, "_take", take_and_keep_one)]
+    return [(Queue, "take_row", take_and_keep_one)]
 
 
 @bug("queues that answer")
@@ -470,10 +470,11 @@ def dms_dead_move_in_two_entries() -> list[Change]:
     """The dead leave their queue in one entry of the journal, and come in another."""
 
     def move_bit_by_bit(
-        self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any
+        self: Engine, source: Queue, target: Queue, runs: Any, letters: Any, reason: Any
     ) -> None:
         assert source.log is not None
-        _, left = source.log.append(*source.log.moving(seqs, reason, target.text), reserved=True)
+        _, left = source.log.append(*source.log.moving(runs, reason, target.text), reserved=True)
+        source.drop(runs)
 
         def arrive(done: Ticket) -> None:
             target.produce(letters, sum(map(len, letters)))
@@ -487,8 +488,9 @@ def dms_dead_move_in_two_entries() -> list[Change]:
 def dms_dead_left_behind() -> list[Change]:
     """The record that the dead have left is forgotten."""
 
-    def copy_only(self: Engine, source: Queue, target: Queue, seqs: Any, letters: Any, reason: Any) -> None:
+    def copy_only(self: Engine, source: Queue, target: Queue, runs: Any, letters: Any, reason: Any) -> None:
         target.produce(letters, sum(map(len, letters)))
+        source.drop(runs)
 
     return [(Engine, "move", copy_only)]
 
@@ -543,8 +545,8 @@ def dms_nack_costs_no_time() -> list[Change]:
     """A NACK delays nothing."""
     on_returned = Expiry.on_returned
 
-    def returned_at_once(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
-        on_returned(self, seq, deliveries, nacked=False)
+    def returned_at_once(self: Expiry, run: Run, *, nacked: bool) -> int:
+        return on_returned(self, run, nacked=False)
 
     return [(Expiry, "on_returned", returned_at_once)]
 
@@ -554,8 +556,9 @@ def dms_tries_never_end() -> list[Change]:
     """Deliveries are not counted."""
     on_returned = Expiry.on_returned
 
-    def returned_for_the_first_time(self: Expiry, seq: int, deliveries: int, *, nacked: bool) -> None:
-        on_returned(self, seq, 1, nacked=nacked)
+    def returned_for_the_first_time(self: Expiry, run: Run, *, nacked: bool) -> int:
+        run.tries = 1
+        return on_returned(self, run, nacked=nacked)
 
     return [(Expiry, "on_returned", returned_for_the_first_time)]
 

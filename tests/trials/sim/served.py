@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import patch
 
 import dms.cold
-import dms.engine
 import dms.expiry
 import dms.queue_log
 from dmp.plugin import plugin as dmp_plugin
@@ -18,6 +17,7 @@ from logmq.plugin import plugin as logmq_plugin
 from logmq.settings import LogmqSettings, TopicSettings
 from shared import turns
 from shared.plugin import Plugin
+from shared.queues import core
 from shared.storage import log_writer
 from shared.storage.settings import Durability
 from tests.support.dms_model import SET
@@ -73,8 +73,8 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
     with (
         patch.multiple(turns.CLOCK, now=look_clock(SLICES)),
         patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
-        patch.multiple(dms.engine, HOT_LEAST_BYTES=500),
+        patch.multiple(core, HOT_LEAST_BYTES=500),
         patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
-        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, BACK_MAX=12, DEAD_AT_ONCE=5),
+        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, DEAD_AT_ONCE=5),
     ):
         yield

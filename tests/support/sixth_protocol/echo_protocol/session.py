@@ -1,11 +1,12 @@
 """What comes in goes out."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 
 from shared.net.connection import Connection
-from shared.net.datagram_sink import Address
+from shared.net.datagram_sink import Frames, Layout
 
 
 @attrs.define(eq=False)
@@ -15,9 +16,12 @@ class Echo:
     shout: bool
     bytes_total: int = 0
 
-    def receive_many(self, datagrams: Sequence[tuple[bytes, Address]]) -> None:
+    layout: ClassVar[Layout] = Layout(frame_bytes=2048, parts=((0, 2000),), sender=(2000, 48))
+
+    def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Datagrams are counted alone: nobody answers them."""
-        self.bytes_total += sum(len(data) for data, _ in datagrams)
+        self.bytes_total += sum(lengths)
+        return None
 
 
 class EchoSession:

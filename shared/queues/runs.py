@@ -1,0 +1,241 @@
+"""Runs: messages of one queue that stand next to each other and share a head.
+
+A run is what moves through a queue. It comes, waits, is held by a consumer, is acknowledged or returns as one
+object, however many messages it has. Only a part of it that goes another way makes it two runs. So a message
+that shares its head with its neighbours costs a body in a list.
+
+A message has a *number* for life, counted in order of arrival. Its place in the queue is its number's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush, heapreplace
+from itertools import groupby
+from typing import Any, TypeVar
+
+_K = TypeVar("_K")
+
+RUN_MOST = 256
+"""A waiting run that has so many messages is not made longer: taking its first one moves all behind that."""
+
+
+class Run:
+    """Messages of one queue with consecutive numbers and one head, in order.
+
+    `head`: what they share beside the bodies; the protocol's own, and opaque here. `first`: the first one's
+    number. `tries`: how often each was delivered. The record of the message at a place is in the queue's log
+    at `offset` + place * `stride`; offset -1 and stride 0: the place is not known here, or there is no
+    record. `expires`: when they are too old, by the protocol's clock.
+    """
+
+    __slots__ = ("bodies", "expires", "first", "head", "offset", "stride", "tries")
+
+    def __init__(
+        self,
+        head: Any,
+        bodies: list[bytes],
+        first: int,
+        tries: int = 0,
+        offset: int = -1,
+        stride: int = 0,
+        expires: float = math.inf,
+    ) -> None:
+        self.head = head
+        self.bodies = bodies
+        self.first = first
+        self.tries = tries
+        self.offset = offset
+        self.stride = stride
+        self.expires = expires
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.first}..{self.end}, {self.tries} tries>"
+
+    @property
+    def end(self) -> int:
+        """The number behind the last one's."""
+        return self.first + len(self.bodies)
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + len(self.bodies))
+
+    def part(self, start: int, stop: int) -> Run:
+        """The messages from place `start` to `stop`, as a run of their own; this one stays as it is."""
+        return Run(
+            self.head,
+            self.bodies[start:stop],
+            self.first + start,
+            self.tries,
+            self.offset + start * self.stride,
+            self.stride,
+            self.expires,
+        )
+
+    def cut(self, count: int) -> Run:
+        """Take the first `count` messages off this run, as a run of their own."""
+        taken = self.part(0, count)
+        del self.bodies[:count]
+        self.first += count
+        self.offset += count * self.stride
+        return taken
+
+
+class Ready:
+    """The messages of a queue that may be delivered: the requeued ones, then the part of the row in memory.
+
+    The *row* has the messages that were never delivered. All that were requeued were in front of it, so they
+    go first, by their numbers, and each message keeps its place. A queue with priorities has one `Ready` for
+    each of them.
+    """
+
+    __slots__ = ("loaded", "requeued", "runs")
+
+    def __init__(self) -> None:
+        self.runs: deque[Run] = deque()
+        self.loaded = 0
+        """How many messages `runs` have."""
+        self.requeued: list[tuple[int, Run]] = []
+        """A heap of runs by their first numbers."""
+
+    def __bool__(self) -> bool:
+        return self.loaded > 0 or len(self.requeued) > 0
+
+    def add(
+        self,
+        head: Any,
+        bodies: Sequence[bytes],
+        first: int,
+        offset: int = -1,
+        stride: int = 0,
+        expires: float = math.inf,
+    ) -> None:
+        """Put messages behind all others of the row."""
+        runs = self.runs
+        self.loaded += len(bodies)
+        if runs:
+            last = runs[-1]
+            count = len(last.bodies)
+            if (
+                count < RUN_MOST
+                and last.first + count == first
+                and last.head is head
+                and last.offset + count * last.stride == offset
+                and last.expires == expires
+            ):
+                last.bodies += bodies
+                return
+        if len(bodies) <= RUN_MOST:
+            runs.append(Run(head, [*bodies], first, 0, offset, stride, expires))
+            return
+        whole = Run(head, [*bodies], first, 0, offset, stride, expires)
+        runs.extend(whole.part(at, at + RUN_MOST) for at in range(0, len(bodies), RUN_MOST))
+
+    def requeue(self, run: Run) -> None:
+        """Messages that were taken return to their places."""
+        heappush(self.requeued, (run.first, run))
+
+    def take_requeued(self, most: int) -> Run:
+        """Take up to `most` messages that were requeued, of the first run."""
+        run = self.requeued[0][1]
+        if len(run.bodies) <= most:
+            heappop(self.requeued)
+            return run
+        taken = run.cut(most)
+        heapreplace(self.requeued, (run.first, run))
+        return taken
+
+    def take_row(self, most: int) -> Run:
+        """Take up to `most` messages off the row's front, of the first run. Some must be in memory."""
+        run = self.runs[0]
+        if len(run.bodies) <= most:
+            self.runs.popleft()
+        else:
+            run = run.cut(most)
+        self.loaded -= len(run.bodies)
+        return run
+
+    def clear_row(self) -> deque[Run]:
+        """Take all of the row that is in memory."""
+        runs, self.runs = self.runs, deque()
+        self.loaded = 0
+        return runs
+
+
+def bodies_bytes(bodies: Iterable[bytes]) -> int:
+    return sum(map(len, bodies))
+
+
+def split_at(runs: Iterable[Run], number: int) -> tuple[list[Run], list[Run]]:
+    """The messages below `number`, and the others."""
+    below: list[Run] = []
+    above: list[Run] = []
+    for run in runs:
+        place = number - run.first
+        if place >= len(run.bodies):
+            below.append(run)
+        elif place <= 0:
+            above.append(run)
+        else:
+            below.append(run.part(0, place))
+            above.append(run.part(place, len(run.bodies)))
+    return below, above
+
+
+def split_after(runs: Iterable[Run], count: int) -> tuple[list[Run], list[Run]]:
+    """The first `count` messages, and the others."""
+    first: list[Run] = []
+    rest: list[Run] = []
+    for run in runs:
+        fitting = min(len(run.bodies), count)
+        count -= fitting
+        if fitting:
+            first.append(run if fitting == len(run.bodies) else run.part(0, fitting))
+        if fitting < len(run.bodies):
+            rest.append(run.part(fitting, len(run.bodies)) if fitting else run)
+    return first, rest
+
+
+def split_by(run: Run, keys: Iterable[_K]) -> Iterator[tuple[_K, Run]]:
+    """The stretches of messages with one key; `keys`: of each message."""
+    start = 0
+    for key, group in groupby(keys):
+        stop = start + sum(1 for _ in group)
+        yield key, run.part(start, stop)
+        start = stop
+
+
+def numbers_of(runs: Sequence[Run]) -> list[int]:
+    """All numbers, ascending."""
+    if len(runs) == 1:
+        return [*runs[0].numbers]
+    return sorted([number for run in runs for number in run.numbers])
+
+
+def to_spans(runs: Sequence[Run]) -> list[tuple[int, int]]:
+    """The numbers of runs as the fewest pairs (first, count), ascending."""
+    if len(runs) == 1:
+        return [(runs[0].first, len(runs[0].bodies))]
+    spans: list[tuple[int, int]] = []
+    for first, count in sorted([(run.first, len(run.bodies)) for run in runs]):
+        if spans and sum(spans[-1]) == first:
+            first, count = spans[-1][0], spans.pop()[1] + count
+        spans.append((first, count))
+    return spans
+
+
+def first_of(runs: Iterable[Run], most: int) -> Iterator[tuple[Run, int]]:
+    """The first `most` messages of runs, by number: each one's run, and its place there."""
+    left = most
+    for run in sorted(runs, key=lambda run: run.first):
+        for place in range(min(len(run.bodies), left)):
+            yield run, place
+        left -= len(run.bodies)
+        if left <= 0:
+            return
