@@ -340,10 +340,17 @@ class Sink:
         for queues, chunk, count in self._fanout.gathered():
             others: list[Queue] = []
             for queue in queues:
-                if _ready_feed(queue) is None:
+                feed = _ready_feed(queue)
+                if feed is None:
                     others.append(queue)
-                else:
-                    queue.publish_whole(chunk, count, name)
+                    continue
+                # 100 bytes take 0.19 us of the server's processor so, and 0.71 by `Queue.publish`.
+                queue.numbered += count
+                self._broker.counts.delivered += count
+                try:
+                    feed.deliver_whole(chunk, count, name)
+                except Exception as error:
+                    feed.fail(error)
             if others:
                 try:
                     for before, bodies in runs(bytes(chunk)):

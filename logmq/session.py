@@ -291,8 +291,6 @@ class Session(SessionBase):
         """Requests, line by line, until the state changes or something stops them."""
         if at == 0 and self.user:
             at = self._whole_run(data)
-            if not at and data.startswith(b"PRODUCE "):
-                at = self._mixed_run(data)
             if self.stopped:
                 return at
         line_max, size_max = self._line_max, self._size_max
@@ -384,22 +382,6 @@ class Session(SessionBase):
         return 0
 
     # -- writes
-
-    def _mixed_run(self, data: bytes) -> int:
-        """The PRODUCE lines at the front of `data`, of topics that are there, whichever they are.
-
-        Returns how far that went, maybe nowhere. A read of 64 lines of as many topics costs 80 us so, and
-        104 us line by line.
-        """
-        found = runs.mixed(data, self._size_max)
-        if found is None:
-            return 0
-        topics, messages, end = found
-        logs = list(map(self._known.get, topics))
-        if None in logs:
-            return 0
-        self._append_mixed(logs, messages)  # type: ignore[arg-type]
-        return end
 
     def _produce_run(self, data: bytes) -> int:
         """Handle the lines of `data`, which begins with `_run_word`, if all of them do.
@@ -577,23 +559,21 @@ class Session(SessionBase):
 
     def _append_mixed(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
         """Append messages of several topics, with one call for each; answers are in the order of requests."""
-        records = runs.encode_each(messages)
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
             places.setdefault(log, []).append(place)
         offsets = [0] * len(logs)
         outcomes: dict[Log, Ticket | StoreError | Refusal] = {}
         for log, those in places.items():
-            parts = [records[place] for place in those]
+            records, lengths = runs.encode([messages[place] for place in those])
             try:
-                offset, outcomes[log] = self._alive(log).append(b"".join(parts), len(those))
+                offset, outcomes[log] = self._alive(log).append(records, len(those))
             except (StoreError, Refusal) as error:
                 outcomes[log] = error
                 continue
-            ends = list(accumulate(map(len, parts), initial=offset))
-            for place, at in zip(those, ends, strict=False):
+            for place, at in zip(those, accumulate(lengths, initial=offset), strict=False):
                 offsets[place] = at
-            self._count_written(len(those), ends[-1] - offset)
+            self._count_written(len(those), len(records))
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
