@@ -93,10 +93,9 @@ class Feed:
         self.delivered += len(bodies)
         self._push(_envelope(head).join((b"", *bodies)), head.exchange)
 
-    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         self.delivered += count
-        for chunk in chunks:
-            self._push(chunk, exchange)
+        self._push(chunk, exchange)
 
     def cancelled(self) -> None:
         """The queue is gone: what is in the outbox is still sent."""
@@ -173,8 +172,12 @@ class Feed:
                 head = Head(exchange, key, body_bytes, properties)
                 head.envelope = before
                 back.append((head, bodies))
+        row, broker = queue.row, self._broker
         for head, bodies in reversed(back):
-            queue.take_back(head, bodies)
+            following = row.ready.first_number() if row.ready else queue.numbered
+            broker.memory.take(head.cost_bytes * len(bodies))
+            broker.counts.delivered -= len(bodies)
+            queue.return_front(queue.number(head, bodies, following - len(bodies)))
         queue.all_returned()
 
     def _drained(self) -> None:

@@ -366,10 +366,10 @@ class Session(SessionBase):
                     break  # nothing behind a DISCONNECT counts
                 requests += DELETE_REQUESTS if what & _TYPE_BITS == _DELETE & _TYPE_BITS else 1
                 if requests >= REQUESTS_PER_TURN:
-                    self.let_others()
+                    self.yield_turn()
                     break
         else:
-            self.let_others()
+            self.yield_turn()
         if acks or wants:
             self._ack_then_consume(acks, wants)
         self._is_crowded()
@@ -380,7 +380,7 @@ class Session(SessionBase):
         if self._is_crowded():
             return False
         if more and (self.produced >= produced_most or self._refused >= refused_most):
-            self.let_others()
+            self.yield_turn()
             return False
         return True
 
@@ -805,12 +805,12 @@ class Session(SessionBase):
         page = next(pages)
         if page is not None:
             self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
-            self.let_others()
+            self.yield_turn()
             return
         if isinstance(self._listings, tuple):
             self._listings = deque()
         self._listings.append((self.replies.slot(), message_id, pages))
-        self.stop(_LISTING)
+        self.pause_input(_LISTING)
         self.deadline(_NAMES, self.connection.now)
 
     def _visible(self, guard: Guard, after: bytes | None) -> Iterator[bytes | None]:
@@ -844,7 +844,7 @@ class Session(SessionBase):
         if self._listings:
             self.deadline(_NAMES, self.connection.now)
         else:
-            self.go(_LISTING)
+            self.resume_input(_LISTING)
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
         """A CONSUME that needs a closer look: of another queue than the last, or one too many."""

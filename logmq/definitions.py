@@ -13,21 +13,20 @@ from shared.definitions import (
     Row,
     Written,
     name_of,
-    parts,
 )
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import require_record_start
 from shared.storage.settings import Durability
-from shared.turns import batched
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Topics and groups of one broker. Retention is in the settings."""
 
-    def topics(_: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(broker.topics.by_id().values())):
-            yield [{"name": log.name, "durability": str(log.mode)} for log in part if not log.deleted]
+    def topics(_: Written) -> Iterator[Row]:
+        for log in list(broker.topics.by_id().values()):
+            if not log.deleted:
+                yield {"name": log.name, "durability": str(log.mode)}
 
     async def make_topic(row: Row, dry_run: bool, _: Promised) -> Made:
         name = topic_untrusted(a_text(row, "name").encode())
@@ -35,19 +34,19 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             durability = Durability.parse(a_text(row, "durability", "always"))
         except ValueError as error:
             raise BadArgument(str(error)) from None
-        there = broker.topics.find(name)
-        if there is not None:
-            if "durability" in row and there.mode != durability:
-                raise Conflict(f"its durability is {there.mode} here")
+        existing = broker.topics.find(name)
+        if existing is not None:
+            if "durability" in row and existing.mode != durability:
+                raise Conflict(f"its durability is {existing.mode} here")
             return Made(new=False)
         if dry_run:
             return Made(new=True)
         _log, ticket = broker.topics.create(name, durability if "durability" in row else None)
         return Made(new=True, ticket=ticket)
 
-    def groups(_: Written) -> Iterator[Sequence[Row]]:
-        for part in batched(broker.groups.each(broker.topics.by_id().get)):
-            yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
+    def groups(_: Written) -> Iterator[Row]:
+        for row in broker.groups.each(broker.topics.by_id().get):
+            yield {"group": row.group, "topic": row.topic, "offset": row.offset}
 
     async def make_group(row: Row, dry_run: bool, promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")
@@ -59,10 +58,10 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         if log is None or (offset and not log.visible):
             raise LeftOut("its topic has no records here, so it begins where it is told to")
         key = broker.groups.find(group, log)
-        found = None if key is None else broker.groups.read(log, key)
-        if found is not None:
-            if found.offset != offset:
-                raise LeftOut(f"it has committed {found.offset} here, and goes on there")
+        committed = None if key is None else broker.groups.read(log, key)
+        if committed is not None:
+            if committed.offset != offset:
+                raise LeftOut(f"it has committed {committed.offset} here, and goes on there")
             return Made(new=False)
         try:
             if not log.first <= offset <= log.visible:

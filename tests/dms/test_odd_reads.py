@@ -128,7 +128,7 @@ def test_runs_of_one_kind_behind_another_are_each_taken_at_once(monkeypatch: pyt
 
 def test_acks_of_one_read_are_taken_in_turns_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = full_of()
-    turns = counted(monkeypatch, session.Session, "let_others", lambda _: 1)
+    turns = counted(monkeypatch, session.Session, "yield_turn", lambda _: 1)
     peer.send(UNKNOWN * (4 * session.FRAMES_PER_TURN))
     assert len(peer.take()) == 4 * session.FRAMES_PER_TURN
     assert 3 <= len(turns) <= 4
