@@ -199,9 +199,7 @@ class Trial:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = outcomes.parser("cluster", __doc__)
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of the load before the kill, and after it"
-    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of load before the kill, and after it")
     options = parser.parse_args(arguments)
     return outcomes.judged(
         "cluster",
