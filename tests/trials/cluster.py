@@ -165,10 +165,11 @@ class Trial:
     def _archive(self, words: Sequence[str], cluster: Cluster, load: ArchiveLoad) -> None:
         """It follows the load, loses its executor, and writes what is fresh when it is told to end."""
         folder = self.place / "archive"
-        job = ProcessGroup(words, cluster.environ)
+        job = ProcessGroup([*words, "--settle-seconds", "1"], cluster.environ)
         try:
-            while not (killed := cluster.kill_executors()) and job.process.poll() is None:
-                time.sleep(self.seconds)
+            while not visible(folder) and job.process.poll() is None:
+                time.sleep(0.1)
+            killed = cluster.kill_executors()
             time.sleep(self.seconds)
             load.stop()
             job.process.terminate()
@@ -199,7 +200,7 @@ class Trial:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = outcomes.parser("cluster", __doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of load before the kill, and after it")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of load after the kill")
     options = parser.parse_args(arguments)
     return outcomes.judged(
         "cluster",
