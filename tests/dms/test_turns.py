@@ -249,7 +249,7 @@ def under_rules(peer: Peer, *rules: str) -> None:
 
 def many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Peer]:
     """40 queues, and a peer that may see four of them."""
-    monkeypatch.setattr(session, "LISTED_AT_ONCE", 3)
+    short_turns(monkeypatch, 1, 3)
     world = World(MEMORY)
     peer = world.connect()
     for number in range(COUNT):
