@@ -15,9 +15,8 @@ from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE
-from dmp.declarations import Binding, ExchangeKind, QueueArguments
-from dmp.definitions import key_in, name_in, table_in
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
+from dmp.declarations import Binding, QueueArguments
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, Exchange
 from dmp.leases import Lease
 from dmp.message import Head, Message
 from dmp.queue_records import operations
@@ -25,6 +24,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
     EXCHANGES,
@@ -33,12 +33,9 @@ from shared.objects import (
     SHOWN_BYTES_MAX,
     BadArgument,
     MessageRows,
-    ObjectMissing,
     Objects,
     a_body,
     a_count,
-    a_flag,
-    a_text,
     key_of,
 )
 from shared.queues import pausing
@@ -57,8 +54,9 @@ NOT_ASKED = attrs.asdict(QueueArguments())
 class Admin:
     """The objects of one broker."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
+        self._definitions = definitions
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -314,19 +312,7 @@ class Admin:
         named_by=("name",),
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name = name_in(arguments, "name")
-        alternate = name_in(arguments, "alternate") if arguments.get("alternate") else None
-        kind = ExchangeKind(
-            a_text(arguments, "type", "direct"),
-            **{flag: a_flag(arguments, flag) for flag in ("durable", "auto_delete", "internal")},
-            alternate=alternate,
-        )
-        if kind.type not in TYPES:
-            raise BadArgument(f"type is one of {', '.join(TYPES)}")
-        new = self._broker.topology.check_exchange(name, kind)
-        if not dry_run:
-            await self._settled(self._broker.topology.declare_exchange(name, kind))
-        return {"declared": int(new)}
+        return {"declared": await self._made("exchanges", {"durable": False, **arguments}, dry_run)}
 
     @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
@@ -375,19 +361,7 @@ class Admin:
         named_by=("exchange", "queue", "key"),
     )
     async def _bind(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        source = _exchange_name(a_text(arguments, "exchange"))
-        name = a_text(arguments, "queue")
-        key = key_in(arguments)
-        queue = self._find_queue([name])
-        if queue is None:
-            raise ObjectMissing(f"there is no queue {name}")
-        if source not in self._broker.exchanges:
-            raise ObjectMissing(f"there is no exchange {arguments['exchange']}")
-        asked = source, queue, key, table_in(arguments)
-        new = self._broker.topology.check_binding(*asked)
-        if not dry_run:
-            await self._settled(self._broker.topology.bind(*asked))
-        return {"bound": int(new is not None)}
+        return {"bound": await self._made("bindings", arguments, dry_run)}
 
     @changing("delete", "Unbind.", answers=("unbound",))
     async def _unbind(self, binding: Binding, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -408,6 +382,13 @@ class Admin:
             "target": _text(lease.target.name),
             "age_seconds": round(self._broker.timers.now() - lease.given, 1),
         }
+
+    async def _made(self, section: str, row: Mapping[str, Any], dry_run: bool) -> int:
+        """Create what a row of a definitions document describes; returns how many were missing."""
+        (make,) = (each.make for each in self._definitions if each.section == section)
+        made = await make(row, dry_run, lambda *_: None)
+        await self._settled(made.ticket)
+        return int(made.new)
 
     async def _settled(self, ticket: Ticket | None) -> None:
         """What was changed goes to the disk, and what waits for it goes on."""

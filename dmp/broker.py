@@ -131,7 +131,7 @@ class Broker:
         self.draining = False
         """The server stops: what comes back from a connection is given to no other."""
         self.leases = LeaseBook(self.counts, self.timers, settings.leases_max, self.accounts.connections)
-        self.work = LongWork(self.timers, self.report_crash)
+        self.work = LongWork(self.timers.set_now, self.report_crash)
         self.topology = Topology(self)
         self.observers: list[Observer] = []
         """Called with what is published, while somebody traces: the exchange, the head, where to, bodies."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, field_table, read_table
 from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueKind
-from dmp.exchanges import DEFAULT, PREDECLARED, RESERVED, HeaderMatch
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, TYPES, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of, parts
@@ -38,24 +38,18 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             ]
 
     async def make_exchange(row: Row, dry_run: bool, _: Promised) -> Made:
-        name = name_in(row, "name")
-        alternate = row.get("alternate")
+        name = _name_in(row, "name")
         kind = ExchangeKind(
             a_text(row, "type", "direct"),
-            True,
+            a_flag(row, "durable", default=True),
             a_flag(row, "auto_delete"),
             a_flag(row, "internal"),
-            None if alternate is None else name_in(row, "alternate"),
+            _name_in(row, "alternate") if row.get("alternate") else None,
         )
-        there = broker.exchanges.get(name)
-        if there is not None:
-            if there.kind != kind:
-                raise Conflict("it is another here")
-            return Made(new=False)
-        if dry_run:
-            broker.topology.check_exchange(name, kind)
-            return Made(new=True)
-        return Made(new=True, ticket=broker.topology.declare_exchange(name, kind))
+        if kind.type not in TYPES:
+            raise BadArgument(f"type is one of {', '.join(TYPES)}")
+        new = broker.topology.check_exchange(name, kind)
+        return Made(new, None if dry_run else broker.topology.declare_exchange(name, kind))
 
     def queues(_: Written) -> Iterator[Sequence[Row]]:
         for part in parts(list(broker.queues.values())):
@@ -70,7 +64,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             ]
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
-        name, table = name_in(row, "name"), table_in(row)
+        name, table = _name_in(row, "name"), _table_in(row)
         auto_delete = a_flag(row, "auto_delete")
         kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
         there = broker.queues.get(name)
@@ -110,9 +104,10 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         to_exchange = "to_exchange" in row
         if to_exchange and "queue" in row:
             raise BadArgument("a binding leads to a queue or to_exchange, not to both")
-        source = name_in(row, "exchange")
-        destination = name_in(row, "to_exchange" if to_exchange else "queue")
-        key, table = key_in(row), table_in(row)
+        is_default = row.get("exchange") == DEFAULT_IN_RULES.decode()
+        source = DEFAULT if is_default else _name_in(row, "exchange")
+        destination = _name_in(row, "to_exchange" if to_exchange else "queue")
+        key, table = _key_in(row), _table_in(row)
         exchange = broker.exchanges.get(source)
         there = broker.topology.destinations_of(to_exchange).get(destination)
         for found, section, name in (
@@ -126,12 +121,8 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             if (type_ if exchange is None else exchange.kind.type) == "headers":
                 HeaderMatch(read_table(table))
             return Made(new=True)
-        if broker.topology.check_binding(source, there, key, table) is None:
-            return Made(new=False)
-        if dry_run:
-            return Made(new=True)
-        ticket = broker.topology.bind(source, there, key, table)
-        return Made(new=True, ticket=ticket)
+        new = broker.topology.check_binding(source, there, key, table) is not None
+        return Made(new, None if dry_run else broker.topology.bind(source, there, key, table))
 
     def binding_named(row: Row) -> str:
         return (
@@ -184,7 +175,7 @@ def _is_text(name: bytes) -> bool:
     return True
 
 
-def key_in(row: Row) -> bytes:
+def _key_in(row: Row) -> bytes:
     """A binding's key. Raises BadArgument."""
     key = a_text(row, "key", "").encode()
     if len(key) > SHORT_BYTES_MAX:
@@ -192,7 +183,7 @@ def key_in(row: Row) -> bytes:
     return key
 
 
-def name_in(row: Row, what: str) -> bytes:
+def _name_in(row: Row, what: str) -> bytes:
     """Raises BadArgument."""
     name = a_text(row, what).encode()
     if not 1 <= len(name) <= SHORT_BYTES_MAX:
@@ -210,7 +201,7 @@ def _shown(table: bytes) -> Row:
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
 
 
-def table_in(row: Row) -> bytes:
+def _table_in(row: Row) -> bytes:
     """The table that a row asks for, in one column or the other; none is an empty one. Raises BadArgument."""
     arguments = row.get("arguments", {})
     if not isinstance(arguments, dict):

@@ -93,10 +93,9 @@ class Feed:
         self.delivered += len(bodies)
         self._push(_envelope(head).join((b"", *bodies)), head.exchange)
 
-    def deliver_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         self.delivered += count
-        for chunk in chunks:
-            self._push(chunk, exchange)
+        self._push(chunk, exchange)
 
     def cancelled(self) -> None:
         """The queue is gone: what is in the outbox is still sent."""

@@ -53,8 +53,8 @@ class DmpService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("dmp", broker.settings.port, partial(ProtocolHeader, broker=broker), pushes=True),
         )
-        self.objects = Admin(broker).objects
         self.definitions = definitions_of(broker)
+        self.objects = Admin(broker, self.definitions).objects
 
     async def take_settings(self, settings: DmpSettings) -> None:
         self.broker.take_settings(settings)

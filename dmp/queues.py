@@ -228,7 +228,7 @@ class Queue(QueueBase):
                     taker.fail(error)
         self.admit(self.number(head, bodies), None)
 
-    def publish_whole(self, chunks: Sequence[bytes | memoryview], count: int, exchange: bytes) -> None:
+    def publish_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         """Messages as they stand in DMP's envelopes, for the feed, which has room: a fast path.
 
         100 bytes from one sink to one feed take 0.19 us of the server's processor, and 0.71 by
@@ -239,7 +239,7 @@ class Queue(QueueBase):
         self.numbered += count
         self._context.counts.delivered += count
         try:
-            feed.deliver_whole(chunks, count, exchange)
+            feed.deliver_whole(chunk, count, exchange)
         except Exception as error:
             feed.fail(error)
 

@@ -7,10 +7,8 @@ looked up by their envelopes (`_known`). So a stretch of messages for the same q
 steps, and is one slice of what was read. A queue whose feed stands ready gets that slice as it is. Other
 queues get the messages' bodies, a run with one envelope at a time.
 
-A `Lane` gathers what goes to the same queues. Where two lanes share a queue its order would suffer: then each
-queue has a lane of its own. (`shared.fanout` does the same for connections. A lane also counts its messages
-and the work that they are, for each slice. On bundles that know neither, a stretch that changes between two
-queues takes 40 % longer.)
+A bundle gathers what goes to the same queues (`shared.fanout`). Where two bundles would share a queue its
+order would suffer: then each queue has a bundle of its own.
 
 What is rare is taken message by message, in `_odd`. That is null messages, properties, options of the later
 revision, names seen for the first time, and everything that is malformed.
@@ -55,7 +53,7 @@ from dmp.wire import (
     wire_error,
 )
 from shared.errors import RemoteProtocolError, StoreError
-from shared.fanout import chunks_of, piece_of
+from shared.fanout import Route, Routes, piece_of
 from shared.net.session import SessionBase
 
 if TYPE_CHECKING:
@@ -67,40 +65,16 @@ _HEADS_MAX = 1024  # envelopes whose parsed form one connection keeps
 # What these take beside their bytes, measured or rounded up: a head has its bytes up to three times.
 _ROUTE_BYTES, _HEAD_BYTES, _KNOWN_BYTES = 400, 800, 160
 _LOOK_EVERY, _LOOK_AT = 16, 2
-"""What follows is compared at the second message of a lane in a row, and at each sixteenth after it."""
+"""What follows is compared at the second message of a route in a row, and at each sixteenth after it."""
 PUTS_MAX = 4096
 """Messages put into queues in one stretch, counted once for each queue; slices for feeds do not count."""
 _NO_LIMIT = 1 << 60
-
-
-@attrs.define(eq=False)
-class Lane:
-    """Messages for the same queues, of the stretch under way.
-
-    While it holds some: `feeds`, of each of its queues, which take slices as they are, or None; `slow`, how
-    many are None.
-    """
-
-    queues: Sequence[Queue]
-    feeds: list[FeedTaker | None] = attrs.Factory(list)
-    pieces: list[bytes | memoryview] = attrs.Factory(list)
-    count: int = 0
-    slow: int = 0
 
 
 def _ready_feed(queue: Queue) -> FeedTaker | None:
     """The feed, if what came now would be given to it at once."""
     feed = queue.takers.feed
     return feed if feed is not None and queue.empty and room_of(feed)[0] else None
-
-
-@attrs.define(eq=False)
-class SinkRoute:
-    """Where messages with the same names and properties go."""
-
-    queues: Sequence[Queue]
-    lanes: Sequence[Lane]
-    envelope_bytes: int
 
 
 @attrs.define(eq=False)
@@ -116,16 +90,16 @@ class Sink:
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
     _track: Track | None = attrs.field(default=None, init=False)
-    _routes: BudgetedCache[bytes, SinkRoute] = attrs.field(init=False)
+    _fanout: Routes[Queue] = attrs.field(init=False)
+    _routes: BudgetedCache[bytes, Route[Queue]] = attrs.field(init=False)
+    """Where messages go, by their names and properties."""
     _heads: BudgetedCache[bytes, Head] = attrs.field(init=False)
-    _shape: tuple[int, int] = attrs.field(default=(0, 0), init=False)  # of `_known`: see `_in_lanes`
+    _shape: tuple[int, int] = attrs.field(default=(0, 0), init=False)  # of `_known`: see `_on_route`
     _layout: struct.Struct = attrs.field(default=struct.Struct(""), init=False)
-    _known: BudgetedCache[bytes, Sequence[Lane]] = attrs.field(init=False)
+    _known: BudgetedCache[bytes, Route[Queue]] = attrs.field(init=False)
     """Where messages of that shape go, by their envelopes."""
-    _lanes: dict[tuple[Queue, ...], Sequence[Lane]] = attrs.field(factory=dict, init=False)
-    _laned: set[Queue] = attrs.field(factory=set, init=False)  # the queues of these lanes
-    _of_queue: dict[Queue, Lane] = attrs.field(factory=dict, init=False)  # not empty: each queue has its own
-    _touched: list[Lane] = attrs.field(factory=list, init=False)
+    _slow: dict[Route[Queue], int] = attrs.field(factory=dict, init=False)
+    """How many queues of a route have no feed that stands ready, of the stretch under way."""
     _puts: int = attrs.field(default=0, init=False)
     _taken: int = attrs.field(default=0, init=False)  # of what is scanned, up to the last good message
 
@@ -134,6 +108,7 @@ class Sink:
         self._size_max = size_max_of(broker.settings.message_bytes_max)
         self._generation = broker.generation
         caches = broker.accounts.caches
+        self._fanout = Routes(caches)
         self._routes = BudgetedCache(caches, _ROUTES_MAX)
         self._heads = BudgetedCache(caches, _HEADS_MAX)
         self._known = BudgetedCache(caches)
@@ -171,8 +146,7 @@ class Sink:
             return False
         if length > self._broker.settings.message_bytes_max:
             return False  # the rest of its size is room for names and properties
-        self._touch(route)
-        self._add(route.lanes, message, 1, route.envelope_bytes)
+        self._add(route, message, 1, len(message) - length)
         self.sunk += 1
         if self._track is not None:
             self._track.record(1, message)
@@ -184,6 +158,7 @@ class Sink:
         if broker.generation != self._generation:
             self._rewire()
         self._puts = 0
+        self._slow.clear()
         self._taken = start = at
         sunk = broker.counts.sunk
         try:
@@ -213,8 +188,8 @@ class Sink:
         end = len(data)
         count = overhead = 0
         start = at
-        last: SinkRoute | None = None
-        lanes: Sequence[Lane] | None = None  # of the messages since `start`
+        last = b""  # names and properties
+        current: Route[Queue] | None = None  # of the messages since `start`
         most = _NO_LIMIT  # of them
         while at + SIZE_BYTES <= end:
             after = at + SIZE_BYTES + read_u32(data, at)[0]
@@ -223,47 +198,48 @@ class Sink:
             try:
                 key_at = at + 6 + data[at + 4]
                 length_at = key_at + 2 + data[key_at - 1]
-                route = find_route(data[at + 4 : length_at])
+                names = data[at + 4 : length_at]
+                route = find_route(names)
                 (length,) = read_u32(data, length_at)
                 odd = route is None or length != after - length_at - LENGTH_BYTES or length > body_bytes_max
             except (IndexError, struct.error):  # it lies about its names, and would end beyond the data
-                odd, route = True, None
-            if odd or route is None or route.lanes is not lanes:
-                if lanes is not None:
-                    self._add(lanes, piece_of(data, start, at), count, overhead)
-                    lanes, count, overhead = None, 0, 0
+                odd, route, names = True, None, b""
+            if odd or route is None or route is not current:
+                if current is not None:
+                    self._add(current, piece_of(data, start, at), count, overhead)
+                    current, count, overhead = None, 0, 0
                 if self._puts >= PUTS_MAX:
                     return at
                 if odd or route is None:
                     self._taken = at
                     at = self._odd(data, at, after)
                     continue
-                lanes, start = route.lanes, at
-                most = self._touch(route)
+                current, start = route, at
+                most = self._most(route)
             count += 1
-            overhead += route.envelope_bytes
             stride, head_bytes = after - at, length_at + LENGTH_BYTES - at
+            overhead += head_bytes
             if count % _LOOK_EVERY == _LOOK_AT and (
-                route is last or data.startswith(data[at : at + 4], after)
+                names == last or data.startswith(data[at : at + 4], after)
             ):
-                if route is last:
+                if names == last:
                     same = min(uniform(data, at, stride, head_bytes), most - count + 1)
                 else:
-                    same = self._in_lanes(route.lanes, data, at, stride, head_bytes, most - count + 1)
+                    same = self._on_route(route, data, at, stride, head_bytes, most - count + 1)
                 count += same - 1
-                overhead += (same - 1) * route.envelope_bytes
+                overhead += (same - 1) * head_bytes
                 after = at + same * stride
-            last = route
+            last = names
             at = after
             if count >= most:
-                self._add(route.lanes, piece_of(data, start, at), count, overhead)
-                lanes, count, overhead = None, 0, 0
-        if lanes is not None:
-            self._add(lanes, piece_of(data, start, at), count, overhead)
+                self._add(route, piece_of(data, start, at), count, overhead)
+                current, count, overhead = None, 0, 0
+        if current is not None:
+            self._add(current, piece_of(data, start, at), count, overhead)
         return at
 
-    def _in_lanes(
-        self, lanes: Sequence[Lane], data: bytes, at: int, stride: int, head_bytes: int, most: int
+    def _on_route(
+        self, route: Route[Queue], data: bytes, at: int, stride: int, head_bytes: int, most: int
     ) -> int:
         """How many whole messages from `at` on, `most` at most, go there and are sized as the first of them.
         That is `stride` bytes, of which `head_bytes` are its envelope.
@@ -280,13 +256,13 @@ class Sink:
         same = 0
         for (head,) in self._layout.iter_unpack(memoryview(data)[at : at + most * stride]):
             found = find_known(head)
-            if (self._learn(head) if found is None else found) is not lanes:
+            if (self._learn(head) if found is None else found) is not route:
                 break
             same += 1
         return same
 
-    def _learn(self, head: bytes) -> Sequence[Lane] | None:
-        """The lanes of messages of the shape with this envelope; None where it is none, or not known.
+    def _learn(self, head: bytes) -> Route[Queue] | None:
+        """The route of messages of the shape with this envelope; None where it is none, or not known.
 
         Names that have a route are whole, wherever they stand, and so the body's length follows them.
         """
@@ -299,44 +275,32 @@ class Sink:
             return None
         size = _KNOWN_BYTES + head_bytes
         if self._known.has_room(size):
-            self._known.keep(head, route.lanes, size)
-        return route.lanes
+            self._known.keep(head, route, size)
+        return route
 
-    def _touch(self, route: SinkRoute) -> int:
-        """Something goes there: how many messages that differ, before others should have a turn?"""
-        for lane in route.lanes:
-            if not lane.pieces:
-                lane.feeds = feeds = [_ready_feed(queue) for queue in lane.queues]
-                lane.slow = feeds.count(None)
-        return self._most(route)
-
-    def _most(self, route: SinkRoute) -> int:
-        """How many messages before others should have a turn?"""
-        slow = sum([lane.slow for lane in route.lanes])
+    def _most(self, route: Route[Queue]) -> int:
+        """How many messages may go there before others should have a turn?"""
+        slow = self._slow.get(route)
+        if slow is None:
+            queues = _members(route)
+            slow = self._slow[route] = sum([_ready_feed(queue) is None for queue in queues])
         return max(0, PUTS_MAX - self._puts) // slow + 1 if slow else _NO_LIMIT
 
-    def _add(self, lanes: Sequence[Lane], piece: bytes | memoryview, count: int, overhead: int) -> None:
+    def _add(self, route: Route[Queue], piece: bytes | memoryview, count: int, overhead: int) -> None:
         """Add a piece of `count` messages, of which `overhead` bytes are envelopes."""
         if self._broker.observers:
-            self._show(lanes, bytes(piece))
+            self._show(_members(route), bytes(piece))
         counts = self._broker.counts
         counts.published += count
         counts.published_bytes += len(piece) - overhead
         counts.sunk += count
-        if not lanes:
+        if not route.fan:
             counts.unroutable += count
-        slow = 0
-        for lane in lanes:
-            if not lane.pieces:
-                self._touched.append(lane)
-            lane.pieces.append(piece)
-            lane.count += count
-            slow += lane.slow
-        self._puts += slow * count
+        self._fanout.put(route, piece, count)
+        self._puts += self._slow.get(route, route.fan) * count
 
-    def _show(self, lanes: Sequence[Lane], piece: bytes) -> None:
+    def _show(self, queues: Sequence[Queue], piece: bytes) -> None:
         """Show messages to those who trace."""
-        queues = [queue for lane in lanes for queue in lane.queues]
         for before, bodies in runs(piece):
             for observe in self._broker.observers:
                 observe(self._exchange.name, self._head(before), queues, bodies)
@@ -352,8 +316,7 @@ class Sink:
         parts = layout_untrusted(data, at, after, self._broker.settings.message_bytes_max)
         names = data[at + SIZE_BYTES : parts.properties_end]
         route = self._routes.get(names) or self._route(names, parts)
-        self._touch(route)
-        most = self._most(route)  # for they are one run
+        most = self._most(route)
         before = data[at : parts.body_at]
         stride, stop, count = after - at, after, 1
         while count < most and data.startswith(before, stop) and stop + stride <= len(data):
@@ -365,58 +328,51 @@ class Sink:
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
             self._publish_optional(route, before, parts, bodies)
         else:
-            self._add(route.lanes, piece_of(data, at, stop), count, count * route.envelope_bytes)
+            self._add(route, piece_of(data, at, stop), count, count * len(before))
         return stop
 
     def _deliver(self) -> None:
-        """Hand on what the lanes have gathered. Raises RemoteProtocolError if the store takes no writes."""
-        touched, self._touched = self._touched, []
+        """Hand on what was gathered. Raises RemoteProtocolError if the store takes no writes."""
         name = self._exchange.name
         failed: StoreError | None = None
-        for lane in touched:
-            pieces, lane.pieces = lane.pieces, []
-            count, lane.count = lane.count, 0
-            feeds, lane.feeds = lane.feeds, []
-            chunks = chunks_of(pieces, len(lane.queues))
-            rest: Sequence[Queue] = lane.queues
-            if lane.slow < len(feeds):
-                rest = rest_of = []
-                for queue, feed in zip(lane.queues, feeds, strict=True):
-                    if feed is None:
-                        rest_of.append(queue)
-                    else:
-                        queue.publish_whole(chunks, count, name)
-            if rest:
+        for queues, chunk, count in self._fanout.gathered():
+            others: list[Queue] = []
+            for queue in queues:
+                if _ready_feed(queue) is None:
+                    others.append(queue)
+                else:
+                    queue.publish_whole(chunk, count, name)
+            if others:
                 try:
-                    for before, bodies in runs(b"".join(pieces)):
-                        self._broker.publish(self._head(before), rest, bodies)
+                    for before, bodies in runs(bytes(chunk)):
+                        self._broker.publish(self._head(before), others, bodies)
                 except StoreError as error:
                     failed = error
         if failed is not None:
             raise self._store_refuses(failed) from failed
 
     def _publish_optional(
-        self, route: SinkRoute, before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
+        self, route: Route[Queue], before: bytes, parts: MessageLayout, bodies: Sequence[bytes]
     ) -> None:
         """A run whose client wants to hear of what cannot be routed, or not delivered at once."""
         broker, counts = self._broker, self._broker.counts
-        head = self._head(before)
+        head, queues = self._head(before), _members(route)
         count = len(bodies)
         counts.published += count
         counts.published_bytes += count * head.body_bytes
         counts.sunk += count
         for observe in broker.observers:
-            observe(self._exchange.name, head, route.queues, bodies)
-        self._puts += count * max(1, len(route.queues))
+            observe(self._exchange.name, head, queues, bodies)
+        self._puts += count * max(1, len(queues))
         try:
-            if not route.queues:
+            if not queues:
                 counts.unroutable += count
                 code = Code.NO_ROUTE if parts.options & MessageOptions.MANDATORY else Code.NO_CONSUMERS
                 for body in bodies:
                     self._send_return(code, head, body)
             else:
                 send_return = self._send_return if parts.options & MessageOptions.IMMEDIATE else None
-                broker.publish(head, route.queues, bodies, send_return)
+                broker.publish(head, queues, bodies, send_return)
         except StoreError as error:
             raise self._store_refuses(error) from error
 
@@ -426,7 +382,7 @@ class Sink:
 
     # What names and envelopes mean.
 
-    def _route(self, names: bytes, parts: MessageLayout) -> SinkRoute:
+    def _route(self, names: bytes, parts: MessageLayout) -> Route[Queue]:
         """Raises RemoteProtocolError."""
         sink, broker = self._exchange.name, self._broker
         if parts.exchange not in (b"", sink):
@@ -446,24 +402,12 @@ class Sink:
         size = _ROUTE_BYTES + len(names)
         if not self._routes.has_room(size):
             self._forget_routes()
-        route = SinkRoute(queues, self._lanes_of(queues), len(names) + SIZE_BYTES + LENGTH_BYTES)
+        epoch = self._fanout.epoch
+        route = self._fanout.of(queues)
+        if self._fanout.epoch != epoch:  # a queue is in two sets: from now on each is for itself
+            self._forget_known()
         self._routes.keep(names, route, size)
         return route
-
-    def _lanes_of(self, queues: tuple[Queue, ...]) -> Sequence[Lane]:
-        """One shared sequence of lanes for each set of queues: `_scan` compares by identity."""
-        lanes = self._lanes.get(queues)
-        if lanes is None and queues and not self._of_queue:
-            if self._laned.isdisjoint(queues):
-                self._laned.update(queues)
-                lanes = self._lanes[queues] = (Lane(queues),)
-                return lanes
-            self._forget_routes()  # a queue is in two sets: from now on each is for itself
-        if lanes is None:
-            of_queue = self._of_queue
-            lanes = tuple([of_queue.setdefault(queue, Lane((queue,))) for queue in queues])
-            self._lanes[queues] = lanes
-        return lanes
 
     def _head(self, before: bytes) -> Head:
         """The head of messages with this envelope."""
@@ -481,12 +425,18 @@ class Sink:
         if broker.exchanges.get(self._exchange.name) is not self._exchange:
             raise wire_error(Reply.NOT_FOUND, "the exchange is gone")
         self._forget_routes()
-        self._of_queue.clear()
         self._generation = broker.generation
 
     def _forget_routes(self) -> None:
-        """What lanes hold is still delivered: in the order in which they were touched."""
+        """What was gathered is still delivered: in the order in which it came."""
+        self._forget_known()
+        self._fanout.forget()
+
+    def _forget_known(self) -> None:
         self._routes.forget()
         self._known.forget()
-        self._lanes.clear()
-        self._laned.clear()
+        self._slow.clear()
+
+
+def _members(route: Route[Queue]) -> list[Queue]:
+    return [queue for bundle in route.bundles for queue in bundle.members]

@@ -734,7 +734,7 @@ class Engine:
         self._namespace = namespace
         self._table = table
         self.times = times
-        self.long_work = LongWork(times.timers, _report_crash)
+        self.long_work = LongWork(times.timers.set_now, _report_crash)
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}

@@ -42,12 +42,12 @@ class Broker:
 
     def delete(self, log: Log) -> Ticket:
         """Delete a topic, with everything that groups and writers have of it. Raises StoreError."""
-        ticket = self.topics.delete(log, self.groups.grave(log.id))
-        self.clear_grave(log.id)
+        ticket = self.topics.delete(log, self.groups.tombstone(log.id))
+        self.clear_tombstone(log.id)
         return ticket
 
-    def clear_grave(self, log_id: int) -> None:
-        """Remove what is left of a deleted log, then its grave. Raises StoreError."""
+    def clear_tombstone(self, log_id: int) -> None:
+        """Remove what is left of a deleted log, then its tombstone. Raises StoreError."""
         self.groups.forget(
-            log_id, lambda: self.writers.forget(log_id, lambda: self.groups.close_grave(log_id))
+            log_id, lambda: self.writers.forget(log_id, lambda: self.groups.remove_tombstone(log_id))
         )

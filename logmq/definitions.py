@@ -19,6 +19,7 @@ from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import require_record_start
 from shared.storage.settings import Durability
+from shared.turns import batched
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
@@ -45,7 +46,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         return Made(new=True, ticket=ticket)
 
     def groups(_: Written) -> Iterator[Sequence[Row]]:
-        for part in broker.groups.in_parts(broker.topics.by_id().get):
+        for part in batched(broker.groups.each(broker.topics.by_id().get)):
             yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
 
     async def make_group(row: Row, dry_run: bool, promised: Promised) -> Made:

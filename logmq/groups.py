@@ -3,9 +3,10 @@
 A key begins with the log's id, which is never used again. So what a deleted topic leaves behind is never
 taken for a commit to a later topic of that name.
 
-DELETE of a topic puts a *grave* into the table, in one step with the deletion of its log. A grave is a key
-that is only the id. Then the topic's commits and writers are removed, and the grave last. The next start
-removes what a crash leaves. Commits to a missing topic without a grave are a sign of damage: they stay.
+DELETE of a topic puts a *tombstone* into the table, in one step with the deletion of its log. A tombstone is
+a key that is only the id. Then the topic's commits and writers are removed, and the tombstone last. The next
+start removes what a crash leaves. Commits to a missing topic without a tombstone are a sign of damage: they
+stay.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +21,6 @@ from shared.storage.table import Table
 
 _ID_BYTES = 8
 _OFFSET_BYTES = 8
-PART = 500
-"""Commits examined before other tasks run: half a millisecond."""
 COMMIT_BYTES = 500
 """Memory of a commit, with its row in the table."""
 
@@ -50,13 +49,13 @@ class Groups:
         self._by_log: dict[int, set[bytes]] = {}
         self._count = 0
         self._unsynced: dict[bytes, Ticket] = {}
-        self.graves: set[int] = set()
+        self.tombstones: set[int] = set()
         """Ids of deleted logs that may have left something."""
         for key, _ in table.items():
             if len(key) > _ID_BYTES:
                 self._remember(key)
             else:
-                self.graves.add(_log_id(key))
+                self.tombstones.add(_log_id(key))
 
     def __len__(self) -> int:
         return self._count
@@ -105,9 +104,9 @@ class Groups:
         self._memory.give(COMMIT_BYTES)
         return ticket
 
-    def grave(self, log_id: int) -> tuple[Log, bytes, int]:
-        """The record of the grave, for `Namespace.delete`."""
-        return self._table.put_record(_grave(log_id), b"")
+    def tombstone(self, log_id: int) -> tuple[Log, bytes, int]:
+        """The record of the tombstone, for `Namespace.delete`."""
+        return self._table.put_record(_tombstone(log_id), b"")
 
     def forget(self, log_id: int, done: Callable[[], None] = lambda: None) -> None:
         """Remove a deleted log's commits; then `done` is called. Raises StoreError."""
@@ -118,10 +117,10 @@ class Groups:
             self._of_users.drop(key)
         self._table.discard([*keys], done)
 
-    def close_grave(self, log_id: int) -> None:
-        """Remove the grave: nothing is left of the log. Raises StoreError."""
-        self.graves.discard(log_id)
-        self._table.delete(_grave(log_id))
+    def remove_tombstone(self, log_id: int) -> None:
+        """Remove the tombstone: nothing is left of the log. Raises StoreError."""
+        self.tombstones.discard(log_id)
+        self._table.delete(_tombstone(log_id))
 
     def find(self, group: str, log: Log) -> bytes | None:
         """A key for `read`; None if the group has committed nothing."""
@@ -138,55 +137,31 @@ class Groups:
         value = self._table.get(key)
         return None if value is None else _committed(key, value, log)
 
-    def all(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
-        """Every commit, sorted by topic and group. `logs`: the log of an id."""
-        rows = (
-            _committed(key, value, log)
-            for key, value in self._table.items()
-            if (log := logs(_log_id(key))) is not None
-        )
-        return iter(sorted(rows, key=lambda row: (row.topic, row.group)))
-
-    def in_parts(self, logs: Callable[[int], Log | None]) -> Iterator[list[Committed]]:
-        """Every commit, unsorted, in parts of some topics; commits may come and go meanwhile."""
-        part: list[Committed] = []
+    def each(self, logs: Callable[[int], Log | None]) -> Iterator[Committed]:
+        """Every commit, unsorted; commits may come and go meanwhile."""
         for log_id in list(self._by_log):
             log = logs(log_id)
             for key in list(self._by_log.get(log_id, ())):
                 value = self._table.get(key)
                 if log is not None and value is not None:
-                    part.append(_committed(key, value, log))
-                if len(part) >= PART:
-                    yield part
-                    part = []
-        yield part
+                    yield _committed(key, value, log)
 
-    def idle_in_parts(
-        self, logs: Callable[[int], Log | None], since_ms: int
-    ) -> Iterator[list[tuple[str, Log]]]:
+    def idle(self, logs: Callable[[int], Log | None], since_ms: int) -> Iterator[tuple[str, Log]]:
         """Groups that have committed nothing in a topic since `since_ms`, though all that time they had
-        records to read; in parts as of `in_parts`.
+        records to read. They may be deleted meanwhile.
 
         Times are those of the logs' indexes, so a group is found late rather than early. Raises StoreError.
         """
         committed_since = self._table.log.seek(since_ms)
-        part: list[tuple[str, Log]] = []
-        looked = 0
         for log_id in list(self._by_log):
             log, keys = logs(log_id), self._by_log.get(log_id, ())
             old = [key for key in keys if key in self._table and self._table.offset(key) < committed_since]
-            if log is not None and old:
-                came_since = log.seek(since_ms)
-                part += [
-                    (group_of(key), log)
-                    for key in old
-                    if int.from_bytes(self._table[key], "big") < came_since
-                ]
-            looked += 1 + len(keys)
-            if looked >= PART:
-                yield part
-                part, looked = [], 0
-        yield part
+            if log is None or not old:
+                continue
+            came_since = log.seek(since_ms)
+            for key in old:
+                if key in self._table and int.from_bytes(self._table[key], "big") < came_since:
+                    yield group_of(key), log
 
     def repair(self, logs: Callable[[int], Log | None]) -> tuple[int, list[Committed]]:
         """Set commits past the end of a log to its end; done at the start.
@@ -194,18 +169,18 @@ class Groups:
         A log in mode `interval` or `none` may lose its newest records in a power cut. Returns how many
         commits are of missing logs, and those that were past the end, as they were. Raises StoreError.
         """
-        astray, past = 0, []
+        orphaned, past = 0, []
         for log_id in list(self._by_log):
             log = logs(log_id)
             if log is None:
-                astray += len(self._by_log[log_id])
+                orphaned += len(self._by_log[log_id])
                 continue
             for key in self._by_log[log_id]:
                 row = _committed(key, self._table[key], log)
                 if row.offset > log.visible:
                     past.append(row)
                     self._table.put(key, log.visible.to_bytes(_OFFSET_BYTES, "big"))
-        return astray, past
+        return orphaned, past
 
     def _written(self, key: bytes, ticket: Ticket) -> None:
         if self._unsynced.get(key) is ticket:
@@ -233,7 +208,7 @@ def _key(group: str, log: Log) -> bytes:
     return log.id.to_bytes(_ID_BYTES, "big") + group.encode()
 
 
-def _grave(log_id: int) -> bytes:
+def _tombstone(log_id: int) -> bytes:
     return log_id.to_bytes(_ID_BYTES, "big")
 
 

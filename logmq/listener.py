@@ -24,6 +24,7 @@ from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import Log, read_records
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 from shared.tracing import Tap
 
 LAGS_SECONDS = 15.0
@@ -33,8 +34,6 @@ EXPIRY_SECONDS = 3600.0
 TRACE_SECONDS = 0.25
 TRACE_BYTES = 64 * 1024
 """Records shown per topic and look; more that arrived since the last look are left out."""
-LOGS_AT_ONCE = 1000
-"""Topics looked at before other tasks run: a millisecond."""
 
 
 async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
@@ -64,10 +63,10 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
     )
     if store.read_only is None:
         by_id = broker.topics.by_id()
-        for log_id in tuple(broker.groups.graves):
-            broker.clear_grave(log_id)
+        for log_id in tuple(broker.groups.tombstones):
+            broker.clear_tombstone(log_id)
         commits, past = broker.groups.repair(by_id.get)
-        writers = broker.writers.astray(by_id.get)
+        writers = broker.writers.orphaned(by_id.get)
         if commits or writers:
             log.warning(
                 "logmq: commits or writers belong to topics that are missing and were not deleted; they are "
@@ -110,25 +109,25 @@ class LogmqService:
             nursery.start_soon(self._expire_groups)
 
     async def _serve_readers(self) -> None:
-        broker, feeds = self.broker, self.broker.topics.feeds
+        waiters, turn = self.broker.topics.waiters, TaskTurn()
         while True:
-            if feeds.behind:
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            if waiters.work.busy:
+                await turn.others()
             else:
                 behind = trio.Event()
-                feeds.on_behind = behind.set
+                waiters.on_behind = behind.set
                 await behind.wait()
-            feeds.take_turn()
-            broker.store.commit_pending()  # requests behind what was answered may have written
+            waiters.work.expire(0)
+            self.broker.store.commit_pending()  # requests behind what was answered may have written
 
     async def _check_groups(self) -> None:
         """Note regularly which groups are far behind."""
         while True:
-            worst: list[Committed] = []
-            for part in self.broker.groups.in_parts(self.broker.topics.by_id().get):
-                worst = nlargest(LAGS_SHOWN, (*worst, *part), key=lambda row: row.behind_bytes)
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            self._worst = worst
+            rows, turn = [], TaskTurn()
+            for row in self.broker.groups.each(self.broker.topics.by_id().get):
+                rows.append(row)
+                await turn.item()
+            self._worst = nlargest(LAGS_SHOWN, rows, key=lambda row: row.behind_bytes)
             await trio.sleep(LAGS_SECONDS)
 
     async def _expire_groups(self) -> None:
@@ -144,19 +143,18 @@ class LogmqService:
 
     async def _expire(self, since_ms: int) -> None:
         """Delete the commits of groups that are idle since then. Raises StoreError."""
-        broker = self.broker
-        for part in broker.groups.idle_in_parts(broker.topics.by_id().get, since_ms):
-            for group, log in part:
-                broker.groups.delete(group, log)
-                broker.counts.commits_expired += 1
-                broker.log.info(
-                    "a group's commit expired: it had records to read and committed nothing for "
-                    "logmq.group_seconds; when it comes back it begins where it is told to",
-                    group=group,
-                    topic=log.name,
-                )
-            broker.store.commit_pending()
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        broker, turn = self.broker, TaskTurn()
+        for group, log in broker.groups.idle(broker.topics.by_id().get, since_ms):
+            broker.groups.delete(group, log)
+            broker.counts.commits_expired += 1
+            broker.log.info(
+                "a group's commit expired: it had records to read and committed nothing for "
+                "logmq.group_seconds; when it comes back it begins where it is told to",
+                group=group,
+                topic=log.name,
+            )
+            await turn.item()
+        broker.store.commit_pending()
 
     def drain(self) -> None:
         self.broker.draining = True
@@ -172,9 +170,9 @@ class LogmqService:
         ends: dict[int, int] | None = None
         while True:
             before, ends = ends, {}
-            for number, log in enumerate([*self.broker.topics.by_id().values()]):
-                if number % LOGS_AT_ONCE == LOGS_AT_ONCE - 1:
-                    await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            turn = TaskTurn()
+            for log in self.broker.topics.all():
+                await turn.item()
                 if log.deleted or not tap.matches(log.name):
                     continue
                 end = ends[log.id] = log.visible

@@ -3,19 +3,20 @@
 All readers of a topic wait in its `LogWatch`. Newly visible records are read once and encoded once, and the
 same bytes go to every tail that has caught up.
 
-A tail whose peer reads slowly leaves the feed when its outbox is above its bound. Once the outbox has
+A tail whose peer reads slowly leaves the watch when its outbox is above its bound. Once the outbox has
 drained, the tail reads the log by itself until it has caught up. So it loses nothing and slows nobody.
 
-One record may wake 50,000 readers. They are served in slices (`Feeds.serve`), and others in between. A reader
-may end while it waits for its slice, and its log may move on or be deleted.
+One record may wake thousands of readers. To serve them is long work (`Waiters.work`). A reader may end while
+it waits for its turn, and its log may move on or be deleted.
 
 Source: PROTOCOL.md, "Readers that wait".
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+import structlog
 
 from logmq.metrics import Counts
 from logmq.runs import message_lines
@@ -25,27 +26,17 @@ from shared.errors import BeyondEnd, LogDeleted, StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.replies import Replies, ReplySlot
+from shared.turns import LongWork
 
 if TYPE_CHECKING:
     from shared.storage.store import Log
 
+logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(__name__)
+
 READER_BYTES = 1024
 """Memory of a waiting reader, with its slot and the longest name of a missing topic."""
 READ_BYTES = 256 * 1024
-"""Bytes of one read for tails: about a millisecond of work, after which other connections are served."""
-TURN_MICROSECONDS = 2000
-"""Work on readers before other tasks run."""
-FETCH_MICROSECONDS = 32
-"""The time of a FETCH that is answered or refused: 6 to 9 for one of many of a connection. It is up to 90 for
-one whose connection is sent that alone."""
-TAIL_MICROSECONDS = 4
-"""The time of lines for a tail: 2, and more to send them."""
-READ_MICROSECONDS = 8
-"""The time of a read for tails."""
-HEADS_BYTES_A_MICROSECOND = 50
-"""By how much lines are longer than their records tells what it cost to make them. 8,192 empty records took
-1.5 ms, and 3 ms where some had a byte. 256 KiB of records of 100 bytes took 0.4 to 0.8 ms.
-"""
+"""Bytes of one read for tails; then other connections are served."""
 
 
 class ReaderOwner(Protocol):
@@ -66,11 +57,11 @@ class ReaderOwner(Protocol):
         """`reader` has answered by itself."""
 
 
-class Feeds:
+class Waiters:
     """Where readers wait: for the next records of a log, or for a topic to be created. `logs`: by name.
 
-    `memory`: the account of readers; ask it before creating one. `on_behind` is called when readers are left
-    for `take_turn`, which must be called soon.
+    `memory`: the account of readers; ask it before creating one. `on_behind` is called when `work` is left,
+    which must go on soon.
     """
 
     def __init__(self, logs: "Mapping[str, Log]", memory: Account) -> None:
@@ -78,39 +69,9 @@ class Feeds:
         self.memory = memory
         self._by_log: dict[Log, LogWatch] = {}
         self._awaited: dict[str, dict[_WaitingReader, None]] = {}
-        self.on_behind: Callable[[], None] = _nobody_serves
-        self._work: deque[Iterator[int]] = deque()
-        self._left = TURN_MICROSECONDS
-
-    @property
-    def behind(self) -> bool:
-        """Whether readers are left for `take_turn`."""
-        return bool(self._work)
-
-    def serve(self, steps: Iterator[int]) -> None:
-        """Serve readers, one with each of `steps`, which tells its microseconds.
-
-        Few are served now: a turn's worth of all that is served between two calls of `take_turn`.
-        """
-        self._work.append(steps)
-        if len(self._work) == 1:  # else there are readers before these, or one of them is being served
-            self._go_on()
-
-    def take_turn(self) -> None:
-        """Serve some of the readers that are left."""
-        self._left = TURN_MICROSECONDS
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while self._work:
-            if self._left <= 0:
-                self.on_behind()
-                return
-            microseconds = next(self._work[0], None)
-            if microseconds is None:
-                self._work.popleft()
-            else:
-                self._left -= microseconds
+        self.on_behind: Callable[[], None] = lambda: None
+        self.work = LongWork(lambda _: self.on_behind(), _report_crash)
+        """Serving readers."""
 
     def __len__(self) -> int:
         """Logs and topics that readers wait for."""
@@ -138,24 +99,24 @@ class Feeds:
     def topic_made(self, log: "Log") -> None:
         awaited = self._awaited.pop(log.name, None)
         if awaited is not None:
-            self.serve(_find(awaited, log))
+            self.work.add(_find(awaited, log))
 
     def of(self, log: "Log") -> "LogWatch":
-        feed = self._by_log.get(log)
-        if feed is None:
-            feed = self._by_log[log] = LogWatch(log, self.serve, self._by_log.pop)
-        return feed
+        watch = self._by_log.get(log)
+        if watch is None:
+            watch = self._by_log[log] = LogWatch(log, self.work.add, self._by_log.pop)
+        return watch
 
 
-def _nobody_serves() -> None:
-    pass
+def _report_crash(error: Exception) -> None:
+    logger.error("serving readers crashed: some may wait on; report this bug", exc_info=error)
 
 
-def _find(readers: "Iterable[_WaitingReader]", log: "Log") -> Iterator[int]:
+def _find(readers: "Iterable[_WaitingReader]", log: "Log") -> Iterator[None]:
     for reader in readers:
         if not reader.ended:
             reader.owner.connection.attempt(reader.found, log)
-            yield FETCH_MICROSECONDS
+            yield
 
 
 class LogWatch:
@@ -174,7 +135,7 @@ class LogWatch:
     )
 
     def __init__(
-        self, log: "Log", serve: Callable[[Iterator[int]], None], on_idle: "Callable[[Log], object]"
+        self, log: "Log", serve: Callable[[Iterator[None]], None], on_idle: "Callable[[Log], object]"
     ) -> None:
         self.log = log
         self._serve = serve
@@ -227,14 +188,14 @@ class LogWatch:
             if not fetches:
                 del self._fetches[fetch.next]
 
-    def _wake(self) -> Iterator[int]:
+    def _wake(self) -> Iterator[None]:
         """Have FETCHes read whose records are visible."""
         while come := sorted(offset for offset in self._fetches if offset < self.log.visible):
             for offset in come:
                 for fetch in self._fetches.pop(offset, ()):
                     if fetch.waits:
                         fetch.owner.connection.attempt(fetch.read)
-                        yield FETCH_MICROSECONDS
+                        yield
         self._waking = False
         self._close_if_idle()
 
@@ -243,9 +204,9 @@ class LogWatch:
             self._reading = True
             self._serve(self._read())
 
-    def _read(self) -> Iterator[int]:
+    def _read(self) -> Iterator[None]:
         self.log.read(self._position, READ_BYTES, self._pushed)
-        yield READ_MICROSECONDS
+        yield
 
     def _push_soon(self) -> None:
         for tail in self._tails:
@@ -255,14 +216,14 @@ class LogWatch:
     def _pushed(self, records: bytes | StoreError) -> None:
         self._serve(self._serve_tails(records))
 
-    def _serve_tails(self, records: bytes | StoreError) -> Iterator[int]:
+    def _serve_tails(self, records: bytes | StoreError) -> Iterator[None]:
         if isinstance(records, StoreError):
             yield from self._refuse(tuple(self._tails), records)
         else:
             start = self._position
             lines, size = message_lines(records, start) if self._tails else (b"", len(records))
             self._position = end = start + size
-            yield max(len(lines) - size, 0) // HEADS_BYTES_A_MICROSECOND
+            yield
             for tail in tuple(self._tails):
                 if not tail.waits:
                     continue
@@ -273,24 +234,24 @@ class LogWatch:
                     # start.
                     del self._tails[tail]
                     tail.owner.connection.attempt(tail.fell_out)
-                yield TAIL_MICROSECONDS
+                yield
         self._reading = False
         if self._position < self.log.visible:
             self._push_soon()
         self._close_if_idle()
 
-    def _refuse_all(self, error: StoreError) -> Iterator[int]:
+    def _refuse_all(self, error: StoreError) -> Iterator[None]:
         while self._fetches:
             _, fetches = self._fetches.popitem()
             yield from self._refuse(fetches, error)
         yield from self._refuse(tuple(self._tails), error)
         self._close_if_idle()
 
-    def _refuse(self, readers: "Iterable[Tail | Fetch]", error: StoreError) -> Iterator[int]:
+    def _refuse(self, readers: "Iterable[Tail | Fetch]", error: StoreError) -> Iterator[None]:
         for reader in readers:
             if reader.waits:
                 reader.owner.connection.attempt(reader.refuse, error)
-                yield FETCH_MICROSECONDS
+                yield
 
     def _close_if_idle(self) -> None:
         busy = self._tails or self._fetches or self._reading or self._waking
@@ -306,18 +267,18 @@ class _WaitingReader:
     `next`: the offset of the next record to send.
     """
 
-    __slots__ = ("_feed", "_feeds", "_log", "_user", "ended", "next", "owner", "topic")
+    __slots__ = ("_log", "_user", "_waiters", "_watch", "ended", "next", "owner", "topic")
 
-    def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
+    def __init__(self, owner: ReaderOwner, waiters: Waiters, topic: str, offset: int) -> None:
         self.owner = owner
         self.topic = topic
         self.next = offset
         self.ended = False
-        self._feeds = feeds
+        self._waiters = waiters
         self._log: Log | None = None
-        self._feed: LogWatch | None = None
+        self._watch: LogWatch | None = None
         self._user = owner.user
-        feeds.memory.charge(READER_BYTES, self._user)
+        waiters.memory.charge(READER_BYTES, self._user)
 
     def found(self, log: "Log") -> None:
         """The topic exists."""
@@ -326,31 +287,31 @@ class _WaitingReader:
     @property
     def waits(self) -> bool:
         """Whether it waits for records of its log, and does not read them by itself."""
-        return self._feed is not None
+        return self._watch is not None
 
     def abandon(self) -> None:
         """End without an answer: the connection is lost, or another call answers. May be called twice."""
         if not self.ended:
             self.ended = True
-            self._feeds.memory.give(READER_BYTES, self._user)
-            self._feeds.leave(self)
-            self._leave_feed()
+            self._waiters.memory.give(READER_BYTES, self._user)
+            self._waiters.leave(self)
+            self._leave_watch()
 
     def refuse(self, error: StoreError) -> None:
         """Answer with an error, which ends the reader."""
         raise NotImplementedError
 
-    def _join_feed(self, log: "Log") -> None:
+    def _join_watch(self, log: "Log") -> None:
         if self.next > log.end:  # only now, where the topic was missing or is another by that name
             self.refuse(BeyondEnd(log.end))
             return
-        self._feed = self._feeds.of(log)
-        self._feed.join(self)
+        self._watch = self._waiters.of(log)
+        self._watch.join(self)
 
-    def _leave_feed(self) -> None:
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            feed.leave(self)
+    def _leave_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.leave(self)
 
 
 class Tail(_WaitingReader):
@@ -358,8 +319,8 @@ class Tail(_WaitingReader):
 
     __slots__ = ("_reading", "_slot")
 
-    def __init__(self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int) -> None:
-        super().__init__(owner, feeds, topic, offset)
+    def __init__(self, owner: ReaderOwner, waiters: Waiters, topic: str, offset: int) -> None:
+        super().__init__(owner, waiters, topic, offset)
         self._reading = False
         self._slot: ReplySlot | None = None
         owner.counts.tails += 1
@@ -370,7 +331,7 @@ class Tail(_WaitingReader):
         if self.ended:
             self._answer_ended(slot)
         else:
-            self._feeds.enter(self)
+            self._waiters.enter(self)
 
     def _answer_ended(self, slot: ReplySlot) -> None:
         """Answer a tail that ended before its turn: its offset is checked all the same."""
@@ -381,7 +342,7 @@ class Tail(_WaitingReader):
             else:
                 slot.resolve(b"OK %d\n" % self.next)
 
-        log = self._feeds.find(self.topic)
+        log = self._waiters.find(self.topic)
         if log is not None and self.next > log.end:
             checked(BeyondEnd(log.end))
         elif log is None or self.next >= log.visible:
@@ -394,14 +355,14 @@ class Tail(_WaitingReader):
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Read the log alone, as fast as the peer reads, until the tail may share the feed."""
+        """Read the log alone, as fast as the peer reads, until the tail may share its watch."""
         log = self._log
-        if log is None or self.ended or self._feed is not None or self._reading or self.crowded:
+        if log is None or self.ended or self._watch is not None or self._reading or self.crowded:
             return
         if log.deleted:
             self.refuse(LogDeleted())
         elif self.next >= log.visible:
-            self._join_feed(log)
+            self._join_watch(log)
         else:
             self._reading = True
             log.read(self.next, READ_BYTES, self.owner.connection.guarded(self._caught_up))
@@ -411,13 +372,13 @@ class Tail(_WaitingReader):
         self.owner.connection.write(lines)
         self.owner.counts.bytes_tailed += len(lines)
         self.next = end
-        if self._feed is not None and self.crowded:
+        if self._watch is not None and self.crowded:
             self.owner.counts.tails_fallen_behind += 1
-            self._leave_feed()
+            self._leave_watch()
 
     def fell_out(self) -> None:
-        """The feed has moved past `next` without this tail."""
-        self._feed = None
+        """The watch has moved past `next` without this tail."""
+        self._watch = None
         self.catch_up()
 
     @property
@@ -470,9 +431,9 @@ class Fetch(_WaitingReader):
     __slots__ = ("_bytes_max", "_overdue", "_slot", "deadline")
 
     def __init__(
-        self, owner: ReaderOwner, feeds: Feeds, topic: str, offset: int, bytes_max: int, deadline: float
+        self, owner: ReaderOwner, waiters: Waiters, topic: str, offset: int, bytes_max: int, deadline: float
     ) -> None:
-        super().__init__(owner, feeds, topic, offset)
+        super().__init__(owner, waiters, topic, offset)
         self.deadline = deadline
         self._bytes_max = bytes_max
         self._overdue = False
@@ -480,7 +441,7 @@ class Fetch(_WaitingReader):
         self._slot = owner.replies.slot(self._turn_has_come)
 
     def start(self) -> None:
-        self._feeds.enter(self)
+        self._waiters.enter(self)
 
     def found(self, log: "Log") -> None:
         self._log = log
@@ -489,14 +450,14 @@ class Fetch(_WaitingReader):
         elif self._has_come:
             self.read()
         else:
-            self._join_feed(log)
+            self._join_watch(log)
 
     def read(self) -> None:
         """Records are visible: read them."""
         assert self._log is not None
         self.deadline = math.inf  # it is in time, however long the disk takes
         self._overdue = False
-        self._leave_feed()
+        self._leave_watch()
         self._log.read_chunk(self.next, self._bytes_max, self.owner.connection.guarded(self.answer))
 
     def answer(self, chunk: FileRange | StoreError) -> None:

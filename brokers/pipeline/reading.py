@@ -74,7 +74,7 @@ class ReadOptions:
         Raises UsageError, and what opening the folder, or a server, raises.
         """
         from brokers.pipeline.source.options import TopicChoice, parse
-        from brokers.pipeline.source.planning import open_origins
+        from brokers.pipeline.source.planning import open_readers
 
         if (path is None) == (self.servers is None):
             raise UsageError("PATH", "give either a data folder or --servers")
@@ -82,9 +82,9 @@ class ReadOptions:
         if path is not None:
             check_folder(path)
         found |= {"path": str(path)} if path is not None else {"servers": str(self.servers)}
-        with open_origins(parse({"subscribePattern": ".*", **found})) as origins:
-            for origin in origins.values():
-                origin.spots(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
+        with open_readers(parse({"subscribePattern": ".*", **found})) as readers:
+            for reader in readers.values():
+                reader.logs(TopicChoice(names=("any",)))  # asks one small question; any answer is fine
         return found
 
 

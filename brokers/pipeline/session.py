@@ -91,23 +91,25 @@ def session(
 
 
 def register(spark: "SparkSession") -> None:
-    """Register the format `logmq` in a session, and ship to its executors what they need for it.
+    """Register the formats `logmq` and `logmq-table` in a session, and ship to executors what they need.
 
     A format that Spark's lookup found (`lookup/local`) is registered, too, because Spark would start separate
     Python workers for it.
     """
-    from brokers.pipeline.source.data_source import LogmqDataSource
+    from brokers.pipeline.source.data_source import LogmqDataSource, TableDataSource
 
     # Shipped first: a registered source keeps the list of files that its workers need.
     if _is_remote(spark):
         spark.addArtifacts(str(zip_of_ours()), pyfile=True)
         spark.dataSource.register(LogmqDataSource)
+        spark.dataSource.register(TableDataSource)
         return
     context = spark.sparkContext
     if not is_local(str(context.master)) or not _is_installed():
         context.addPyFile(str(zip_of_ours()))
     with active(spark):
         spark.dataSource.register(LogmqDataSource)
+        spark.dataSource.register(TableDataSource)
 
 
 def require_spark(*more: str) -> None:

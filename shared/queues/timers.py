@@ -50,6 +50,10 @@ class Timers:
         if self._deadlines.next < self._wakes:
             self._wake_in_time()
 
+    def set_now(self, item: Expiring) -> None:
+        """Have `item` expire in the next turn."""
+        self.set(item, self.now())
+
     def forget(self, item: Expiring) -> None:
         """Drop the deadline of a deleted item."""
         self._deadlines.forget(item)

@@ -20,7 +20,7 @@ DEAD = {"dead_letter_exchange": b"", "dead_letter_key": b"dead"}
 
 
 async def call(world: World, queue: Queue, name: str, *, dry_run: bool = False, **arguments: Any) -> Any:
-    queues = Admin(world.broker).objects[0]
+    queues = admin_of(world).objects[0]
     action = next(action for action in queues.actions if action.name == name)
     answers: list[Any] = []
 
@@ -36,8 +36,12 @@ async def call(world: World, queue: Queue, name: str, *, dry_run: bool = False, 
     return answers[0]
 
 
+def admin_of(world: World) -> Admin:
+    return Admin(world.broker, definitions_of(world.broker))
+
+
 def row(world: World, queue: Queue) -> Mapping[str, Any]:
-    found = Admin(world.broker).objects[0].row(queue)
+    found = admin_of(world).objects[0].row(queue)
     assert found is not None
     return found
 
@@ -124,13 +128,13 @@ async def test_of_a_large_body_the_beginning_is_shown() -> None:
 async def test_a_message_that_cannot_be_is_refused_in_words(world: World, arguments: Any) -> None:
     queue = world.queue()
     with pytest.raises(BadArgument):
-        await Admin(world.broker).objects[0].actions[1].call(queue, arguments, False)
+        await admin_of(world).objects[0].actions[1].call(queue, arguments, False)
     assert queue.depth == 0
 
 
 async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: World) -> None:
     queue = world.queue(durable=True)
-    _, exchanges, bindings = Admin(world.broker).objects
+    _, exchanges, bindings, _ = admin_of(world).objects
     assert exchanges.make is not None
     assert bindings.make is not None
     for asked in ({"name": "n" * 256}, {"name": "e", "durable": True, "alternate": "a" * 256}):
@@ -158,7 +162,7 @@ async def test_nothing_is_put_into_what_is_full(world: World) -> None:
     assert queue.depth == 0
     await call(world, queue, "messages", text="a")
     with pytest.raises(Refusal, match="full"):
-        await Admin(world.broker).objects[0].actions[1].call(queue, {"text": "b"}, False)
+        await admin_of(world).objects[0].actions[1].call(queue, {"text": "b"}, False)
     assert ready(queue) == [b"a"]
 
 
@@ -235,7 +239,7 @@ async def test_a_redrive_that_the_disk_refuses_is_not_answered_and_leaves_all_wh
     queue, dead = two_dead(world)
     world.refuse_a_write()
     with pytest.raises(StoreError):
-        await Admin(world.broker).objects[0].actions[3].call(dead, {}, False)
+        await admin_of(world).objects[0].actions[3].call(dead, {}, False)
     assert (ready(dead), queue.depth) == ([b"1", b"2"], 0)
     assert await call(world, dead, "redrive") == {"moved": 2, "left": 0}
     assert ready((await world.again()).broker.queues[b"q"]) == [b"1", b"2"]
@@ -247,6 +251,6 @@ async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None
     world.publish(b"", b"q", b"3", properties=PERSISTENT)
     world.settle()
     with pytest.raises(StoreError):
-        await Admin(world.broker).objects[0].actions[3].call(dead, {}, False)
+        await admin_of(world).objects[0].actions[3].call(dead, {}, False)
     assert ready(dead) == [b"1", b"2"]
     assert (queue.stops, dead.stops) == (0, 0)

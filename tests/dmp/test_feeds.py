@@ -333,7 +333,7 @@ async def test_a_feed_whose_reader_has_ended_takes_nothing_new_though_its_input_
     assert bodies(feed.connection.taken()) == [b"1"]
     feed.session.receive_eof()
     feed.close()
-    assert [message.body for message in queue.ready] == [b"2", b"3"]
+    assert [message.body for message in queue.row.ready] == [b"2", b"3"]
 
 
 async def test_a_feed_ends_with_its_queue(world: World, app: Application) -> None:

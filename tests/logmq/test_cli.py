@@ -152,6 +152,18 @@ def test_what_a_command_cannot_show_is_told_on_standard_error(server: Server, lo
     until_nobody_waits(server)
 
 
+def test_a_group_is_told_what_was_dropped_before_it_was_read(logmq: Command) -> None:
+    logmq("produce", "shrunk", "one", "two", "three")
+    assert logmq("consume", "shrunk", "--group", "late", "--max", "1", "--commit")[1] == "one\n"
+    assert logmq("trim", "shrunk", "14", "--yes")[0] == 0
+    assert logmq("consume", "shrunk", "--group", "late") == (
+        0,
+        "three\n",
+        "brokers: group late has not read 7 bytes of shrunk that retention or trim dropped: "
+        "offsets 7 to 14\n",
+    )
+
+
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
     code, _, err = logmq("consume", "x", "--commit")
     assert code == ExitCode.USAGE

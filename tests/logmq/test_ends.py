@@ -50,7 +50,7 @@ def test_a_lost_connection_leaves_nothing_behind(world: World) -> None:
     assert log.watchers == set()
     assert disk.open == 0
     assert (world.broker.counts.tails, world.broker.counts.fetches_waiting) == (0, 0)
-    assert len(world.broker.topics.feeds) == 0
+    assert len(world.broker.topics.waiters) == 0
     assert len(world.broker.windows) == 0
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Self
 
 import attrs
@@ -30,7 +31,7 @@ def world() -> World:
 
 
 def test_all_commits_are_listed_by_topic_and_group(world: World) -> None:
-    rows = list(world.broker.groups.all(world.broker.topics.by_id().get))
+    rows = sorted(world.broker.groups.each(world.broker.topics.by_id().get), key=attrgetter("topic", "group"))
     assert rows == [
         Committed("g", "t", 7, 14, 7),
         Committed("h", "t", 14, 14, 0),
@@ -42,8 +43,8 @@ def test_a_group_is_behind_by_what_is_kept_and_not_by_what_was_dropped(world: Wo
     world.log("u").drop_below(7)
     world.connect().ask(b"PRODUCE u second\n")
     groups, by_id = world.broker.groups, world.broker.topics.by_id().get
-    assert list(groups.all(by_id))[-1] == Committed("g", "u", 0, 17, 10)
-    assert {row.behind_bytes for part in groups.in_parts(by_id) for row in part} == {7, 0, 10}
+    assert Committed("g", "u", 0, 17, 10) in groups.each(by_id)
+    assert {row.behind_bytes for row in groups.each(by_id)} == {7, 0, 10}
     _, listed = LogmqService(world.broker).objects
     rows = [listed.row(found) for found in listed.items()]
     assert {"group": "g", "topic": "u", "offset": 0, "end": 17, "lag_bytes": 10} in rows
@@ -111,8 +112,8 @@ class Served:
         """The groups that have a commit after so long."""
         self.clock.wall += round(seconds * 1000)
         await trio.sleep(seconds)
-        rows = self.service.broker.groups.all({self.log.id: self.log}.get)
-        return [row.group for row in rows]
+        rows = self.service.broker.groups.each({self.log.id: self.log}.get)
+        return sorted(row.group for row in rows)
 
 
 async def test_the_commit_of_a_group_expires_that_has_records_to_read_and_commits_nothing(
@@ -155,12 +156,12 @@ def test_a_start_keeps_commits_of_a_topic_that_is_not_there_and_was_not_deleted(
 
 def test_a_start_drops_commits_of_a_topic_whose_deletion_a_crash_cut_short(world: World) -> None:
     log, groups = world.log("t"), world.broker.groups
-    world.broker.topics.delete(log, groups.grave(log.id))
+    world.broker.topics.delete(log, groups.tombstone(log.id))
     world.commit()
     world.restart()
     for _ in range(2):
         assert len(world.broker.groups) == 1
-        assert not world.broker.groups.graves
+        assert not world.broker.groups.tombstones
         world.restart()
 
 

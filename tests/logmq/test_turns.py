@@ -2,9 +2,15 @@
 
 import pytest
 
-from logmq import readers, runs
+from logmq import runs
 from shared.access import ANONYMOUS, Access, Rule, User
-from tests.logmq.world import TIGHT, Peer, World, record, records, slow_reads
+from tests.logmq.world import TIGHT, Peer, World, records, slow_reads
+from tests.support.turns import short_turns
+
+
+@pytest.fixture(autouse=True)
+def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_turns(monkeypatch)
 
 
 def test_what_a_connection_waits_for_is_said_in_words() -> None:
@@ -138,53 +144,10 @@ def small_batch(seq: int, blob: bytes = SMALL) -> bytes:
     return b"BATCH t w %d %d\n%b" % (seq, len(blob), blob)
 
 
-@pytest.mark.parametrize("cut", [0, 20, len(SMALL)])
-def test_a_batch_of_small_records_lets_others_have_their_turn(world: World, peer: Peer, cut: int) -> None:
-    """What stands around it is done in order, whether it comes at once or in two reads."""
-    other = world.connect()
-    sent = b"PRODUCE t first\n" + small_batch(1) + b"PRODUCE t last\nPING\n"
-    peer.send(sent[:cut])
-    peer.send(sent[cut:])
-    assert not peer.connection.reading
-    other.send(b"PRODUCE t between\n")
-    peer.settle()
-    first = record(b"first") + record(b"between")
-    assert other.take() == b"OK 9\n"
-    assert peer.take() == b"OK 0\nOK %d\nOK %d\nPONG\n" % (len(first), len(first) + len(SMALL))
-    assert peer.connection.reading
-    assert world.messages("t") == [b"first", b"between", *SMALL_ONES, b"last"]
-    assert world.broker.counts.messages_in == len(SMALL_ONES) + 3
-    assert peer.ask(small_batch(1)) == b"OK %d\n" % len(first)
-
-
 def test_a_batch_that_is_broken_far_behind_is_refused_and_the_next_request_taken(peer: Peer) -> None:
     answers = peer.ask(small_batch(1, SMALL[:-1]) + b"PING\n" + small_batch(1))
     assert answers.startswith(b"ERR SYNTAX a batch is whole records")
     assert answers.endswith(b"PONG\nOK 0\n")
-
-
-def test_input_may_end_behind_a_batch_that_is_being_counted(peer: Peer) -> None:
-    peer.send(small_batch(1) + b"PRODUCE t last\n")
-    peer.close_input()
-    peer.settle()
-    assert peer.take() == b"OK 0\nOK %d\n" % len(SMALL)
-    assert peer.connection.finished
-
-
-def test_a_connection_is_lost_while_its_batch_is_counted(world: World, peer: Peer) -> None:
-    peer.send(small_batch(1))
-    peer.lose()
-    assert world.connect().ask(small_batch(2)) == b"OK 0\n"
-
-
-def test_a_batch_waits_for_its_count_when_rules_change(world: World) -> None:
-    access = Access()
-    world.broker.access = access.guard("logmq")
-    peer = world.connect()
-    peer.send(small_batch(1))
-    access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("logmq:write:other"),))})
-    peer.settle()
-    assert peer.take() == b"ERR DENIED not allowed\n"
 
 
 def test_many_small_records_are_read_in_turns_and_none_is_left_out(world: World, peer: Peer) -> None:
@@ -207,16 +170,6 @@ def test_many_small_records_are_read_in_turns_and_none_is_left_out(world: World,
     peer.ask(small_batch(2))
     tail.settle()
     assert tail.take().count(b"\n") == len(SMALL_ONES)
-
-
-def test_many_short_lines_of_a_large_read_are_taken_in_turns(world: World, peer: Peer) -> None:
-    lines = [b"PRODUCE t %b\n" % each for each in SMALL_ONES]
-    peer.send(b"".join(lines) + b"PING\nPRODUCE t")
-    assert not peer.connection.reading
-    assert world.log("t").end < len(SMALL) // 2
-    peer.settle()
-    assert peer.ask(b" end\n").endswith(b"PONG\nOK %d\n" % len(SMALL))
-    assert world.messages("t") == [*SMALL_ONES, b"end"]
 
 
 WAITING, EACH = 10, 5
@@ -243,7 +196,7 @@ def come(world: World, request: bytes = b"PRODUCE t y\n") -> None:
 
 @pytest.fixture
 def small_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "TURN_MICROSECONDS", 3 * readers.FETCH_MICROSECONDS)
+    short_turns(monkeypatch, 6)
 
 
 @pytest.fixture
@@ -255,15 +208,17 @@ def test_a_record_for_many_fetches_is_sent_in_turns_and_answers_are_in_order(cro
     peers = fetching(crowd)
     come(crowd)
     answers = [peer.connection.taken() for peer in peers]
-    assert b"".join(answers) == CHUNK * 3, "the first turn is over, and there is more to do"
+    assert 0 < b"".join(answers).count(CHUNK) < WAITING * EACH, (
+        "the first turn is over, and there is more to do"
+    )
     come(crowd)
     for peer, answer in zip(peers, answers, strict=True):
         whole = answer + peer.ask(b"")
         assert whole.startswith(b"CHUNK 5 "), "records that have come since may be in it"
         assert whole.endswith(b"PONG\n")
         assert whole.count(b"CHUNK") == EACH
-    assert len(crowd.broker.topics.feeds) == 0
-    assert not crowd.broker.topics.feeds.behind
+    assert len(crowd.broker.topics.waiters) == 0
+    assert not crowd.broker.topics.waiters.work.busy
 
 
 def between_two_turns(crowd: World) -> Peer:
@@ -281,14 +236,16 @@ def test_a_fetch_whose_time_ends_before_its_turn_gets_what_came_in_time(crowd: W
     assert peer.ask(b"PING\n") == b"PONG\n"
 
 
-def test_a_fetch_that_may_not_read_any_more_before_its_turn_gets_nothing(crowd: World) -> None:
+def test_a_fetch_under_way_ends_as_it_began_and_the_next_request_is_under_the_new_rules(
+    crowd: World,
+) -> None:
     access = Access()
     crowd.broker.access = access.guard("logmq")
     peer = between_two_turns(crowd)
     access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("logmq:read:other"),))})
-    assert peer.take() == b"EOF\n" * EACH + b"PONG\n"
     peer.settle()
-    assert peer.take() == b""
+    assert peer.take() == CHUNK * EACH + b"PONG\n"
+    assert peer.ask(b"FETCH t 5 100\n") == b"ERR DENIED not allowed\n"
 
 
 def test_a_topic_that_is_deleted_before_a_fetch_has_its_turn(crowd: World) -> None:

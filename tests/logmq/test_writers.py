@@ -141,7 +141,7 @@ def test_writers_of_a_topic_that_is_not_there_stay_until_its_end_is_on_record(pe
     world.commit()
     world.restart()
     assert len(world.broker.writers) == 2
-    assert world.broker.writers.astray(world.broker.topics.by_id().get) == 1
+    assert world.broker.writers.orphaned(world.broker.topics.by_id().get) == 1
     world.broker.writers.forget(log_id)
     world.commit()
     world.restart()

@@ -89,9 +89,9 @@ class World:
 
     def serve_readers(self) -> bool:
         """A slice of the readers that are left; whether there were any."""
-        feeds = self.broker.topics.feeds
-        behind = feeds.behind
-        feeds.take_turn()
+        work = self.broker.topics.waiters.work
+        behind = work.busy
+        work.expire(0)
         return behind
 
     def fail_disk(self, number: int = errno.EIO, times: float = inf) -> None:

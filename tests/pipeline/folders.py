@@ -11,9 +11,9 @@ import attrs
 import trio
 
 from brokers.pipeline.source import data_source, rows, stream
-from brokers.pipeline.source.folder import Folder, LogIndex
+from brokers.pipeline.source.folder import FolderReader, LogIndex
 from brokers.pipeline.source.options import SourceOptions, TopicChoice, parse
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.ranges import LogRange
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.index import entry_position
@@ -32,17 +32,12 @@ def options(*folders: Path, streaming: bool | None = None, **given: str) -> Sour
     return parse({"paths": paths, "subscribe": "orders"} | given, streaming=streaming)
 
 
-def spot(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogSpot:
-    with closing(Folder(str(folder), namespace)) as place:
-        return place.spots(TopicChoice((name,)))[name]
+def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> LogRange:
+    with closing(FolderReader(str(folder), namespace)) as reader:
+        return reader.logs(TopicChoice((name,)))[name]
 
 
-def whole(folder: Path, name: str = "orders", namespace: str = "logmq") -> Span:
-    found = spot(folder, name, namespace)
-    return found.span(found.first, found.end)
-
-
-def values(chosen: SourceOptions, *those: Span) -> list[bytes]:
+def values(chosen: SourceOptions, *those: LogRange) -> list[bytes]:
     return [value for batch in rows.read(chosen, those) for value in batch["value"].to_pylist()]
 
 
@@ -56,7 +51,7 @@ def offset_of(number: int) -> int:
     return sum(format.LENGTH_BYTES + len(payload) for payload in RECORDS[:number])
 
 
-def part(span: Span, first: int, last: int) -> Span:
+def part(span: LogRange, first: int, last: int) -> LogRange:
     """The span of RECORDS[first:last]."""
     return attrs.evolve(span, start=offset_of(first), stop=offset_of(last))
 
@@ -70,24 +65,16 @@ def rewrite_entry(folder: Path, number: int, change: Callable[[bytes], bytes]) -
         file.write(changed)
 
 
-def drop_front(folder: Path, entries: int) -> None:
-    """As retention leaves a front of so many index entries: a hole in the log, and zeros in the index."""
-    with OsDisk(folder, create=False) as disk:
-        log_fd, index_fd = disk.open("logmq/orders.log"), disk.open("logmq/orders.idx")
-        disk.punch(log_fd, 0, entries_of(folder)[entries].offset)
-        disk.write(index_fd, bytes(entries * INDEX_ENTRY_BYTES), entry_position(0))
-
-
 def entries_of(folder: Path) -> list[format.IndexEntry]:
-    found = spot(folder)
+    log = whole(folder)
     with OsDisk(folder, create=False) as disk:
-        index = LogIndex(disk, disk.open("logmq/orders.idx"), found.id)
-        return list(index.entries(found.first, found.end))
+        index = LogIndex(disk, disk.open("logmq/orders.idx"), log.log_id)
+        return list(index.entries(log.start, log.stop))
 
 
 def retimed(folder: Path) -> list[format.IndexEntry]:
     """Give each entry of `orders` a second of its own; they are as they are then."""
-    log_id = spot(folder).id
+    log_id = whole(folder).log_id
     every = [
         entry._replace(first_ms=1000 * number, last_ms=1000 * number + 500)
         for number, entry in enumerate(entries_of(folder), 1)
@@ -129,10 +116,10 @@ def follow(chosen: SourceOptions, start: stream.Offset, limit: stream.Limit | No
 
 
 def between(chosen: SourceOptions, start: stream.Offset, end: stream.Offset) -> list[bytes]:
-    return values(chosen, *stream.spans(chosen, start, end))
+    return values(chosen, *stream.ranges(chosen, start, end))
 
 
-def planned(*folders: Path, **given: str) -> list[Span]:
+def planned(*folders: Path, **given: str) -> list[LogRange]:
     chosen = options(*folders, streaming=False, **given)
     shares = data_source.BatchReader(chosen).partitions()
-    return [span for share in shares for span in data_source.spans_of(share)]
+    return [span for share in shares for span in data_source.ranges_of(share)]

@@ -5,9 +5,9 @@ from contextlib import closing, contextmanager
 
 from brokers.pipeline.source.options import Reach, TopicChoice, Unverified
 from brokers.pipeline.source.options import Server as Address
-from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import LossPolicy
+from brokers.pipeline.source.servers import ServerReader
 from logmq.runs import encode
 from tests.support.server import Server, speak
 
@@ -55,17 +55,16 @@ def log(server: Server, topic: str) -> bytes:
 
 
 @contextmanager
-def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[Served]:
-    with closing(Served(Address(*server.address("logmq")), reach)) as served:
+def opened(server: Server, reach: Reach = IMPATIENT) -> Iterator[ServerReader]:
+    with closing(ServerReader(Address(*server.address("logmq")), reach)) as served:
         yield served
 
 
-def whole(served: Served, start: int = 0, stop: int = len(LOG)) -> Span:
-    spot = served.spots(ORDERS)["orders"]
-    return Span(served.source, "orders", spot.id, start, stop)
+def whole(served: ServerReader, start: int = 0, stop: int = len(LOG)) -> LogRange:
+    return served.logs(ORDERS)["orders"].part(start, stop)
 
 
-def read(served: Served, span: Span, policy: LossPolicy = STRICT) -> bytes:
+def read(served: ServerReader, span: LogRange, policy: LossPolicy = STRICT) -> bytes:
     """What the chunks hold of the span."""
     data = b""
     for chunk in served.chunks(span, policy):

@@ -8,22 +8,20 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 
-from brokers.pipeline.source import data_source, origin, planning, stream
-from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source import data_source, planning, reader, stream
+from brokers.pipeline.source.batch_range import BatchRange
+from brokers.pipeline.source.folder import FolderReader
 from brokers.pipeline.source.options import TopicChoice, parse
-from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.spans import Span
-from brokers.pipeline.source.stretch import Stretch
+from brokers.pipeline.source.reader import DataLoss
 from shared.errors import ConfigError, StoreFormat
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES
 from shared.storage.store import Store
-from shared.storage.tools.view import kept_first
+from shared.storage.tools.view import LogView, logs_now
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
     between,
-    drop_front,
     entries_of,
     follow,
     in_store,
@@ -42,9 +40,9 @@ from tests.support.folders import ALWAYS, add, fill, flip
 def test_each_namespace_has_its_own_logs(tmp_path: Path) -> None:
     fill(tmp_path / "data", {ORDERS: [b"a"], ("dms", "orders"): [b"job"], ("dms", "jobs"): [b"b"]})
     for namespace, there in (("logmq", {"orders": 5}), ("dms", {"orders": 7, "jobs": 5})):
-        with closing(Folder(str(tmp_path / "data"), namespace)) as opened:
-            found = opened.spots(TopicChoice(pattern=".*"))
-        assert {name: spot.end for name, spot in found.items()} == there
+        with closing(FolderReader(str(tmp_path / "data"), namespace)) as opened:
+            found = opened.logs(TopicChoice(pattern=".*"))
+        assert {name: log.stop for name, log in found.items()} == there
 
 
 def test_of_a_log_that_was_made_again_the_catalog_may_still_say_what_the_old_one_had(folder: Path) -> None:
@@ -101,8 +99,8 @@ def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path
         for namespace in ("dms", "other"):
             add(store, namespace, long + namespace, [b"a"])
         await store.flush()
-        with closing(Folder(str(data), "dms")) as opened:
-            assert list(opened.spots(TopicChoice(pattern=".*"))) == [long + "dms"]
+        with closing(FolderReader(str(data), "dms")) as opened:
+            assert list(opened.logs(TopicChoice(pattern=".*"))) == [long + "dms"]
 
     in_store(data, find)
 
@@ -162,13 +160,13 @@ def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Pat
     in_store(folder, delete)
     (space / "orders.log").write_bytes(kept["orders.log"])
     (space / "orders.idx").write_bytes(kept["orders.idx"][:-INDEX_ENTRY_BYTES])
-    with closing(Folder(str(folder), "logmq")) as opened:
-        assert opened.spots(TopicChoice(("orders",))) == {}
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        assert opened.logs(TopicChoice(("orders",))) == {}
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreFormat):
-        Folder(str(tmp_path), "logmq")
+        FolderReader(str(tmp_path), "logmq")
 
 
 def test_a_topic_without_a_record_is_empty_wherever_reading_begins(tmp_path: Path) -> None:
@@ -194,22 +192,22 @@ def test_the_journal_is_read_once_for_many_topics(tmp_path: Path, monkeypatch: p
     fill(data, {("logmq", name): [b"a"] for name in names})
     asked: list[Disk] = []
 
-    def counted(disk: Disk) -> dict[int, int]:
+    def counted(disk: Disk) -> dict[int, LogView]:
         asked.append(disk)
-        return kept_first(disk)
+        return logs_now(disk)
 
-    monkeypatch.setattr("brokers.pipeline.source.folder.kept_first", counted)
-    with closing(Folder(str(data), "logmq")) as opened:
-        assert sorted(opened.spots(TopicChoice(pattern=".*"))) == names
+    monkeypatch.setattr("brokers.pipeline.source.folder.logs_now", counted)
+    with closing(FolderReader(str(data), "logmq")) as opened:
+        assert sorted(opened.logs(TopicChoice(pattern=".*"))) == names
     assert len(asked) == 1
 
 
 def place(folder: Path, side: str, **given: str) -> int:
     chosen = options(folder, **given)
     bound = chosen.starting if side == "starting" else chosen.ending
-    with closing(Folder(str(folder), "logmq")) as opened:
-        found = opened.spots(chosen.topics)
-        return planning.offsets(opened, found, bound, origin.rules(chosen))["orders"]
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        found = opened.logs(chosen.topics)
+        return planning.offsets(opened, found, bound, reader.rules(chosen))["orders"]
 
 
 def test_an_offset_must_be_a_records_start(folder: Path) -> None:
@@ -226,7 +224,7 @@ def test_an_offset_that_is_not_there_is_data_loss(folder: Path) -> None:
         place(folder, "starting", **given)
     assert place(folder, "starting", failOnDataLoss="false", **given) == offset_of(3000)
     second = entries_of(folder)[1]
-    drop_front(folder, 1)
+    dropped(folder, second.offset, clean=True)
     given = {"startingOffsets": json.dumps({"orders": 0})}
     with pytest.raises(DataLoss, match=f"begins at {second.offset}"):
         place(folder, "starting", **given)
@@ -266,7 +264,7 @@ def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) 
     with pytest.raises(ConfigError, match=f"there is no orders in {folder}, namespace dms$"):
         data_source.BatchReader(chosen).partitions()
     with pytest.raises(FileNotFoundError, match=r"path: No such file or directory: .*nowhere"):
-        Folder(str(tmp_path / "nowhere"), "logmq")
+        FolderReader(str(tmp_path / "nowhere"), "logmq")
     index = folder / "logmq" / "orders.idx"
     index.unlink()
     index.mkdir()
@@ -303,17 +301,14 @@ def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: 
 
 def test_what_a_file_has_lost_ends_no_look_at_its_places(folder: Path) -> None:
     second, third = entries_of(folder)[1:3]
-    with closing(Folder(str(folder), "logmq")) as opened:
-        found = opened.spots(TopicChoice(("orders",)))["orders"]
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        found = opened.logs(TopicChoice(("orders",)))["orders"]
         flip(folder / "logmq" / "orders.log", second.offset * 8 + 1)  # the length of its first record
-        ahead = Stretch(found, second.offset, records_max=1)
-        opened.advance([ahead])
+        ahead = BatchRange(found, second.offset, records_max=1)
+        ahead.advance(opened)
         assert second.offset < ahead.stop <= second.end
         os.truncate(folder / "logmq" / "orders.log", third.offset + 5)
         assert third.offset <= opened.start_below(found, third.end - 1) < third.end
-        assert opened.unread_ms([Stretch(found, found.end)]) == [0]
         rewrite_entry(folder, 0, lambda entry: entry[:40] + b"torn" + entry[44:])
-        span = Span(str(folder), "orders", found.id, 0, found.end)
-        assert opened.cut(span, second.offset - 1) == 0
-        assert opened.cut(span, second.offset) == second.offset
-        assert opened.unread_ms([Stretch(found, 0)]) == [0]
+        assert opened.cut(found, second.offset - 1) == 0
+        assert opened.cut(found, second.offset) == second.offset

@@ -8,9 +8,9 @@ import attrs
 import pytest
 
 from brokers.pipeline.source import rows, stream
-from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.origin import DataLoss, rules
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.folder import FolderReader
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import DataLoss, rules
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
 from shared.storage.index import entry_position
@@ -19,7 +19,6 @@ from shared.storage.store import Store
 from tests.pipeline.folders import (
     ORDERS,
     RECORDS,
-    drop_front,
     entries_of,
     follow,
     in_store,
@@ -30,7 +29,6 @@ from tests.pipeline.folders import (
     planned,
     remake,
     rewrite_entry,
-    spot,
     values,
     whole,
 )
@@ -49,7 +47,7 @@ def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
 
 
 def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
-    def read(span: Span, *columns: str) -> list[dict[str, object]]:
+    def read(span: LogRange, *columns: str) -> list[dict[str, object]]:
         return [row for batch in rows.read(options(folder), [span], columns) for row in batch.to_pylist()]
 
     span, entries = whole(folder), entries_of(folder)
@@ -116,7 +114,7 @@ def test_a_damaged_range_is_one_loss_however_long_it_is(
     folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(Folder, "first_kept", lambda self, log_id: asked.append(log_id) or 0)
+    monkeypatch.setattr(FolderReader, "first_kept", lambda self, log_id: asked.append(log_id) or 0)
     span, every = whole(folder), entries_of(folder)
     os.truncate(folder / "logmq" / "orders.log", every[1].offset + 50)
     text = f"offsets {every[1].offset} to {span.stop} are lost: the file is too short"
@@ -127,16 +125,6 @@ def test_a_damaged_range_is_one_loss_however_long_it_is(
     assert len(every) > 3
     assert len(asked) == 1  # it is a look at all of the journal
     assert capfd.readouterr().err.count("are lost") == 1
-
-
-@pytest.mark.parametrize("left", [0, 10, entry_position(0), entry_position(1) + 7])
-def test_what_an_index_that_lost_its_end_covered_is_read_from_the_log(folder: Path, left: int) -> None:
-    span = whole(folder)
-    os.truncate(folder / "logmq" / "orders.idx", left)
-    assert whole(folder) == span
-    assert values(options(folder), whole(folder)) == RECORDS
-    with pytest.raises(DataLoss, match="unverified"):
-        values(options(folder, unverified="fail"), whole(folder))
 
 
 def test_an_index_that_is_missing_is_damage_and_not_the_logs_end(folder: Path) -> None:
@@ -179,8 +167,8 @@ def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> N
     """Otherwise than of a server: the index says what is damaged, and the log's bytes are not looked at."""
     span = whole(folder)
     flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
-    with closing(Folder(str(folder), "logmq")) as opened:
-        chunks = list(opened.entries(span, rules(options(folder))))
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
     assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
     assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
 
@@ -215,35 +203,6 @@ def test_a_hole_that_retention_makes_meanwhile_is_lost_not_zeros(folder: Path, v
     assert offset_of(len(RECORDS) - len(got)) == third.offset
 
 
-@pytest.mark.parametrize("zeroed", [(1,), (0,), (0, 1), (2, 4)])
-def test_records_whose_index_entries_are_zeros_are_read_from_the_log(
-    folder: Path, zeroed: tuple[int, ...]
-) -> None:
-    for number in zeroed:
-        rewrite_entry(folder, number, lambda entry: bytes(INDEX_ENTRY_BYTES))
-    assert values(options(folder), whole(folder)) == RECORDS
-
-
-def test_a_front_that_retention_made_a_hole_of_is_no_damage(folder: Path) -> None:
-    first, second = entries_of(folder)[:2]
-    drop_front(folder, 2)
-    assert spot(folder).first == second.end
-    assert values(options(folder), whole(folder)) == RECORDS[first.records + second.records :]
-
-
-def test_where_index_and_log_are_damaged_only_that_is_lost(folder: Path) -> None:
-    first, second = entries_of(folder)[:2]
-    rewrite_entry(folder, 1, lambda entry: bytes(INDEX_ENTRY_BYTES))
-    flip(
-        folder / "logmq" / "orders.log", (second.offset + 2) * 8
-    )  # of a length: nobody can tell what follows
-    text = f"offsets {second.offset} to {second.end} are lost: the index says nothing"
-    with pytest.raises(DataLoss, match=text):
-        values(options(folder), whole(folder))
-    kept = values(options(folder, failOnDataLoss="false"), whole(folder))
-    assert kept == RECORDS[: first.records] + RECORDS[first.records + second.records :]
-
-
 @pytest.mark.parametrize("unverified", ["read", "skip", "fail"])
 def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_over_or_refused(
     folder: Path, unverified: str
@@ -252,7 +211,7 @@ def test_what_the_journal_lost_is_told_and_unverified_ranges_are_read_passed_ove
 
     def flag(flags: EntryFlag, **fields: int) -> None:
         changed = second._replace(flags=flags, **fields)
-        rewrite_entry(folder, 1, lambda _: format.pack_index_entry(changed, spot(folder).id))
+        rewrite_entry(folder, 1, lambda _: format.pack_index_entry(changed, whole(folder).log_id))
 
     flag(EntryFlag.DAMAGED, records=0)
     with pytest.raises(DataLoss, match="the journal lost what stood here"):
@@ -271,7 +230,7 @@ def test_a_topic_that_is_made_again_while_its_files_are_opened_is_not_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = whole(folder)
-    monkeypatch.setattr(Folder, "id_of", lambda self, file, log_id: old.log_id + 1)
+    monkeypatch.setattr(FolderReader, "id_of", lambda self, file, log_id: old.log_id + 1)
     with pytest.raises(DataLoss, match=r"orders in .* are lost"):
         values(options(folder), old)
 
@@ -309,16 +268,25 @@ def test_retention_that_overtakes_a_read_is_told_from_damage(tmp_path: Path, ver
     in_store(data, overtake)
 
 
+@pytest.mark.parametrize("damage", ["zeros", "bad", "cut short"])
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_records_whose_index_entry_is_bad_are_read_from_the_log_as_unverified_ones(
-    folder: Path, number: int
+def test_records_whose_index_entry_is_damaged_are_told_as_lost_and_the_others_are_read(
+    folder: Path, number: int, damage: str
 ) -> None:
-    every = entries_of(folder)
-    number %= len(every)
-    rewrite_entry(folder, number, lambda entry: entry[:20] + b"bad" + entry[23:])
-    assert whole(folder).start == 0
-    assert values(options(folder), whole(folder)) == RECORDS
-    bad = every[number]
-    with pytest.raises(DataLoss, match=rf"offsets {bad.offset} to \d+ are lost: unverified"):
-        values(options(folder, unverified="fail"), whole(folder))
-    assert len(values(options(folder, unverified="skip"), whole(folder))) == len(RECORDS) - bad.records
+    log, entries = whole(folder), entries_of(folder)
+    number %= len(entries)
+    if damage == "cut short":
+        os.truncate(folder / "logmq" / "orders.idx", entry_position(number) + 7)
+        start, stop = entries[number].offset, log.stop
+    else:
+        rewrite_entry(
+            folder,
+            number,
+            lambda entry: bytes(INDEX_ENTRY_BYTES) if damage == "zeros" else entry[:20] + b"bad" + entry[23:],
+        )
+        start, stop = entries[number].offset, entries[number].end
+    assert whole(folder) == log
+    with pytest.raises(DataLoss, match=rf"offsets {start} to {stop} are lost: the index says nothing"):
+        values(options(folder), log)
+    kept = [payload for offset, payload in placed(RECORDS) if not start <= offset < stop]
+    assert values(options(folder, failOnDataLoss="false"), log) == kept

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from brokers.pipeline.source import framing
 from brokers.pipeline.source.framing import NotRecords
-from brokers.pipeline.source.spans import Chunk, Span
+from brokers.pipeline.source.ranges import LogRange, RecordChunk
 from shared.storage import format
 from shared.storage.format import IndexEntry
 
@@ -19,14 +19,14 @@ ALIKE = st.integers(0, 40).flatmap(
 PARTS = st.one_of(st.lists(PAYLOADS, min_size=1, max_size=8), ALIKE.map(lambda payloads: [payloads]))
 
 
-def laid(parts: list[list[bytes]], offset: int = 0) -> Chunk:
+def laid(parts: list[list[bytes]], offset: int = 0) -> RecordChunk:
     """A chunk with an index entry for each part."""
     entries, data = [], b""
     for number, payloads in enumerate(parts):
         part = b"".join(map(format.record, payloads))
         entries.append(IndexEntry(offset + len(data), 1000 + number, 0, len(part), len(payloads), 0))
         data += part
-    return Chunk(offset, data, entries)
+    return RecordChunk(offset, data, entries)
 
 
 def bounds(parts: list[list[bytes]], offset: int = 0) -> list[int]:
@@ -39,7 +39,7 @@ def test_rows_are_the_records_with_their_offsets_and_their_entrys_time(
     parts: list[list[bytes]], offset: int
 ) -> None:
     chunk = laid(parts, offset)
-    batch = framing.rows(Span("here", "orders", 1, offset, chunk.end), chunk)
+    batch = framing.rows(LogRange("here", "orders", 1, offset, chunk.end), chunk)
     assert batch.schema.equals(framing.SCHEMA)
     batch.validate(full=True)
     assert batch["value"].to_pylist() == [payload for payloads in parts for payload in payloads]
@@ -55,19 +55,21 @@ def test_what_lies_outside_of_the_span_is_left_out(parts: list[list[bytes]], dat
     places = bounds(parts, 64)
     first = data.draw(st.integers(0, len(places) - 1))
     last = data.draw(st.integers(first, len(places) - 1))
-    batch = framing.rows(Span("here", "orders", 1, places[first], places[last]), chunk)
-    whole = framing.rows(Span("here", "orders", 1, 0, 1 << 40), chunk)
+    batch = framing.rows(LogRange("here", "orders", 1, places[first], places[last]), chunk)
+    whole = framing.rows(LogRange("here", "orders", 1, 0, 1 << 40), chunk)
     assert batch.equals(whole.slice(first, last - first))
-    some = framing.rows(Span("here", "orders", 1, places[first], places[last]), chunk, ["timestamp", "topic"])
+    some = framing.rows(
+        LogRange("here", "orders", 1, places[first], places[last]), chunk, ["timestamp", "topic"]
+    )
     assert some.equals(batch.select(["timestamp", "topic"]))
-    all_of_them = framing.rows(Span("here", "orders", 1, 0, 1 << 40), chunk, ["timestamp"])
+    all_of_them = framing.rows(LogRange("here", "orders", 1, 0, 1 << 40), chunk, ["timestamp"])
     assert all_of_them.equals(whole.select(["timestamp"]))
 
 
 @given(PARTS, st.integers(1, 400) | st.just(1 << 62))
 def test_of_values_no_more_bytes_are_taken_than_asked_for(parts: list[list[bytes]], most: int) -> None:
     chunk = laid(parts)
-    everything = Span("here", "orders", 1, 0, 1 << 40)
+    everything = LogRange("here", "orders", 1, 0, 1 << 40)
     batch = framing.rows(everything, chunk, value_bytes=most)
     batch.validate(full=True)
     assert batch["value"].to_pylist() == [payload[:most] for payloads in parts for payload in payloads]

@@ -61,7 +61,6 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
         found = opened(entries, states, bytes(data.draw(st.integers(0, INDEX_ENTRY_BYTES - 1))))
         good = [entry for entry, state in zip(entries, states, strict=True) if state == GOOD]
         assert found.count == count
-        assert found.front() == (good[0] if good else None)
         assert found.last() == (good[-1] if good else None)
         for time in range(-1, 2 * count + 2):
             later = [entry for entry in good if entry.last_ms >= time]
@@ -77,6 +76,6 @@ def test_it_tells_what_is_good_whatever_stands_between(data: st.DataObject, near
 
 def test_without_a_file_it_has_nothing() -> None:
     found = LogIndex(FakeDisk(), None, LOG_ID)
-    assert (found.count, found.front()) == (0, None)
+    assert found.count == 0
     assert (found.last(), found.at_time(0), found.at_or_before(0)) == (None,) * 3
     assert list(found.entries(0, 100)) == []

@@ -7,10 +7,10 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pipeline.source.folder import SpanReader
+from brokers.pipeline.source.folder import RangeReader
 from brokers.pipeline.source.options import Unverified
-from brokers.pipeline.source.origin import LossPolicy
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import LossPolicy
 from shared.storage.format import EntryFlag, IndexEntry
 
 GOOD, FLIPPED, LOST, UNVERIFIED, UNTOLD = "good", "flipped", "lost", "unverified", "untold"
@@ -18,7 +18,7 @@ SAYS = {
     FLIPPED: "these are not the bytes that were written (CRC)",
     LOST: "the journal lost what stood here",
     UNVERIFIED: "unverified: nothing says that these are the bytes written",
-    UNTOLD: "the index says nothing of what stands here",
+    UNTOLD: "the index says nothing of what stands here (brokers fsck --repair makes it again)",
     "short": "the file is too short",
 }
 FLAGS = {LOST: EntryFlag.DAMAGED, UNVERIFIED: EntryFlag.UNVERIFIED}
@@ -66,9 +66,9 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
             why |= dict.fromkeys(range(max(entry.offset, start), min(entry.end, stop)), SAYS[wrong])
     told: list[str] = []
     policy = LossPolicy(True, unverified, told.append)
-    span = Span("here", "orders", 1, start, stop)
+    span = LogRange("here", "orders", 1, start, stop)
     stored = stored[:file_bytes]
-    reader = SpanReader(
+    reader = RangeReader(
         span,
         lambda length, offset: bytes(stored[offset : offset + length]),
         lambda: first_kept,
@@ -76,7 +76,7 @@ def test_what_is_good_is_read_and_the_rest_told_once(data: st.DataObject) -> Non
         False,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", chunk_bytes)
+        patch.setattr("brokers.pipeline.source.ranges.CHUNK_BYTES", chunk_bytes)
         chunks = list(reader.chunks(iter(entries)))
 
     assert [entry for chunk in chunks for entry in chunk.entries] == good

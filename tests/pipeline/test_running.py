@@ -57,7 +57,7 @@ TRACE = """An exception was thrown from the Python worker. Please see the stack 
 Traceback (most recent call last):
   File "worker.py", line 1, in main
     process()
-brokers.pipeline.source.origin.DataLoss: orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)
+brokers.pipeline.source.reader.DataLoss: orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)
 
 \tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:1)
 """

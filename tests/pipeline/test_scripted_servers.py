@@ -13,9 +13,9 @@ from crc32c import crc32c
 from brokers.pipeline.source import rows
 from brokers.pipeline.source.options import Reach, Unverified, parse
 from brokers.pipeline.source.options import Server as Address
-from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import DataLoss
+from brokers.pipeline.source.servers import ServerReader
 from logmq.runs import encode
 from shared.errors import RemoteProtocolError
 from tests.pipeline.served import ORDERS, STRICT, TRUSTING, LostError, read, telling
@@ -28,7 +28,7 @@ def mark(at: int, data: bytes, records: int = 1) -> bytes:
 @contextmanager
 def scripted(
     *answers: bytes | tuple[bytes], reply_seconds: float = 60, retry_seconds: float = 0
-) -> Iterator[Served]:
+) -> Iterator[ServerReader]:
     """A server that gives these answers, one a request, over however many connections, then says nothing.
 
     Behind an answer in a tuple it closes the connection.
@@ -62,7 +62,9 @@ def scripted(
         thread.start()
         try:
             with closing(
-                Served(Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=retry_seconds))
+                ServerReader(
+                    Address(*address), Reach(reply_seconds=reply_seconds, retry_seconds=retry_seconds)
+                )
             ) as served:
                 yield served
         finally:
@@ -73,7 +75,7 @@ def scripted(
 
 def test_a_server_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     with scripted(reply_seconds=0.05) as served, pytest.raises(ConnectionRefusedError, match="timed out"):
-        served.spots(ORDERS)
+        served.logs(ORDERS)
 
 
 def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
@@ -83,9 +85,9 @@ def test_bytes_that_do_not_match_their_crc_are_damage() -> None:
         b"CHUNK 0 5 5\n\0\0\0\1y",
     )
     with scripted(*answers) as served, pytest.raises(LostError, match=r"offsets 0 to 5 .*CRC"):
-        read(served, Span(served.source, "orders", 0, 0, 5))
+        read(served, LogRange(served.source, "orders", 0, 0, 5))
     with scripted(*answers) as served:
-        assert read(served, Span(served.source, "orders", 0, 0, 5), TRUSTING) == b"\0\0\0\1y"
+        assert read(served, LogRange(served.source, "orders", 0, 0, 5), TRUSTING) == b"\0\0\0\1y"
 
 
 def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
@@ -108,7 +110,7 @@ def test_what_no_mark_covers_is_read_and_its_records_are_counted() -> None:
             b"CHUNK %d %d %d\n" % (ends[first], ends[10] - ends[first], ends[10]) + log[ends[first] :],
         )
         with scripted(*answers) as served:
-            chunks = list(served.chunks(Span(served.source, "orders", 0, ends[first], ends[10]), STRICT))
+            chunks = list(served.chunks(LogRange(served.source, "orders", 0, ends[first], ends[10]), STRICT))
         assert b"".join(bytes(chunk.data) for chunk in chunks) == log[ends[first] :]
         assert [entry.records for chunk in chunks for entry in chunk.entries] == expected
 
@@ -125,7 +127,7 @@ def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
     )
     lost: list[str] = []
     with scripted(*answers) as served:
-        span = Span(served.source, "orders", 0, 0, len(log))
+        span = LogRange(served.source, "orders", 0, 0, len(log))
         assert read(served, span, telling(lost)) == log[:size]
     assert [text.partition(" are lost")[0].partition(": ")[2] for text in lost] == [
         f"offsets {size} to {len(log)}"
@@ -135,7 +137,7 @@ def test_of_several_marks_that_are_not_given_only_the_damaged_is_lost() -> None:
 def test_where_everything_that_was_read_is_gone_a_log_is_not_another_one() -> None:
     """Nothing that was there before is left to be asked for."""
     with scripted(b"ERR OUT_OF_RANGE below the first\n") as served:
-        assert not served.is_other(LogSpot(served.source, "orders", 1, 20, 30), 1, 20)
+        assert not served.is_other(LogRange(served.source, "orders", 1, 20, 30), 1, 20)
 
 
 def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
@@ -143,10 +145,10 @@ def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
     log, _ = encode([b"a", b"b"])
     newest = mark(5, log[5:]) + b"END\n"
     with scripted(b"OFFSETS 0 10\n", newest) as served:
-        assert served.spots(ORDERS) == {"orders": LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)}
+        assert served.logs(ORDERS) == {"orders": LogRange(served.source, "orders", 1_700_000_000_000, 0, 10)}
     for seen, is_other in ((1_700_000_000_000, False), (1_699_999_999_000, False), (1_699_999_998_999, True)):
         with scripted(newest) as served:
-            found = LogSpot(served.source, "orders", 1_700_000_000_000, 0, 10)
+            found = LogRange(served.source, "orders", 1_700_000_000_000, 0, 10)
             assert served.is_other(found, seen, 10) is is_other
             assert served.is_other(found, seen, 11)
 
@@ -154,13 +156,13 @@ def test_a_log_is_told_from_one_made_again_by_its_newest_record() -> None:
 def test_a_time_before_what_is_kept_is_the_first_place_and_one_behind_it_none() -> None:
     for answer, place in ((b"OK 3\n", 20), (b"OK 25\n", 25), (b"OK 30\n", None)):
         with scripted(answer) as served:
-            assert served.at_time(LogSpot(served.source, "orders", 1, 20, 30), 7) == place
+            assert served.at_time(LogRange(served.source, "orders", 1, 20, 30), 7) == place
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"TOPIC x\n", b"CHUNK 0 9 8\n"])
 def test_what_is_no_logmq_server_is_told_apart(answer: bytes) -> None:
     with scripted(answer) as served, pytest.raises(RemoteProtocolError, match="not LogMQ's"):
-        served.spots(ORDERS)
+        served.logs(ORDERS)
 
 
 ONE = b"\0\0\0\1x"
@@ -168,18 +170,18 @@ ONE = b"\0\0\0\1x"
 ENDS = b"OFFSETS 0 5\n"
 MARKS = mark(0, ONE) + b"END\n"
 CHUNK = b"CHUNK 0 5 5\n" + ONE
-SPOT = LogSpot("", "orders", 1_700_000_000_000, 0, 5)
+SPOT = LogRange("", "orders", 1_700_000_000_000, 0, 5)
 
 
-def of(served: Served) -> Span:
-    return Span(served.source, "orders", 0, 0, 5)
+def of(served: ServerReader) -> LogRange:
+    return LogRange(served.source, "orders", 0, 0, 5)
 
 
 def test_after_bytes_that_are_not_logmqs_nothing_that_was_asked_before_is_answered_again() -> None:
     """The connection goes, and with it the requests that were on it; the next ones have their own answers."""
     with scripted(b"HTTP/1.1 400 Bad Request\r\n", b"OK 3\n", retry_seconds=5) as served:
         with pytest.raises(RemoteProtocolError):
-            served.spots(ORDERS)
+            served.logs(ORDERS)
         assert served.at_time(SPOT, 7) == 3
 
 
@@ -220,20 +222,20 @@ def test_a_loss_that_is_passed_over_is_told_once_and_yields_nothing(
     with scripted(*answers) as served:
         assert read(served, of(served), telling(lost)) == b""
     assert len(lost) == 1
-    assert re.search(f"orders on .*: offsets 0 to 5 are lost: .*{text}", lost[0])
+    assert re.search(f"orders in .*: offsets 0 to 5 are lost: .*{text}", lost[0])
 
 
 def test_entries_come_without_their_bytes_where_they_cover_what_is_asked_for() -> None:
     """The script has no answer for a FETCH. A part of an entry, and what none covers, has to be fetched."""
     with scripted(ENDS, MARKS) as served:
-        (chunk,) = served.entries(of(served), STRICT)
+        (chunk,) = served.chunks(of(served), STRICT, bare=True)
         assert (bytes(chunk.data), chunk.end, [entry.records for entry in chunk.entries]) == (b"", 5, [1])
     two = 2 * ONE
     with scripted(b"OFFSETS 0 10\n", mark(0, two, 2) + b"END\n", b"CHUNK 0 10 10\n" + two) as served:
-        (chunk,) = served.entries(of(served), STRICT)
+        (chunk,) = served.chunks(of(served), STRICT, bare=True)
         assert bytes(chunk.data) == two
     with scripted(ENDS, b"END\n", CHUNK) as served:
-        (chunk,) = served.entries(of(served), STRICT)
+        (chunk,) = served.chunks(of(served), STRICT, bare=True)
         assert (bytes(chunk.data), [entry.records for entry in chunk.entries]) == (ONE, [1])
 
 
@@ -256,11 +258,6 @@ def test_what_is_unverified_a_server_does_not_say_so_it_is_read_whatever_the_opt
     """Otherwise than of a folder. That no entry covers a range says nothing about its bytes."""
     with scripted(ENDS, b"END\n", CHUNK) as served:
         assert read(served, of(served), attrs.evolve(STRICT, unverified=unverified)) == ONE
-
-
-def test_groups_have_a_place_only_where_they_committed_one() -> None:
-    with scripted(b"OK 3\n", b"ERR NO_OFFSET none\n", b"ERR NO_OFFSET none\n", b"OK 0\n") as served:
-        assert served.committed(["g", "h"], ["a", "b"]) == {("g", "a"): 3, ("h", "b"): 0}
 
 
 def test_where_no_entry_can_be_had_an_offset_is_taken_as_it_is_and_a_log_is_not_cut() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers.pipeline.source.options import Reach, parse, parse_sink
-from brokers.pipeline.source.planning import open_origin
+from brokers.pipeline.source.planning import open_reader
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User, written_users
 from shared.errors import ConfigError
@@ -42,8 +42,8 @@ def found(server: Server, url: str = "", **given: str) -> list[str]:
     there = {"servers": f"{url}{where(server)}", "subscribe": "orders", "retryTimeoutMs": "50"}
     options = parse(there | given)
     pickle.dumps(options.reach)  # it goes to executors
-    with open_origin(options, *options.sources) as origin:
-        return list(origin.spots(ORDERS))
+    with open_reader(options, *options.sources) as origin:
+        return list(origin.logs(ORDERS))
 
 
 def test_options_urls_and_variables_log_in(

@@ -3,7 +3,7 @@
 import pytest
 
 from brokers.pipeline.source.options import Reach, parse, parse_servers
-from brokers.pipeline.source.planning import open_origin
+from brokers.pipeline.source.planning import open_reader
 from shared.errors import ConfigError
 
 
@@ -26,13 +26,13 @@ def test_how_servers_are_reached_is_an_option(given: dict[str, str], reach: Reac
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"servers": "a:x"}, "servers: 'a:x': 'x' is not a port"),
-        ({"servers": "a:65536"}, "servers: 'a:65536': '65536' is not a port"),
+        ({"servers": "a:x"}, "servers: 'a:x' is not host:port"),
+        ({"servers": "a:65536"}, "servers: 'a:65536' is not host:port"),
         ({"tlsKey": "k"}, "tlsKey: needs tlsCertificate"),
         ({"tls": "perhaps"}, "tls: not true or false"),
         ({"retryTimeoutMs": "0"}, "retryTimeoutMs: not a whole number above 0"),
         ({"replyTimeoutMs": str(1 << 31)}, "replyTimeoutMs: above 2147483647"),
-        ({"servers": "a..b:1"}, "servers: 'a..b' is not the name of a host"),
+        ({"servers": "a..b:1"}, "servers: 'a..b:1' is not host:port"),
         ({"servers": "http://a:1"}, "servers: 'http://a:1' is not host:port"),
         ({"namespace": "dms"}, "namespace: only a data folder"),
         ({"unverified": "fail"}, "unverified: only a data folder"),
@@ -54,7 +54,7 @@ def test_a_wrong_option_of_reaching_servers_is_named(given: dict[str, str], text
 )
 def test_a_file_that_is_no_good_for_tls_is_named(given: dict[str, str], text: str) -> None:
     chosen = parse({"servers": "a", "subscribe": "t", **given})
-    with pytest.raises(ConfigError, match=text), open_origin(chosen, "a"):
+    with pytest.raises(ConfigError, match=text), open_reader(chosen, "a"):
         pass
 
 

@@ -11,9 +11,9 @@ import trustme
 from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import Reach, TopicChoice, parse
 from brokers.pipeline.source.options import Server as Address
-from brokers.pipeline.source.origin import DataLoss, LossPolicy
-from brokers.pipeline.source.servers import SAME_MS, Served
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import DataLoss, LossPolicy
+from brokers.pipeline.source.servers import SAME_MS, ServerReader
 from brokers.pipeline.source.stream import Offset
 from logmq.wire import Refusal
 from tests.pipeline.folders import follow
@@ -66,13 +66,13 @@ def fresh(other: Server) -> Iterator[Server]:
 def test_what_is_read_is_the_log_byte_for_byte(
     one: Server, chunk_bytes: int, policy: LossPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("brokers.pipeline.source.ranges.CHUNK_BYTES", chunk_bytes)
     with opened(one) as served:
-        spot = served.spots(ORDERS)["orders"]
-        assert (spot.first, spot.end) == (0, len(LOG))
+        log = served.logs(ORDERS)["orders"]
+        assert (log.start, log.stop) == (0, len(LOG))
         for start in (0, sum(LENGTHS[:7]), sum(LENGTHS[:3000])):
             for stop in (sum(LENGTHS[:3001]), len(LOG)):
-                span = Span(served.source, "orders", spot.id, start, stop)
+                span = log.part(start, stop)
                 assert read(served, span, policy) == LOG[start:stop]
                 for chunk in served.chunks(span, policy):
                     assert sum(entry.length for entry in chunk.entries) == len(chunk.data)
@@ -83,16 +83,15 @@ def test_what_is_read_is_the_log_byte_for_byte(
 def test_places_in_a_log_are_found(one: Server) -> None:
     starts = [sum(LENGTHS[:count]) for count in range(len(LENGTHS) + 1)]
     with opened(one) as served:
-        spot = served.spots(ORDERS)["orders"]
-        span = whole(served)
+        log = span = whole(served)
         assert served.cut(span, starts[2000]) in starts[1:2001]
         (first, *_, last) = [entry for chunk in served.chunks(span, STRICT) for entry in chunk.entries]
-        assert served.at_time(spot, 0) == served.at_time(spot, first.first_ms) == 0
-        assert served.at_time(spot, last.first_ms + 100_000) is None
+        assert served.at_time(log, 0) == served.at_time(log, first.first_ms) == 0
+        assert served.at_time(log, last.first_ms + 100_000) is None
         for count in (0, 1, 1500, 4000):
-            assert served.start_below(spot, starts[count]) == starts[count]
-        assert served.start_below(spot, starts[1500] + 1) == starts[1500]
-        assert served.start_below(spot, starts[1500] - 1) == starts[1499]
+            assert served.start_below(log, starts[count]) == starts[count]
+        assert served.start_below(log, starts[1500] + 1) == starts[1500]
+        assert served.start_below(log, starts[1500] - 1) == starts[1499]
 
 
 def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
@@ -100,34 +99,34 @@ def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
     produce(fresh, "a.2", [b"two", b"two"])
     produce(fresh, "b", [b"three"])
     with opened(fresh) as served:
-        assert sorted(served.spots(TopicChoice(pattern=r"a\..*"))) == ["a.1", "a.2"]
-        found = served.spots(TopicChoice(("b", "a.2", "none")))
-        assert {name: (spot.first, spot.end) for name, spot in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
+        assert sorted(served.logs(TopicChoice(pattern=r"a\..*"))) == ["a.1", "a.2"]
+        found = served.logs(TopicChoice(("b", "a.2", "none")))
+        assert {name: (log.start, log.stop) for name, log in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
         speak(fresh.address("logmq"), b"DELETE b\n")
-        assert list(served.spots(TopicChoice(("b",)))) == []
+        assert list(served.logs(TopicChoice(("b",)))) == []
 
 
 def test_a_name_that_no_topic_can_have_is_not_asked_for(one: Server) -> None:
     with opened(one) as served:
         with pytest.raises(Refusal, match="BAD_TOPIC"):
-            served.spots(TopicChoice(("x\nDELETE orders",)))
-        assert served.spots(ORDERS)["orders"].end == len(LOG)
+            served.logs(TopicChoice(("x\nDELETE orders",)))
+        assert served.logs(ORDERS)["orders"].stop == len(LOG)
 
 
 def test_a_server_that_is_down_is_named() -> None:
     down = Address("127.0.0.1", 1)
     with (
-        closing(Served(down, IMPATIENT)) as served,
+        closing(ServerReader(down, IMPATIENT)) as served,
         pytest.raises(ConnectionRefusedError, match="no LogMQ server") as raised,
     ):
-        served.spots(ORDERS)
+        served.logs(ORDERS)
     assert raised.value.filename == str(down)
 
 
 def test_a_read_goes_on_when_the_server_is_back(
     new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brokers.pipeline.source.spans.CHUNK_BYTES", 100_000)
+    monkeypatch.setattr("brokers.pipeline.source.ranges.CHUNK_BYTES", 100_000)
     server = new_server("--enable", "logmq").start()
     produce(server, "orders", MESSAGES)
     with opened(server, Reach(retry_seconds=60)) as served:
@@ -141,24 +140,24 @@ def test_a_read_goes_on_when_the_server_is_back(
 def test_a_log_that_was_deleted_or_made_again_is_lost(fresh: Server) -> None:
     produce(fresh, "orders", MESSAGES)
     with opened(fresh) as served:
-        before = served.spots(ORDERS)["orders"]
+        before = served.logs(ORDERS)["orders"]
         span = whole(served)
-        assert not served.is_other(before, before.id, before.end)
+        assert not served.is_other(before, before.log_id, before.stop)
         speak(fresh.address("logmq"), b"DELETE orders\n")
-        with pytest.raises(LostError, match=f"orders on .*offsets 0 to {len(LOG)} are lost: NO_TOPIC"):
+        with pytest.raises(LostError, match=f"orders in .*offsets 0 to {len(LOG)} are lost: NO_TOPIC"):
             read(served, span)
         produce(fresh, "orders", MESSAGES[:10])
-        shorter = served.spots(ORDERS)["orders"]
-        assert served.is_other(shorter, before.id, before.end)
+        shorter = served.logs(ORDERS)["orders"]
+        assert served.is_other(shorter, before.log_id, before.stop)
         with pytest.raises(LostError, match="made again"):
             read(served, span)
         produce(fresh, "orders", MESSAGES[10:])
-        again = served.spots(ORDERS)["orders"]
-        earlier = before.id - 2 * SAME_MS  # as if a while had gone by
-        assert again.end == before.end
-        assert served.is_other(again, earlier, before.end)
+        again = served.logs(ORDERS)["orders"]
+        earlier = before.log_id - 2 * SAME_MS  # as if a while had gone by
+        assert again.stop == before.stop
+        assert served.is_other(again, earlier, before.stop)
         with pytest.raises(LostError, match="made again"):
-            read(served, Span(served.source, "orders", earlier, 0, before.end))
+            read(served, LogRange(served.source, "orders", earlier, 0, before.stop))
 
 
 def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[..., Server]) -> None:
@@ -170,8 +169,8 @@ def test_retention_that_overtakes_is_told_and_passed_over(new_server: Callable[.
     environ = {"BROKERS_LOGMQ_RETENTION_BYTES": "300000", "BROKERS_STORAGE_RETENTION_SECONDS": "0.01"}
     keep = new_server("--enable", "logmq", data=server.data, environ=environ).start()
     with opened(keep) as served:
-        until(lambda: served.spots(ORDERS)["orders"].first > 0)
-        first = served.spots(ORDERS)["orders"].first
+        until(lambda: served.logs(ORDERS)["orders"].start > 0)
+        first = served.logs(ORDERS)["orders"].start
         lost: list[str] = []
         assert read(served, span, telling(lost)) == LOG[first:]
         (text,) = lost
@@ -205,14 +204,14 @@ def test_it_speaks_tls_and_a_side_that_alone_does_is_told_so_at_once(
     certificate = {"BROKERS_TLS_CERTIFICATE": str(tmp_path / "server.pem")}
     server = new_server("--enable", "logmq", environ=certificate).start()
     with opened(server, Reach(ca=str(tmp_path / "ca.pem"))) as served:
-        assert served.spots(ORDERS) == {}
+        assert served.logs(ORDERS) == {}
     for there, reach, text in (
         (server, Reach(tls=True), "certificate"),
         (server, Reach(retry_seconds=3600), r"it speaks TLS: the option tls=true is missing"),
         (one, Reach(tls=True, retry_seconds=3600), "it does not speak TLS"),
     ):
         with opened(there, reach) as served, pytest.raises(ConnectionRefusedError, match=text):
-            served.spots(ORDERS)
+            served.logs(ORDERS)
 
 
 def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(
@@ -223,7 +222,7 @@ def test_a_stream_meets_a_topic_that_comes_goes_and_comes_again(
     options = parse(given, streaming=True)
 
     def ranges(start: Offset, end: Offset) -> list[tuple[int, int]]:
-        return [(span.start, span.stop) for span in stream.spans(options, start, end)]
+        return [(span.start, span.stop) for span in stream.ranges(options, start, end)]
 
     nothing = follow(options, stream.INITIAL)
     assert ranges(stream.INITIAL, nothing) == []

@@ -76,7 +76,7 @@ class Remote:
 def test_the_source_is_shipped_to_a_server_of_spark_connect_and_then_registered() -> None:
     remote = Remote()
     register(remote)  # type: ignore[arg-type]
-    assert remote.told == [str(zip_of_ours()), "logmq"]
+    assert remote.told == [str(zip_of_ours()), "logmq", "logmq-table"]
 
 
 def test_a_session_of_spark_connect_that_runs_is_taken_and_told_what_it_may_be(
@@ -87,10 +87,10 @@ def test_a_session_of_spark_connect_that_runs_is_taken_and_told_what_it_may_be(
     remote = Remote()
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: remote)
     assert session(config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "7"}) is remote  # type: ignore[comparison-overlap]
-    *settings, _, name = remote.told
+    *settings, _, name, table = remote.told
     assert ("spark.sql.shuffle.partitions", "7") in settings
     assert all(key.startswith("spark.sql.") for key, _ in settings)
-    assert name == "logmq"
+    assert (name, table) == ("logmq", "logmq-table")
 
 
 def test_a_shuffle_needs_no_library_that_java_unpacks(spark: "SparkSession") -> None:

@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.origin import DataLoss
+from brokers.pipeline.source.reader import DataLoss
 from shared.errors import ConfigError
 from tests.pipeline.folders import (
     ORDERS,
@@ -53,7 +53,7 @@ def test_logs_share_a_batch_and_what_the_short_leave_goes_to_the_long(
     counts = {"a": 100, "b": 10, "c": 100}
     fill(tmp_path / "data", {("logmq", name): [b""] * count for name, count in counts.items()})
     chosen = options(tmp_path / "data", streaming=True, startingOffsets="earliest", subscribe="a,b,c")
-    (stops,) = stream.places(chosen, follow(chosen, stream.INITIAL, limit)).values()
+    (stops,) = stream.offsets(chosen, follow(chosen, stream.INITIAL, limit)).values()
     assert [stops[name] // 4 for name in ("b", "a", "c")] == taken
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from brokers.pipeline import views
-from brokers.pipeline.table_source import TableDataSource
+from brokers.pipeline.source.data_source import TableDataSource
 from brokers.pipeline.tables import NoTable, table_of
 from dms import events, records
 from dms.lifecycles import LIFECYCLES

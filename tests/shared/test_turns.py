@@ -21,7 +21,7 @@ class Bench:
         self.crashes: list[Exception] = []
         self.done: list[str] = []
         self.timers = Timers(lambda: 0.0, self.crashes.append)
-        self.work = LongWork(self.timers, self.crashes.append)
+        self.work = LongWork(self.timers.set_now, self.crashes.append)
 
     def steps(self, name: str, count: int) -> Iterator[None]:
         for _ in range(count):

@@ -221,7 +221,7 @@ class Everything:
             found["topic", topic.name] = Counter(await self._read(topic, ("topic", topic.name)))
         logs = self.logmq.topics.by_id()
         found["groups",] = Counter(
-            (row.group, row.topic, row.offset) for row in self.logmq.groups.all(logs.get)
+            (row.group, row.topic, row.offset) for row in self.logmq.groups.each(logs.get)
         )
         found["writers",] = Counter({"slots": len(self.logmq.writers)})
         self._look_at_dmp(found)

@@ -1,23 +1,22 @@
 """A data folder under a LogMQ load.
 
 After a cut and a recovery the server is asked for everything, and the files are read. Both are compared with
-the book.
+what the model allows.
 """
 
 import math
 import random
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
+from tests.support.promises import BrokenPromiseError
 from tests.trials import plain_reader
 from tests.trials.folder import Adapter, DialogError, HasMode, Verification, durability
-from tests.trials.logmq_judge import Found, judge, settle
-from tests.trials.logmq_ledger import Book, Write
-from tests.trials.logmq_load import KEPT, RETENTION_BYTES, LogmqLoad, batch_request
+from tests.trials.logmq_load import KEPT, RETENTION_BYTES, Book, LogmqLoad
+from tests.trials.logmq_model import LENGTH_BYTES, Message, Record, Topic, split
 from tests.trials.tally import Verdict
 
 _FETCH_BYTES = 8 << 20
@@ -27,6 +26,20 @@ COPY = "copy-"
 COPY_BYTES = 20_000
 _REPEATED_MAX = 60
 """Batches sent again for each writer: fewer than the broker remembers."""
+
+
+@attrs.frozen
+class Found:
+    """A topic as it is after recovery: its records from offset `first` to `end`, and its groups' offsets."""
+
+    first: int = 0
+    data: bytes = b""
+    commits: Mapping[str, int] = attrs.field(factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.data)
+
 
 Snapshot = Mapping[str, Found]
 
@@ -57,11 +70,10 @@ class LogmqAdapter(Adapter):
         return LogmqLoad(self.address, self.book, self.modes, self.source)
 
     def promised_records(self, until: float) -> int:
+        model, page = self.book.model, self.book.page
+        messages = (each for topic in model.topics.values() for each in topic.messages.values())
         return sum(
-            operation.count
-            for ledger in self.book.ledgers.values()
-            for operation in ledger.operations
-            if isinstance(operation, Write) and operation.promised(until)
+            each.acked and each.first_begun > page and each.known_seconds <= until for each in messages
         )
 
     def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
@@ -73,7 +85,7 @@ class LogmqAdapter(Adapter):
 
     def same(self, name: str, before: Snapshot, now: Snapshot) -> bool:
         old, new = before.get(name), now.get(name)
-        if old is not None and new is not None and self.book.ledgers[name].kept_bytes is not None:
+        if old is not None and new is not None and self.book.model.topic(name).kept_bytes is not None:
             shorter = max(new.first - old.first, 0)  # retention goes on
             old = attrs.evolve(old, first=old.first + shorter, data=old.data[shorter:])
         return old == new
@@ -221,11 +233,10 @@ def take(dialog: Dialog, book: Book, names: Sequence[str] | None = None) -> dict
     for name, (first, end) in dialog.topics().items():
         if name.startswith(COPY) or (names is not None and name not in names):
             continue
-        ledger = book.ledgers.get(name)
-        groups = sorted(ledger.groups) if ledger is not None else []
+        groups = sorted(group for topic, group in book.groups if topic == name)
         commits = {group: dialog.committed(group, name) for group in groups}
         committed = {group: offset for group, offset in commits.items() if offset is not None}
-        if ledger is not None and ledger.kept_bytes is not None:
+        if book.model.topic(name).kept_bytes is not None:
             found[name] = Found(*_take_shrinking(dialog, name, first, end), committed)
         else:
             found[name] = Found(first, dialog.records(name, first, end), committed)
@@ -245,44 +256,100 @@ def verify(
     address: tuple[str, int],
     folder: Path,
     book: Book,
-    promised_until: Callable[[HasMode], float] = lambda ledger: math.inf,
+    promised_until: Callable[[HasMode], float] = lambda topic: math.inf,
 ) -> Verification:
     """Compare; then, as a client would, send every BATCH again whose fate it does not know, and compare that.
 
-    Afterwards the book begins a new page. `promised_until` is `judge`'s, by topic.
+    Afterwards the book begins a new page. `promised_until`: when what was acknowledged was safe, by mode.
     """
+    model = book.model
+    for topic in model.topics.values():
+        model.machine_ended({topic.mode: promised_until(topic)})
     with Dialog(address) as dialog:
+        begun = model.read()
         found = take(dialog, book)
         verdict, verdicts = Verdict(), dict[str, Verdict]()
-        again: dict[str, list[Write]] = {}
-        for name, ledger in book.ledgers.items():
-            one = judge(ledger, found.get(name), promised_until(ledger))
+        verdict.faults += [f"{name}: a topic that nobody made" for name in found if name not in model.topics]
+        for name, topic in list(model.topics.items()):
+            one = verdicts.setdefault(topic.mode, Verdict())
+            there = found.get(name, Found())
+            before = len(model.lost)
+            verdict.faults += _saw(book, topic, there, begun, exists=name in found)
+            _count(book, topic, model.lost[before:], one)
+            if name in found and topic.kept_bytes is None:
+                verdict.faults += _ask_in_other_words(dialog, name, there)
+        for one in verdicts.values():
             verdict.add(one)
-            verdicts.setdefault(ledger.mode, Verdict()).add(one)
-            samples = [write for write in ledger.operations if isinstance(write, Write)]
-            again[name] = settle(ledger, found.get(name), one.life)
-            if not one.faults and name in found and ledger.kept_bytes is None:
-                verdict.faults += _ask_in_other_words(dialog, name, found[name], samples)
-        verdict.faults += [f"{name}: a topic that nobody made" for name in found if name not in book.ledgers]
         verdict.faults += _compare_files(dialog, folder, found)
         verdict.faults += _compare_copies(dialog, found)
+        model.restarted()
         result = Verification(verdict, verdicts, found)
         if not verdict.faults:
-            _send_again(dialog, book, again, result)
-        return result
+            _send_again(dialog, book, result)
+            found = dict(result.snapshot)
+    model.settle({name: topic.commits for name, topic in found.items()})
+    model.lost.clear()
+    book.batches.clear()
+    book.there = set(found)
+    book.page = model.read()
+    return result
 
 
-def _ask_in_other_words(dialog: Dialog, name: str, found: Found, writes: Sequence[Write]) -> list[str]:
+def _saw(book: Book, topic: Topic, there: Found, begun: int, *, exists: bool) -> list[str]:
+    """What is wrong with a topic: the first fault that is found."""
+    model = book.model
+    lossy = not model.is_safe(topic)
+    try:
+        model.saw_all(topic.name, _records(topic.name, there), begun, there.first)
+        stayed = topic.name in book.there and not any(deletion.acked for deletion in topic.deletions)
+        begun_only = any(message.ended == math.inf for message in topic.messages.values())
+        if exists and not (there.end or lossy or stayed or begun_only):
+            raise BrokenPromiseError(f"{topic.name} is there, and nobody ever wrote to it")
+        for name, group in book.groups:
+            offset = there.commits.get(group)
+            if name == topic.name and (not lossy or topic.mode == "always"):
+                model.saw_committed(group, name, offset, begun)
+            if name == topic.name and offset is not None and offset > there.end:
+                raise BrokenPromiseError(f"group {group} is at {offset} of {name}, past its end {there.end}")
+    except BrokenPromiseError as error:
+        return [str(error)]
+    return []
+
+
+def _records(name: str, there: Found) -> list[Record]:
+    records = split(there.data, there.first)
+    if records is None:
+        raise BrokenPromiseError(f"{name} ends within a record")
+    return records
+
+
+def _count(book: Book, topic: Topic, lost: Sequence[Message], verdict: Verdict) -> None:
+    """What of this page has stood, and what was allowed to go."""
+    verdict.lost += len(lost)
+    verdict.oldest_lost = min([verdict.oldest_lost, *(message.known_seconds for message in lost)])
+    gone = set(map(id, lost))
+    for message in topic.messages.values():
+        if message.first_begun > book.page and id(message) not in gone:
+            there = message.payload in topic.there
+            verdict.kept += message.acked and (there or message.lost)
+            verdict.extra += there and not message.acked
+            if there:
+                verdict.newest_kept = max(verdict.newest_kept, book.ticks.time_of(message.first_begun))
+    verdict.deletes += sum(deletion.acked for deletion in topic.deletions)
+    verdict.commits += sum(
+        each.known_seconds > -math.inf and each.ended < math.inf
+        for commitments in topic.commitments.values()
+        for each in commitments
+    )
+
+
+def _ask_in_other_words(dialog: Dialog, name: str, found: Found) -> list[str]:
     """CONSUME and MARKS say the same as FETCH."""
     faults = []
-    placed = [
-        write for write in writes if write.stands is not None and found.first <= write.stands < found.end
-    ]
-    for write in {id(one): one for one in (*placed[:1], *placed[-1:])}.values():
-        assert write.stands is not None
-        size = int.from_bytes(write.records[:4], "big")
-        if dialog.consume(name, write.stands) != write.records[4 : 4 + size]:
-            faults.append(f"{name}: CONSUME {write.stands} gives other bytes than FETCH")
+    records = split(found.data, found.first) or []
+    for offset, payload in [*records[:1], *records[-1:]]:
+        if dialog.consume(name, offset) != payload:
+            faults.append(f"{name}: CONSUME {offset} gives other bytes than FETCH")
     marks = dialog.marks(name, found.first, found.end)
     said = plain_reader.index_faults(marks, found.first, found.data, start=found.first)
     return faults + [f"{name}: MARKS: {fault}" for fault in said]
@@ -326,47 +393,30 @@ def _compare_copies(dialog: Dialog, found: Snapshot) -> list[str]:
     return faults
 
 
-def _send_again(dialog: Dialog, book: Book, again: Mapping[str, list[Write]], result: Verification) -> None:
-    verdict = result.verdict
-    for name, writes in again.items():
-        ledger = book.ledgers[name]
-        for write in _newest(writes):
+def _send_again(dialog: Dialog, book: Book, result: Verification) -> None:
+    """Of each writer the last batches, in the order in which they were sent."""
+    model, faults, wire = book.model, result.verdict.faults, book.new_wire()
+    for batches in book.batches.values():
+        for batch in batches[-_REPEATED_MAX:]:
             result.repeated += 1
-            line = dialog.ask(batch_request(name, write))
+            for message in batch.messages:
+                model.send_again(message, wire)
+            line = dialog.ask(batch.request)
             word, _, value = line.partition(b" ")
             if word != b"OK":
-                verdict.faults.append(f"{name}: batch {write.batch} sent again: {line[:80]!r}")
-            elif write.stands is None:
-                now = time.monotonic()
-                ledger.operations.append(
-                    attrs.evolve(
-                        write,
-                        queued=now,
-                        answered=now,
-                        refused="",  # by the server that was cut off
-                        offset=int(value),
-                        batch=None,
-                        stands=None,
-                    )
-                )
-            elif int(value) != write.stands:
-                verdict.faults.append(
-                    f"{name}: batch {write.batch} at {write.stands}, sent again at {value!r}"
-                )
-    changed = [name for name, ledger in book.ledgers.items() if ledger.operations]
+                faults.append(f"{batch.topic}: batch {batch.seq} sent again: {line[:80]!r}")
+                continue
+            offset = int(value)
+            try:
+                for message in batch.messages:
+                    model.acked(message, offset)
+                    offset += LENGTH_BYTES + len(message.payload)
+            except BrokenPromiseError as error:
+                faults.append(f"after batches were sent again: {error}")
+    changed = list({name for name, _ in book.batches})
+    begun = model.read()
     found = take(dialog, book, changed)
     for name in changed:
-        ledger = book.ledgers[name]
-        one = judge(ledger, found.get(name))
-        one.kept = 0  # counted when they were first acknowledged, or not at all
-        verdict.faults += [f"after batches were sent again: {fault}" for fault in one.faults]
-        settle(ledger, found.get(name), one.life)
+        told = _saw(book, model.topic(name), found.get(name, Found()), begun, exists=name in found)
+        faults += [f"after batches were sent again: {fault}" for fault in told]
     result.snapshot = {**result.snapshot, **found}
-
-
-def _newest(writes: Sequence[Write]) -> list[Write]:
-    """Of each writer the last batches, in the order in which they were sent."""
-    by_writer: dict[str, list[Write]] = {}
-    for write in writes:
-        by_writer.setdefault(write.writer, []).append(write)
-    return [write for those in by_writer.values() for write in those[-_REPEATED_MAX:]]

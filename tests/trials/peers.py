@@ -71,6 +71,9 @@ class RawPeer:
         """Take off `_in` what is whole, and keep what it says."""
         raise NotImplementedError
 
+    def closed(self) -> None:
+        """The server is gone, and what it had still said is accounted for."""
+
     def flush(self) -> None:
         """Send what the socket takes."""
         while self._out and not self.gone:
@@ -125,6 +128,7 @@ class PeersLoad:
         faults = []
         for peer in self._peers:
             peer.sock.close()
+            peer.closed()
             faults += peer.faults
             faults += [text for at, text in peer.refusals if at < cut]
         return faults

@@ -3,10 +3,10 @@
 import crc32c
 import pytest
 
-from tests.trials.logmq_ledger import record
+from tests.trials.logmq_model import joined
 from tests.trials.plain_reader import Entry, index_faults
 
-RECORDS = [record(b"%d" % number * 20) for number in range(6)]
+RECORDS = [joined([b"%d" % number * 20]) for number in range(6)]
 SIZE = len(RECORDS[0])
 LOG = b"".join(RECORDS)
 

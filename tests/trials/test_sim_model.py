@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.model import Model
+from tests.trials.logmq_model import Model
 from tests.trials.sim.world import World
 
 MINE, OTHER = b"first", b"between"
@@ -12,7 +12,7 @@ LENGTH_BYTES = 4
 
 def _seen_then_sent_again(*, deleted: bool) -> None:
     """A message is seen, its topic perhaps deleted, another appended, and the first sent again behind it."""
-    model = Model(World(1), 0.05)
+    model = Model(World(1))
     mine = model.send("a", MINE, wire=1)
     model.saw_all("a", [(0, MINE)], model.read())
     if deleted:

@@ -103,7 +103,7 @@ def archive(
         require_folder(Path(each))
     if once:
         with feed.look() as look:
-            there = {spot.name for _, spot in look.logs(Manifest())}
+            there = {log.topic for _, log in look.logs(Manifest())}
         if missing := [name for name in feed.options.topics.names if name not in there]:
             raise Failure(f"there is no topic {missing[0]}", ExitCode.MISSING)
     settings = Settings(

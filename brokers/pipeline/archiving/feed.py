@@ -15,9 +15,9 @@ import attrs
 from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import NamedLog
 from brokers.pipeline.source.options import SourceOptions
-from brokers.pipeline.source.origin import Origin
-from brokers.pipeline.source.planning import open_origins
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.planning import open_readers
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import SourceReader
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
 
@@ -39,20 +39,14 @@ class ArchiveInput:
     @contextmanager
     def look(self) -> Iterator["Look"]:
         """Open the sources as they are now, in the driver."""
-        with open_origins(self.options) as origins:
-            yield Look(self, origins)
+        with open_readers(self.options) as readers:
+            yield Look(self, readers)
 
-    def batches(self, span: Span) -> Iterator["pa.RecordBatch"]:
-        """Read a span's records, in an executor. Raises DataLoss."""
+    def by_range(self, ranges: Sequence[LogRange]) -> Iterator[tuple[LogRange, Iterator["pa.RecordBatch"]]]:
+        """Yield each range with its records, in an executor. A source is opened once. Raises DataLoss."""
         from brokers.pipeline.source import rows
 
-        return rows.read(self.options, [span])
-
-    def by_span(self, spans: Sequence[Span]) -> Iterator[tuple[Span, Iterator["pa.RecordBatch"]]]:
-        """Yield each span with its records, in an executor. A source is opened once. Raises DataLoss."""
-        from brokers.pipeline.source import rows
-
-        return rows.by_span(self.options, spans)
+        return rows.by_range(self.options, ranges)
 
 
 @attrs.frozen
@@ -60,7 +54,7 @@ class Look:
     """The open sources of an input. Its methods raise OSError if one cannot be reached."""
 
     feed: ArchiveInput
-    origins: Mapping[str, Origin]
+    readers: Mapping[str, SourceReader]
 
     def logs(self, known: Manifest) -> list[NamedLog]:
         """Return every wanted log that is there now, by name.
@@ -69,22 +63,22 @@ class Look:
         one server is read, and `known` has one, it is the same one: it may get a new address.
         """
         options = self.feed.options
-        found: list[NamedLog] = []
+        logs: list[NamedLog] = []
         before = {name.rpartition("@")[2] for name in known.current()}
-        for source, origin in self.origins.items():
+        for source, reader in self.readers.items():
             where = source if options.servers else _journal_id(source)
-            if options.servers and len(self.origins) == len(before) == 1:
+            if options.servers and len(self.readers) == len(before) == 1:
                 (where,) = before
-            found += [(f"{name}@{where}", spot) for name, spot in origin.spots(options.topics).items()]
-        return sorted(found, key=itemgetter(0))
+            logs += [(f"{name}@{where}", log) for name, log in reader.logs(options.topics).items()]
+        return sorted(logs, key=itemgetter(0))
 
-    def is_another(self, log: LogState, spot: LogSpot) -> bool:
+    def is_another(self, known: LogState, log: LogRange) -> bool:
         """Whether the log was deleted and made again after it was archived."""
-        return self.origins[spot.source].is_other(spot, int(log.seen), log.end)
+        return self.readers[log.source].is_other(log, int(known.seen), known.end)
 
-    def cut(self, span: Span, offset: int) -> int:
-        """Return where an index entry begins near `offset`. The span is cut there."""
-        return self.origins[span.source].cut(span, offset)
+    def cut(self, whole: LogRange, offset: int) -> int:
+        """Return where an index entry begins near `offset`. The range is cut there."""
+        return self.readers[whole.source].cut(whole, offset)
 
 
 def _journal_id(folder: str) -> str:

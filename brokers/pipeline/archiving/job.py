@@ -21,7 +21,7 @@ from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
 from brokers.pipeline.archiving.parquet import Work, Written
 from brokers.pipeline.archiving.plan import Ripe, RoundTarget, TaskPiece
-from brokers.pipeline.source.spans import Cut
+from brokers.pipeline.source.ranges import Cut
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +85,7 @@ class Archiver:
         """Archive all that is there now. In the end everything is at its final place."""
         yield from self._settled(everything=True)  # what a continuous archive left
         with self.feed.look() as look:
-            ends = {name: spot.end for name, spot in look.logs(self.folder.manifest)}
+            ends = {name: log.stop for name, log in look.logs(self.folder.manifest)}
         while not self.stop.is_set():
             done = self._round(direct_bytes=0, ends=ends)
             if done is None:
@@ -122,8 +122,8 @@ class Archiver:
             logs = look.logs(now)
             if ends is not None:
                 logs = [
-                    (name, attrs.evolve(spot, end=min(spot.end, ends[name])))
-                    for name, spot in logs
+                    (name, log.part(log.start, min(log.stop, ends[name])))
+                    for name, log in logs
                     if name in ends
                 ]
             wanted = plan.targets(now, logs, look.is_another, allow_loss=self.settings.allow_loss)
@@ -143,7 +143,7 @@ class Archiver:
             0,
             there - _bytes(wanted),
             round(time.monotonic() - begun, 3),
-            tuple(f"{target.spot.name}: {target.event}" for target in wanted if target.event),
+            tuple(f"{target.log.topic}: {target.event}" for target in wanted if target.event),
         )
 
     def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
@@ -161,10 +161,10 @@ class Archiver:
 
         def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
             works = [work for _, work in share]
-            found = feed.by_span([span for span, _ in share])
+            ranges = feed.by_range([wanted for wanted, _ in share])
             return [
                 (work.identity, parquet.write(root, _attempt(work), batches, compression))
-                for work, (_, batches) in zip(works, found, strict=True)
+                for work, (_, batches) in zip(works, ranges, strict=True)
             ]
 
         return [written for each in self._each(write, shares) for written in each]

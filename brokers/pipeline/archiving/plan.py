@@ -8,10 +8,10 @@ import attrs
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
 from brokers.pipeline.archiving.parquet import Work, Written
-from brokers.pipeline.source import spans as source_spans
-from brokers.pipeline.source.spans import Cut, LogSpot, Span, fair_shares
+from brokers.pipeline.source import ranges
+from brokers.pipeline.source.ranges import Cut, LogRange, fair_shares
 
-NamedLog = tuple[str, LogSpot]
+NamedLog = tuple[str, LogRange]
 """A log as found, behind its name among all sources of the archive."""
 
 
@@ -31,14 +31,14 @@ class RoundTarget:
 
     identity: str
     name: str
-    spot: LogSpot
+    log: LogRange
     range: ByteRange
     gap: ByteRange | None = None
     event: str = ""
     loss: bool = False
 
 
-IsAnother = Callable[[LogState, LogSpot], bool]
+IsAnother = Callable[[LogState, LogRange], bool]
 """Whether a log is not the one that the archive has under its name."""
 
 
@@ -50,34 +50,34 @@ def targets(
     Raises Overtaken if records are gone before they were archived, unless loss is allowed.
     """
     current = manifest.current()
-    found = (_target(current.get(name), name, spot, is_another) for name, spot in logs)
+    found = (_target(current.get(name), name, log, is_another) for name, log in logs)
     wanted = [target for target in found if target is not None]
     for target in wanted:
         if target.loss and not allow_loss:
-            raise Overtaken(f"{target.spot.name}: {target.event}")
+            raise Overtaken(f"{target.log.topic}: {target.event}")
     return wanted
 
 
-def _target(log: LogState | None, name: str, spot: LogSpot, is_another: IsAnother) -> RoundTarget | None:
-    here = ByteRange(spot.first, spot.end)
-    if log is None:
-        return RoundTarget(f"{name}#1", name, spot, here) if spot.end > spot.first else None
-    if is_another(log, spot):
-        event = f"made again since it was archived up to {log.end}: another log from here on"
-        return RoundTarget(_following(log), name, spot, here, event=event)
-    if spot.end < log.end:
+def _target(known: LogState | None, name: str, log: LogRange, is_another: IsAnother) -> RoundTarget | None:
+    here = ByteRange(log.start, log.stop)
+    if known is None:
+        return RoundTarget(f"{name}#1", name, log, here) if log.length > 0 else None
+    if is_another(known, log):
+        event = f"made again since it was archived up to {known.end}: another log from here on"
+        return RoundTarget(_following(known), name, log, here, event=event)
+    if log.stop < known.end:
         # The log has lost records at its end that the archive has (a power cut, in a mode other than
         # always). New records get the same offsets and are not the same, so it counts as another log.
-        event = f"it ends at {spot.end}, and was archived up to {log.end}: another log from here on"
-        nothing = ByteRange(spot.end, spot.end)
-        return RoundTarget(_following(log), name, spot, nothing, event=event, loss=True)
-    if spot.first > log.end:
-        gap = ByteRange(log.end, spot.first)
+        event = f"it ends at {log.stop}, and was archived up to {known.end}: another log from here on"
+        nothing = ByteRange(log.stop, log.stop)
+        return RoundTarget(_following(known), name, log, nothing, event=event, loss=True)
+    if log.start > known.end:
+        gap = ByteRange(known.end, log.start)
         event = f"offsets {gap.start} to {gap.end} were dropped (retention) before they were archived"
-        return RoundTarget(log.identity, name, spot, here, gap, event, loss=True)
-    if spot.end == log.end:
+        return RoundTarget(known.identity, name, log, here, gap, event, loss=True)
+    if log.stop == known.end:
         return None
-    return RoundTarget(log.identity, name, spot, ByteRange(log.end, spot.end))
+    return RoundTarget(known.identity, name, log, ByteRange(known.end, log.stop))
 
 
 def _following(log: LogState) -> str:
@@ -98,13 +98,13 @@ def limited(wanted: Sequence[RoundTarget], bytes_max: int, cut: Cut) -> list[Rou
 
 def _cut_off(target: RoundTarget, most: int, cut: Cut) -> RoundTarget:
     start, end = target.range
-    span = target.spot.span(start, end)
-    places = (cut(span, at) for at in range(start + most, end, most))
-    found = next((place for place in places if start < place < end), end)
-    return attrs.evolve(target, range=ByteRange(start, found))
+    whole = target.log.part(start, end)
+    places = (cut(whole, at) for at in range(start + most, end, most))
+    stop = next((place for place in places if start < place < end), end)
+    return attrs.evolve(target, range=ByteRange(start, stop))
 
 
-TaskPiece = tuple[Span, Work]
+TaskPiece = tuple[LogRange, Work]
 """What a part of a task reads, and what it writes."""
 
 
@@ -113,20 +113,20 @@ def shares(
 ) -> list[list[TaskPiece]]:
     """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one."""
     total = sum(target.range.length for target in wanted)
-    identities = {(target.spot.source, target.spot.name): target.identity for target in wanted}
+    identities = {(target.log.source, target.log.topic): target.identity for target in wanted}
 
-    def piece(span: Span) -> TaskPiece:
-        identity = identities[span.source, span.topic]
-        return span, Work(identity, span.topic, ByteRange(span.start, span.stop), token, gaps_allowed)
+    def piece(part: LogRange) -> TaskPiece:
+        identity = identities[part.source, part.topic]
+        return part, Work(identity, part.topic, ByteRange(part.start, part.stop), token, gaps_allowed)
 
-    whole = [target.spot.span(*target.range) for target in wanted]
-    found = source_spans.shares(whole, None, cut, size=max(-(-total // tasks), bytes_least, 1))
-    return [list(map(piece, share)) for share in found]
+    whole = [target.log.part(*target.range) for target in wanted]
+    divided = ranges.shares(whole, None, cut, size=max(-(-total // tasks), bytes_least, 1))
+    return [list(map(piece, share)) for share in divided]
 
 
 def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]]) -> list[ArchivedSpan]:
     """Put together what was written of each log. `written`: by identity, in any order."""
-    found = []
+    archived = []
     by_identity: dict[str, list[Written]] = {}
     for identity, each in written:
         by_identity.setdefault(identity, []).append(each)
@@ -138,9 +138,9 @@ def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]])
         if target.gap is not None:
             gaps.insert(0, target.gap)
             whole = ByteRange(target.gap.start, whole.end)
-        spot = target.spot
-        found.append(ArchivedSpan(target.identity, target.name, spot.name, str(spot.id), whole, parts, gaps))
-    return found
+        topic, seen = target.log.topic, str(target.log.log_id)
+        archived.append(ArchivedSpan(target.identity, target.name, topic, seen, whole, parts, gaps))
+    return archived
 
 
 @attrs.frozen

@@ -1,19 +1,17 @@
-"""What Spark sees: the format `logmq`, as a batch and as a stream."""
+"""What Spark sees: the formats `logmq` and `logmq-table`, as batches and as streams."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from time import monotonic
 from typing import Any
 
-import attrs
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -27,16 +25,16 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from brokers.pipeline import workers
-from brokers.pipeline.source import planning, pruning, rows, sink, spans, stream
-from brokers.pipeline.source.framing import SCHEMA, are_in_index
+from brokers.pipeline.source import planning, ranges, rows, sink, stream
+from brokers.pipeline.source.batch_range import BatchRange
+from brokers.pipeline.source.framing import IN_INDEX, SCHEMA, are_in_index
 from brokers.pipeline.source.options import Server, SourceOptions, parse
-from brokers.pipeline.source.origin import Origin, warn
-from brokers.pipeline.source.planning import advance, open_origins
-from brokers.pipeline.source.pruning import Wanted
-from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import Span
-from brokers.pipeline.source.stretch import Stretch
+from brokers.pipeline.source.planning import open_readers
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import SourceReader, warn
+from brokers.pipeline.source.servers import ServerReader
+from brokers.pipeline.tables import table_of
+from brokers.pipeline.workers import prepare
 from shared.errors import BrokerError, ConfigError
 
 COLUMNS = from_arrow_schema(SCHEMA)
@@ -54,7 +52,7 @@ class LogmqDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        workers.prepare()  # a worker that raises for a mistake lives on
+        prepare()  # a worker that raises for a mistake lives on
         self._given = dict(self.fixed or options)
 
     @classmethod
@@ -79,9 +77,8 @@ class LogmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "BatchReader":
         self._require_options()
-        options, columns = parse(self._given, streaming=False), _columns(schema)
-        kind = PruningReader if options.prune_by_filters else BatchReader
-        return kind(options, columns, partial(rows.read, columns=columns))
+        columns = _columns(schema)
+        return BatchReader(parse(self._given, streaming=False), columns, partial(rows.read, columns=columns))
 
     def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
         self._require_options()
@@ -97,55 +94,84 @@ class LogmqDataSource(DataSource):
         return sink.StreamWriter(sink.checked(self._given, schema, overwrite, streaming=True))
 
 
-ReadSpans = Callable[[SourceOptions, Sequence[Span]], Iterator[pa.RecordBatch]]
+TABLE_FORMAT = "logmq-table"
+_TABLE = "table"
+_WHICH = f"which logs are read, option {_TABLE} says"
+_NOT_OF_TABLES = {
+    **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
+    "maxvaluebytes": "records are decoded whole",
+}
 
 
-class _SpanReader:
-    """Reads spans in tasks: `columns` of their records, by `read`, or what `read` decodes these to."""
+class TableDataSource(LogmqDataSource):
+    """A protocol's records as rows of a table's columns: the option `table` says which, as in dms.events.
+
+    Records are decoded in the process that reads them, so their bytes never reach the JVM. It has all options
+    of `logmq`, except those that choose logs, which the table does, or a part of a record.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        given = {key.lower(): value for key, value in self._given.items()}
+        for key, why in _NOT_OF_TABLES.items():
+            if key in given:
+                raise ConfigError(key, why)
+        name = given.pop(_TABLE, "")
+        if not name:
+            raise ConfigError(_TABLE, "say which, as in dms.events; `brokers pipeline tables` lists them")
+        offered = table_of(name)
+        self._table = offered.table
+        self._given = given | offered.logs(served="servers" in given)
+
+    @classmethod
+    def name(cls) -> str:
+        return TABLE_FORMAT
+
+    def schema(self) -> StructType:
+        super().schema()  # reports mistakes in the options
+        return from_arrow_schema(self._table.schema)
+
+    def reader(self, schema: StructType) -> "BatchReader":
+        table = self._table
+        columns = SCHEMA.names if table.measure is None else IN_INDEX
+        read = partial(rows.decoded, decode=table.decode, measure=table.measure)
+        return BatchReader(parse(self._given, streaming=False), columns, read)
+
+    def streamReader(self, schema: StructType) -> "StreamReader":  # noqa: N802 - Spark's name
+        read = partial(rows.decoded, decode=self._table.decode)
+        return StreamReader(parse(self._given, streaming=True), read=read)
+
+
+ReadRanges = Callable[[SourceOptions, Sequence[LogRange]], Iterator[pa.RecordBatch]]
+
+
+class _TaskReader:
+    """Reads ranges in tasks: `columns` of their records, by `read`, or what `read` decodes these to."""
 
     def __init__(
-        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadRanges = rows.read
     ) -> None:
-        workers.prepare()  # a worker that plans gets its data source pickled, without __init__
+        prepare()  # a worker that plans gets its data source pickled, without __init__
         self._options = options
         self._columns = columns
         self._read = read
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._read(self._options, spans_of(partition))
+        return self._read(self._options, ranges_of(partition))
 
 
-class BatchReader(_SpanReader, DataSourceReader):
+class BatchReader(_TaskReader, DataSourceReader):
     """One read of what is there now."""
 
     def partitions(self) -> Sequence[InputPartition]:
         return shares(self._options, planning.planned(self._options), self._columns)
 
 
-class PruningReader(BatchReader):
-    """A batch read that uses the query's filters, only if the option asks for it.
-
-    Spark (4.3) keeps a plan with the DataFrame, not with the query. So another query on the same DataFrame,
-    or the other side of a union, gets the rows of the first query's filters.
-    """
-
-    _wanted = Wanted()
-
-    def partitions(self) -> Sequence[InputPartition]:
-        topics = self._wanted.among(self._options.topics)
-        found = planning.planned(self._options, topics, self._wanted.within)
-        return shares(self._options, found, self._columns)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        self._wanted, left = pruning.wanted(filters)
-        return left
-
-
-class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream of batches, each from where the last one ended. `stream.py` explains its offsets."""
 
     def __init__(
-        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadSpans = rows.read
+        self, options: SourceOptions, columns: Sequence[str] = SCHEMA.names, read: ReadRanges = rows.read
     ) -> None:
         super().__init__(options, columns, read)
         self._target: stream.Target | None = None
@@ -200,55 +226,59 @@ class StreamReader(_SpanReader, DataSourceStreamReader, SupportsTriggerAvailable
         options = self._options
         if options.group is None:
             return
-        for source, places in stream.places(options, offset).items():
-            if self._committed.get(source) == places:
+        for source, offsets in stream.offsets(options, offset).items():
+            if self._committed.get(source) == offsets:
                 continue
             try:
-                with closing(Served(Server.parse(source), options.reach)) as served:
-                    for topic, refused in served.commit(options.group, places).items():
+                with closing(ServerReader(Server.parse(source), options.reach)) as server:
+                    for topic, refused in server.commit(options.group, offsets).items():
                         warn(
                             f"{topic} on {source}: the place of group {options.group} is not kept: {refused}"
                         )
-                self._committed[source] = places
+                self._committed[source] = offsets
             except (OSError, BrokerError) as error:
                 warn(f"{source}: the places of group {options.group} are not kept: {error}")
 
     def partitions(self, start: stream.Offset, end: stream.Offset) -> Sequence[InputPartition]:
-        return shares(self._options, stream.spans(self._options, start, end), self._columns)
+        return shares(self._options, stream.ranges(self._options, start, end), self._columns)
 
 
-def shares(options: SourceOptions, found: Sequence[Span], columns: Sequence[str]) -> list[InputPartition]:
-    """Divide spans into tasks. The value of each is the spans that it reads."""
+def shares(
+    options: SourceOptions, planned: Sequence[LogRange], columns: Sequence[str]
+) -> list[InputPartition]:
+    """Divide ranges into tasks. The value of each is the ranges that it reads."""
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
-    size = spans.SPLIT_BYTES_SPARING if sparing else spans.SPLIT_BYTES
+    size = ranges.SPLIT_BYTES_SPARING if sparing else ranges.SPLIT_BYTES
     alone = options.max_records is not None
-    with open_origins(options) as origins:
+    with open_readers(options) as readers:
         if options.max_records is not None:
-            found = _of_records(origins, found, options.max_records)
+            planned = _of_records(readers, planned, options.max_records)
 
-        def cut(span: Span, offset: int) -> int:
-            return origins[span.source].cut(span, offset)
+        def cut(whole: LogRange, offset: int) -> int:
+            return readers[whole.source].cut(whole, offset)
 
-        each = spans.shares(found, options.min_partitions, cut, size=size, alone=alone)
-    return [InputPartition(share) for share in each]
+        tasks = ranges.shares(planned, options.min_partitions, cut, size=size, alone=alone)
+    return [InputPartition(task) for task in tasks]
 
 
-def _of_records(origins: Mapping[str, Origin], found: Sequence[Span], most: int) -> list[Span]:
-    """Cut spans so that none has more than `most` records."""
-    pieces: list[Span] = []
-    going = [span for span in found if span.length > 0]
-    while going:
-        ahead = [Stretch(span.spot, span.start, most) for span in going]
-        advance(origins, ahead)
-        cuts = list(zip(going, (stretch.stop for stretch in ahead), strict=True))
-        pieces += [attrs.evolve(span, stop=stop) for span, stop in cuts]
-        going = [attrs.evolve(span, start=stop) for span, stop in cuts if stop < span.stop]
+def _of_records(
+    readers: Mapping[str, SourceReader], planned: Sequence[LogRange], most: int
+) -> list[LogRange]:
+    """Cut ranges so that none has more than `most` records."""
+    pieces: list[LogRange] = []
+    for whole in planned:
+        start = whole.start
+        while start < whole.stop:
+            ahead = BatchRange(whole, start, most)
+            ahead.advance(readers[whole.source])
+            pieces.append(whole.part(start, ahead.stop))
+            start = ahead.stop
     return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 
-def spans_of(partition: InputPartition) -> Sequence[Span]:
-    """Return what a task reads, in an executor. Of an empty read Spark makes one task, which has no spans."""
-    workers.prepare()
+def ranges_of(partition: InputPartition) -> Sequence[LogRange]:
+    """Return what a task reads, in an executor. Of an empty read Spark makes one task, without ranges."""
+    prepare()
     return partition.value or ()
 
 

@@ -1,46 +1,40 @@
 """Reading the logs of a data folder. It takes no lock and writes nothing; a running broker does not notice.
 
-The catalog says which logs there are. Logs that are newer than the catalog are known by their files' names.
-A log's index says how far it goes (STORAGE.md: readers of the files stop behind its last good entry). The
-journal says where it begins: what retention has dropped may still stand in the file, and no server gives it.
+Catalog and journal say which logs there are, and where each begins: what retention has dropped may still
+stand in a file, and no server gives it. A log's index says how far it goes (STORAGE.md: readers of the files
+stop behind its last good entry). What no good entry covers is told as lost: `brokers fsck --repair` makes an
+index again.
 
-`Folder` finds the logs, `LogIndex` reads an index, and `SpanReader` reads the records.
+`FolderReader` finds the logs, `LogIndex` reads an index, and `RangeReader` reads the records.
 """
 
-import errno
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
 from crc32c import crc32c
 
 from brokers.pipeline.source.options import TopicChoice, Unverified
-from brokers.pipeline.source.origin import LossPolicy, Origin
-from brokers.pipeline.source.spans import Chunk, LogSpot, Span, chunk_groups, sound_chunks
-from brokers.pipeline.source.stretch import Asked, Entries, FoundEntries, Stretch, advance_all
-from shared.storage import catalog, format, index, journal
-from shared.storage.catalog import LogLine
+from brokers.pipeline.source.ranges import LogRange, RecordChunk, chunk_groups, sound_chunks
+from brokers.pipeline.source.reader import LossPolicy, SourceReader, dropped, lost
+from shared.storage import format, index
 from shared.storage.disk import Disk
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
-from shared.storage.tools.view import check_format, kept_first, look
-
-_CUT = "%-"
-"""In a file's name: the log's name was too long for one. Only the catalog and the journal know it."""
+from shared.storage.tools.view import LogView, check_format, logs_now
 
 
-class Folder(Origin):
+class FolderReader(SourceReader):
     """A data folder, open for reading. Raises OSError, and StoreFormat if it is not a data folder."""
 
     def __init__(self, path: str, namespace: str) -> None:
         self.source = path
         self.namespace = namespace
-        self._found: dict[str, LogLine] = {}
+        self._seen: Mapping[int, LogView] | None = None
+        """The logs as catalog and journal had them at the last look."""
         try:
             self.disk = OsDisk(Path(path), create=False, read_only=True)
         except OSError as error:
@@ -54,38 +48,77 @@ class Folder(Origin):
     def close(self) -> None:
         self.disk.release()
 
+    # -- which logs
+
+    def logs(self, topics: TopicChoice) -> dict[str, LogRange]:
+        by_name = {log.name: log for log in self._look().values() if log.namespace == self.namespace}
+        ranges = {name: self._range(by_name[name]) for name in topics.matching(by_name) if name in by_name}
+        return {name: log for name, log in ranges.items() if log is not None}
+
+    def _look(self) -> Mapping[int, LogView]:
+        """Read catalog and journal: which logs there are now, and where they begin."""
+        self._seen = logs_now(self.disk)
+        return self._seen
+
+    def _range(self, log: LogView) -> LogRange | None:
+        """Find where a log begins and ends; None if it is gone."""
+        end = log.synced_end
+        try:
+            with self._index(log.file, log.id) as index:
+                if index.log_id != log.id:  # deleted and made again since the look
+                    return None
+                if (newest := index.last()) is not None:
+                    end = max(end, newest.end)
+        except FileNotFoundError:  # it is lost, or no record is durable yet
+            pass
+        # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
+        return LogRange(self.source, log.name, log.id, log.first, max(log.first, end), log.file)
+
+    def is_other(self, log: LogRange, id_before: int, offset: int) -> bool:
+        return log.log_id != id_before
+
+    def kept(self, wanted: LogRange, policy: LossPolicy) -> LogRange:
+        log = (self._look() if self._seen is None else self._seen).get(wanted.log_id)
+        if log is None or log.first <= wanted.start:
+            return wanted
+        gone = min(log.first, wanted.stop)
+        policy.lose(lost(wanted, wanted.start, gone, dropped(log.first)))
+        return wanted.part(gone, wanted.stop)
+
     # -- reading
 
-    def chunks(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        return self._chunks(span, policy, bare=False)
-
-    def entries(self, span: Span, policy: LossPolicy) -> Iterator[Chunk]:
-        return self._chunks(span, policy, bare=True)
-
-    def _chunks(self, span: Span, policy: LossPolicy, *, bare: bool) -> Iterator[Chunk]:
+    def chunks(self, wanted: LogRange, policy: LossPolicy, *, bare: bool = False) -> Iterator[RecordChunk]:
+        file, log_id = self._file(wanted), wanted.log_id
         try:
-            file = span.file or self._file(span.topic)
-            with self._index(file, span.log_id) as index, self._log(file) as log_fd:
+            with self._index(file, log_id) as index, self._opened(f"{file}.log") as log_fd:
                 # The id is the same before and after the log file was opened, so the file is this log's.
-                if index.log_id == span.log_id and self.id_of(file, span.log_id) == span.log_id:
-                    read, first = partial(self.disk.read, log_fd), partial(self.first_kept, span.log_id)
-                    reader = SpanReader(span, read, first, policy, bare)
-                    yield from reader.chunks(index.entries(span.start, span.stop))
+                if index.log_id == log_id and self.id_of(file, log_id) == log_id:
+                    read, first = partial(self.disk.read, log_fd), partial(self.first_kept, log_id)
+                    entries = index.entries(wanted.start, wanted.stop)
+                    yield from RangeReader(wanted, read, first, policy, bare).chunks(entries)
                     return
         except FileNotFoundError:
             pass
-        is_there = self.first_kept(span.log_id) is not None
+        is_there = self.first_kept(log_id) is not None
         text = "its file or its index is missing" if is_there else "the log has been deleted"
-        policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {span.stop} are lost: {text}")
+        policy.lose(lost(wanted, wanted.start, wanted.stop, text))
 
-    def kept(self, span: Span, policy: LossPolicy) -> Span:
-        first = self._kept_now().get(span.log_id, 0)
-        if first <= span.start:
-            return span
-        gone = min(first, span.stop)
-        text = f"retention dropped it (the first kept offset is {first})"
-        policy.lose(f"{span.topic} in {span.source}: offsets {span.start} to {gone} are lost: {text}")
-        return attrs.evolve(span, start=gone)
+    def first_kept(self, log_id: int) -> int | None:
+        """Ask catalog and journal for the first kept offset as of now; None if the log is gone."""
+        log = self._look().get(log_id)
+        return None if log is None else log.first
+
+    def id_of(self, file: str, log_id: int) -> int:
+        """The log whose index that file has, looked for as `log_id`'s."""
+        with self._index(file, log_id) as index:
+            return index.log_id
+
+    def _file(self, wanted: LogRange) -> str:
+        """The name of the log's file; a stream's offsets do not have it."""
+        if wanted.file:
+            return wanted.file
+        log = (self._look() if self._seen is None else self._seen).get(wanted.log_id)
+        return "" if log is None else log.file
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[int]:
@@ -100,172 +133,44 @@ class Folder(Origin):
         finally:
             self.disk.close(fd)
 
-    def _log(self, file: str) -> AbstractContextManager[int]:
-        return self._opened(f"{file}.log")
-
-    def _has_log(self, file: str) -> bool:
-        try:
-            with self._log(file):
-                return True
-        except FileNotFoundError:
-            return False
-
-    def _is_hole(self, file: str, offset: int) -> bool:
-        """Whether the file has a hole there; False where the file system does not tell."""
-        try:
-            with self._log(file) as fd:
-                return os.lseek(fd, offset, os.SEEK_DATA) > offset
-        except OSError as error:
-            return error.errno == errno.ENXIO  # a hole up to the file's end
-
-    def id_of(self, file: str, log_id: int) -> int:
-        """The log whose index that file has, looked for as `log_id`'s."""
-        with self._index(file, log_id) as index:
-            return index.log_id
-
-    def _file(self, name: str) -> str:
-        """Raises FileNotFoundError."""
-        if name not in self._found:
-            self._names()
-        if name not in self._found:
-            raise FileNotFoundError(name)
-        return self._found[name].file
-
-    def _file_of(self, spot: LogSpot) -> str:
-        return spot.file or self._file(spot.name)
-
-    # -- which logs
-
-    def spots(self, topics: TopicChoice) -> dict[str, LogSpot]:
-        lines = self._names()
-        kept = self._kept_now()
-        spots = {name: self._spot(lines[name], kept) for name in topics.matching(lines) if name in lines}
-        return {name: spot for name, spot in spots.items() if spot is not None}
-
-    def _names(self) -> dict[str, LogLine]:
-        """Return every log, and what the catalog or the file's name says of it. Id 0: not in the catalog."""
-        known = catalog.read(self.disk)
-        lines = [line for line in (known.logs if known else ()) if line.namespace == self.namespace]
-        found = {line.name: line for line in lines}
-        indexes = {name[:-4] for name in self.disk.names(self.namespace) if name.endswith(".idx")}
-        new = indexes - {line.file for line in lines}
-        if any(_CUT in file for file in new):
-            found = {
-                log.name: LogLine(
-                    log.id, log.namespace, log.name, log.file, log.mode, log.created_ms, log.first, 0
-                )
-                for log in look(self.disk, live=True).logs.values()
-                if log.namespace == self.namespace
-            }
-        else:
-            for file in sorted(new):
-                name = catalog.name_of(file)
-                found[name] = LogLine(0, self.namespace, name, file, "", 0, 0, 0)
-        self._found = found
-        return found
-
-    def _spot(self, line: LogLine, firsts: Mapping[int, int]) -> LogSpot | None:
-        """Find where a log begins and ends; None if it is gone. `firsts`: the first kept offset of each."""
-        log_id, oldest, newest = line.id, None, None
-        try:
-            with self._index(line.file, line.id) as index:
-                log_id = index.log_id
-                oldest, newest = index.front(), index.last()
-        except FileNotFoundError:  # the log is gone, or its index is lost, or no record is durable yet
-            if not line.id:
-                return None
-            if not self._has_log(line.file):
-                line = line._replace(end=0)
-        kept = firsts.get(log_id)
-        if kept is None and line.id:  # deleted since the catalog was written
-            return None
-        first = max(line.first if line.id == log_id else 0, kept or 0)
-        if oldest is not None and oldest.offset > first and self._is_hole(line.file, first):
-            first = oldest.offset  # retention made a hole, and its note is lost
-        end = max(newest.end if newest else 0, first)
-        # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
-        if line.id == log_id:
-            end = max(end, line.end)
-        return LogSpot(self.source, line.name, log_id, first, end, line.file)
-
-    def is_other(self, spot: LogSpot, id_before: int, offset: int) -> bool:
-        return spot.id != id_before
-
-    # -- places in a log
-
-    def at_time(self, spot: LogSpot, unix_ms: int) -> int | None:
-        with self._index_of(spot) as index:
-            entry = index.at_time(unix_ms)
-        return None if entry is None else min(max(entry.offset, spot.first), spot.end)
-
-    def entries_at(self, asked: Sequence[tuple[LogSpot, int]]) -> list[IndexEntry | None]:
-        found = []
-        for spot, offset in asked:
-            with self._index_of(spot) as index:
-                found.append(index.at_or_before(offset))
-        return found
-
-    def records(self, spot: LogSpot, start: int, size: int) -> bytes:
-        try:
-            with self._log(self._file_of(spot)) as fd:
-                return self.disk.read(fd, size, start)
-        except FileNotFoundError:
-            return b""
-
-    def advance(self, stretches: Sequence[Stretch]) -> None:
-        for stretch in stretches:
-            with self._index_of(stretch.spot) as index:
-                advance_all([stretch], partial(self._answers, index))
-
-    def _answers(self, index: "LogIndex", asked: Sequence[Asked]) -> Iterator[FoundEntries | bytes]:
-        for stretch, need in asked:
-            spot = stretch.spot
-            if isinstance(need, Entries):
-                yield FoundEntries(index.entries(need.start, spot.end), spot.end)
-            else:
-                yield self.records(spot, *need)
-
     @contextmanager
-    def _index(self, file: str, log_id: int = 0) -> Iterator["LogIndex"]:
+    def _index(self, file: str, log_id: int) -> Iterator["LogIndex"]:
         """Open an index. `log_id`: the log that it is taken for if its header is damaged."""
         with self._opened(f"{file}.idx") as fd:
             header = index.header_of(self.disk, fd)
             yield LogIndex(self.disk, fd, header[0] if header else log_id)
 
+    # -- places in a log
+
+    def at_time(self, log: LogRange, unix_ms: int) -> int | None:
+        with self._index_of(log) as index:
+            entry = index.at_time(unix_ms)
+        return None if entry is None else min(max(entry.offset, log.start), log.stop)
+
+    def entry_at(self, log: LogRange, offset: int) -> IndexEntry | None:
+        with self._index_of(log) as index:
+            return index.at_or_before(offset)
+
+    def entries_from(self, log: LogRange, start: int) -> Iterator[IndexEntry]:
+        with self._index_of(log) as index:
+            yield from index.entries(start, log.stop)
+
+    def records(self, log: LogRange, start: int, size: int) -> bytes:
+        try:
+            with self._opened(f"{self._file(log)}.log") as fd:
+                return self.disk.read(fd, size, start)
+        except FileNotFoundError:
+            return b""
+
     @contextmanager
-    def _index_of(self, spot: LogSpot) -> Iterator["LogIndex"]:
-        """Open the log's index, or an empty one if the file is missing, which the reader reports."""
-        with ExitStack() as stack:
+    def _index_of(self, log: LogRange) -> Iterator["LogIndex"]:
+        """Open the log's index, or an empty one if the file is missing, which `chunks` reports."""
+        with ExitStack() as opened:
             try:
-                index = stack.enter_context(self._index(self._file_of(spot), spot.id))
+                index = opened.enter_context(self._index(self._file(log), log.log_id))
             except FileNotFoundError:
-                index = LogIndex(self.disk, None, spot.id)
+                index = LogIndex(self.disk, None, log.log_id)
             yield index
-
-    def first_kept(self, log_id: int) -> int | None:
-        """Ask the journal, too, for the first kept offset as of now; None if the log is gone."""
-        return self._kept_now().get(log_id)
-
-    def _kept_now(self) -> Mapping[int, int]:
-        """Return the first kept offset of each log. Catalog and journal are read once they have changed."""
-        segments = sorted(self.disk.names(journal.FOLDER))
-        names = (catalog.PATH, *(f"{journal.FOLDER}/{name}" for name in segments))
-        stamp = tuple((name, *_stamp(f"{self.source}/{name}")) for name in names)
-        if _KEPT.get(self.source, ((), {}))[0] != stamp:
-            _KEPT[self.source] = stamp, kept_first(self.disk)
-        return _KEPT[self.source][1]
-
-
-_KEPT: dict[str, tuple[tuple[Any, ...], Mapping[int, int]]] = {}
-"""By folder: how catalog and journal stood, and the first kept offset of each log by them."""
-
-
-def _stamp(path: str) -> tuple[int, ...]:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:  # a checkpoint has freed it
-        return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 BLOCK_ENTRIES = 1024
@@ -290,11 +195,6 @@ class LogIndex:
     def last(self) -> IndexEntry | None:
         """Return the last good entry, at which durable records end."""
         return self._last_before(self.count)
-
-    def front(self) -> IndexEntry | None:
-        """Return the first good entry, behind those that retention turned into zeros."""
-        number = self._bisect(lambda entry: False)
-        return next((entry for _, entry in self._good(number, NEAR_ENTRIES)), None)
 
     def entries(self, start: int, stop: int) -> Iterator[IndexEntry]:
         """Yield the good entries that touch the offsets [start, stop), in order."""
@@ -376,18 +276,15 @@ _ZERO = bytes(format.LENGTH_BYTES)
 
 
 @attrs.define(eq=False)
-class SpanReader:
-    """Reads one span of a log's open file: whole index entries, each checked, in chunks of some megabytes.
+class RangeReader:
+    """Reads one range of a log's open file: whole index entries, each checked, in chunks of some megabytes.
 
     A running broker may drop old records meanwhile. It makes a hole at the file's head, which reads as zeros,
     and then zeroes the index entries. So wrong bytes are not damage yet: the journal is asked first.
-
-    An index is derived from its log. Where an entry is bad, the records there are read as unverified ones, if
-    they lead from the good entry before to the one behind. `bare`: chunks that lie wholly in the span need no
-    bytes.
+    `bare`: chunks that lie wholly in the range need no bytes.
     """
 
-    _span: Span
+    _range: LogRange
     _bytes: index.Read
     _first_kept: FirstKept
     _policy: LossPolicy
@@ -395,42 +292,24 @@ class SpanReader:
     _lost: tuple[int, int, str] | None = attrs.field(default=None, init=False)
     """Start, end and reason of a loss. It is reported once its end is known."""
 
-    def chunks(self, entries: Iterator[IndexEntry]) -> Iterator[Chunk]:
-        """`entries`: the index's entries that touch the span, in order."""
+    def chunks(self, entries: Iterator[IndexEntry]) -> Iterator[RecordChunk]:
+        """`entries`: the index's entries that touch the range, in order."""
         for group in chunk_groups(self._readable(entries)):
             yield from self._read(group)
         self._tell()
 
     def _readable(self, entries: Iterator[IndexEntry]) -> Iterator[IndexEntry]:
-        """Yield the entries whose records are to be read, and rebuilt ones where one is bad."""
-        position, time_ms = self._span.start, 0
+        """Yield the entries whose records are to be read. What the index does not cover is noted as lost."""
+        uncovered = "the index says nothing of what stands here (brokers fsck --repair makes it again)"
+        at = self._range.start
         for entry in entries:
-            yield from self._between(position, entry.offset, entry.first_ms)
+            if entry.offset > at:
+                self._lose(at, entry.offset, uncovered)
             if self._wanted(entry):
                 yield entry
-            position, time_ms = entry.end, entry.last_ms
-        yield from self._between(position, self._span.stop, time_ms)
-
-    def _between(self, start: int, stop: int, time_ms: int) -> Iterator[IndexEntry]:
-        """Yield rebuilt entries for what the index does not cover. The rest is noted as lost."""
-        if start >= stop:
-            return
-        anew = self._made_anew(start, stop, time_ms)
-        begin = anew[0].offset if anew else stop
-        if begin > start:
-            self._lose(start, begin, "the index says nothing of what stands here")
-        yield from filter(self._wanted, anew)
-
-    def _made_anew(self, start: int, stop: int, time_ms: int) -> list[IndexEntry]:
-        """Rebuild the entries from `start` to `stop`; none if the length fields do not lead there."""
-        first = self._first_kept()
-        while first is not None and first < stop:
-            begin = max(start, first)
-            found, end = index.rebuild(self._bytes, begin, stop, time_ms)
-            first = self._first_kept()  # records that were dropped meanwhile may have been read as zeros
-            if first is not None and first <= begin:
-                return found if end == stop else []
-        return []
+            at = entry.end
+        if at < self._range.stop:
+            self._lose(at, self._range.stop, uncovered)
 
     def _wanted(self, entry: IndexEntry) -> bool:
         if entry.damaged:
@@ -442,11 +321,11 @@ class SpanReader:
             self._lose(entry.offset, entry.end, "unverified: nothing says that these are the bytes written")
         return False
 
-    def _read(self, entries: list[IndexEntry]) -> Iterator[Chunk]:
+    def _read(self, entries: list[IndexEntry]) -> Iterator[RecordChunk]:
         base = entries[0].offset
-        if self._bare and self._span.start <= base and entries[-1].end <= self._span.stop:
+        if self._bare and self._range.start <= base and entries[-1].end <= self._range.stop:
             self._tell()
-            yield Chunk(base, b"", entries)
+            yield RecordChunk(base, b"", entries)
             return
         for chunk in sound_chunks(
             self._bytes(entries[-1].end - base, base),
@@ -482,17 +361,13 @@ class SpanReader:
         if self._lost is None:
             return
         (start, stop, text), self._lost = self._lost, None
-        start, stop = max(start, self._span.start), min(stop, self._span.stop)
+        start, stop = max(start, self._range.start), min(stop, self._range.stop)
         first = self._first_kept()
         if first is None:
             text = "the log has been deleted"
         elif start < first:
             gone = min(first, stop)
-            self._say(start, gone, f"retention dropped it (the first kept offset is {first})")
+            self._policy.lose(lost(self._range, start, gone, dropped(first)))
             start = gone
         if start < stop:
-            self._say(start, stop, text)
-
-    def _say(self, start: int, stop: int, text: str) -> None:
-        span = self._span
-        self._policy.lose(f"{span.topic} in {span.source}: offsets {start} to {stop} are lost: {text}")
+            self._policy.lose(lost(self._range, start, stop, text))

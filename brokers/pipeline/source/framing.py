@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brokers.pipeline.source.spans import Chunk, Span
+from brokers.pipeline.source.ranges import LogRange, RecordChunk
 from shared.errors import BrokerError
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.tables.table import entries_schema, records_schema, time_type
@@ -126,15 +126,18 @@ def payloads(chunk: Buffer, begins: Starts, most: int | None = None) -> pa.Binar
 
 
 def rows(
-    span: Span, chunk: Chunk, columns: Sequence[str] = SCHEMA.names, value_bytes: int | None = None
+    wanted: LogRange,
+    chunk: RecordChunk,
+    columns: Sequence[str] = SCHEMA.names,
+    value_bytes: int | None = None,
 ) -> pa.RecordBatch:
-    """Return a chunk's records that are in the span, as rows of some columns. Raises NotRecords.
+    """Return a chunk's records that are in the range, as rows of some columns. Raises NotRecords.
 
     `value_bytes`: the most bytes of each value. A record's time is that of its index entry: when the first
     record of some 200 ms or 64 KiB was written.
     """
     counts = [entry.records for entry in chunk.entries]
-    low, high = span.start - chunk.offset, span.stop - chunk.offset
+    low, high = wanted.start - chunk.offset, wanted.stop - chunk.offset
     whole = low <= 0 and high >= chunk.end - chunk.offset
     if whole and are_in_index(columns):  # the columns do not need the records' places
         begins = np.zeros(sum(counts) + 1, np.int32)
@@ -148,7 +151,7 @@ def rows(
     def column(name: str) -> pa.Array:
         match name:
             case "topic":
-                return pa.repeat(pa.scalar(span.topic), len(begins) - 1)
+                return pa.repeat(pa.scalar(wanted.topic), len(begins) - 1)
             case "offset":
                 return pa.array(begins[:-1].astype(np.int64) + chunk.offset)
             case "timestamp":
@@ -161,10 +164,10 @@ def rows(
     return pa.RecordBatch.from_arrays([column(name) for name in columns], schema=schema)
 
 
-def entries(span: Span, chunk: Chunk) -> pa.RecordBatch:
+def entries(wanted: LogRange, chunk: RecordChunk) -> pa.RecordBatch:
     """Return a chunk's index entries as rows of `entries_schema`."""
     columns = {
-        "topic": pa.repeat(pa.scalar(span.topic), len(chunk.entries)),
+        "topic": pa.repeat(pa.scalar(wanted.topic), len(chunk.entries)),
         "offset": [entry.offset for entry in chunk.entries],
         "timestamp": pa.array([entry.first_ms * 1000 for entry in chunk.entries], pa.int64()).cast(
             time_type()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -24,16 +25,13 @@ from shared.client.login import NOBODY, PASSWORD_FILE_VARIABLE, USER_VARIABLE, L
 from shared.errors import ConfigError
 from shared.local_path import local_path
 from shared.net.tls import client_context
+from shared.units import parse_quantity
 
 _T = TypeVar("_T")
 
 NUMBER_MAX = (1 << 63) - 1
 _TIMEOUT_MS_MAX = (1 << 31) - 1
 """The most that poll(2) takes: 24 days."""
-_UNITS = {"": 1, "b": 1}
-for _power, _letter in enumerate("kmgt", 1):
-    _UNITS |= {_letter: 1 << 10 * _power, f"{_letter}b": 1 << 10 * _power, f"{_letter}ib": 1 << 10 * _power}
-_SECONDS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @attrs.frozen
@@ -103,10 +101,10 @@ def json_of(text: str) -> Any:
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    by_name = dict(pairs)
+    if len(by_name) < len(pairs):
         raise ValueError("a name stands there twice")
-    return found
+    return by_name
 
 
 def path(text: str) -> str:
@@ -121,19 +119,20 @@ def count(text: str) -> int:
 
 def size(text: str) -> int:
     """Parse bytes: `1048576`, `1m`, `1MiB`. All units are powers of 1024, as in Spark."""
-    found = re.fullmatch(r"\s*(\d+)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None or not 0 < int(found[1]) * unit <= NUMBER_MAX:
+    amount = re.fullmatch(r"(\d+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if amount is None:
         raise ValueError(f"not a size: {text!r}")
-    return int(found[1]) * unit
+    unit = f"{amount[2].upper()}iB" if amount[2] else "B"
+    return _at_most(NUMBER_MAX, count(str(parse_quantity(f"{amount[1]}{unit}", "bytes"))))
 
 
 def duration(text: str) -> float:
     """Parse seconds: `90s`, `15m`, `500ms`. A number alone is milliseconds, as in Spark."""
-    found = re.fullmatch(r"\s*(\d+)\s*(ms|s|m|min|h|d|)\s*", text.lower())
-    if found is None or int(found[1]) > NUMBER_MAX:
+    amount = re.fullmatch(r"(\d+)\s*(ms|s|min|m|h|d|)", text.strip().lower())
+    if amount is None or int(amount[1]) > NUMBER_MAX:
         raise ValueError(f"not a length of time (90s, 15m): {text!r}")
-    return int(found[1]) * _SECONDS[found[2]]
+    unit = {"": "ms", "m": "min"}.get(amount[2], amount[2])
+    return parse_quantity(f"{amount[1]}{unit}", "seconds")
 
 
 def timeout(text: str) -> float:
@@ -158,27 +157,17 @@ class Server:
     @classmethod
     def parse(cls, text: str) -> "Server":
         """Parse `host`, `host:port`, `[v6]` or `[v6]:port`. Raises ValueError."""
-        host, colon, port = text.strip(), "", ""
-        if host.startswith("["):
-            host, bracket, port = host[1:].partition("]")
-            colon, port = port[:1], port[1:]
-            if not bracket or colon not in ("", ":"):
-                raise ValueError(f"{text.strip()!r} is not [address]:port")
-        elif host.count(":") == 1:
-            host, colon, port = host.partition(":")
-        elif ":" in host and "/" not in host:
-            raise ValueError(f"{host!r}: an IPv6 address stands in brackets, [{host}]:{PORT}")
-        if not host or any(letter.isspace() or letter == "/" for letter in host):
-            raise ValueError(f"{text.strip()!r} is not host:port")
+        text = text.strip()
         try:
-            host.encode("idna")  # as whoever resolves it does
-        except UnicodeError:
-            raise ValueError(f"{host!r} is not the name of a host") from None
-        if not colon:
-            return cls(host)
-        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise ValueError(f"{text.strip()!r}: {port!r} is not a port")
-        return cls(host, int(port))
+            parts = urlsplit(f"//{text}")
+            server = cls(parts.hostname or "", PORT if parts.port is None else parts.port)
+            server.host.encode("idna")  # as whoever resolves it does
+        except ValueError:
+            server = cls("")
+        same = str(server) in (text.lower(), f"{text.lower()}:{PORT}")
+        if not (same and server.host and server.port) or any(map(str.isspace, text)):
+            raise ValueError(f"{text!r} is not host:port; an IPv6 address stands in brackets, [::1]:{PORT}")
+        return server
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -369,11 +358,6 @@ def _group(text: str) -> str:
     return _named(name_untrusted, text, "group")
 
 
-def parse_groups(text: str) -> tuple[str, ...]:
-    """Parse `billing,audit`. Raises ValueError."""
-    return tuple(dict.fromkeys(_group(name.strip()) for name in text.split(",")))
-
-
 def served_name(name: str) -> str:
     """Return the name of a topic. Raises ValueError for a name that no topic of a server can have."""
     return _named(topic_untrusted, name)
@@ -529,10 +513,6 @@ class SourceOptions:
     unverified: Unverified = option(  # noqa: RUF009 - it makes a field
         *("unverified", _word({each.value: each for each in Unverified}), Unverified.READ),
         servers="only a data folder (path) says which ranges are unverified",
-    )
-    prune_by_filters: bool = option(
-        *("pruneByFilters", flag, False),
-        stream="Spark tells a stream no filters; only a batch takes this",
     )
     group: str | None = option(
         *("group", _group),

@@ -1,84 +1,57 @@
-"""From options to open folders and servers, to offsets, and to the spans that a batch reads."""
+"""From options to open folders and servers, to offsets, and to the ranges that a batch reads."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
-from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.options import (
-    NAMESPACE,
-    At,
-    PositionKind,
-    ReadBound,
-    Server,
-    SourceOptions,
-    TopicChoice,
-)
-from brokers.pipeline.source.origin import LossPolicy, Origin, rules
-from brokers.pipeline.source.servers import Served
-from brokers.pipeline.source.spans import LogSpot, Span
-from brokers.pipeline.source.stretch import Stretch
+from brokers.pipeline.source.folder import FolderReader
+from brokers.pipeline.source.options import NAMESPACE, At, PositionKind, ReadBound, Server, SourceOptions
+from brokers.pipeline.source.ranges import LogRange
+from brokers.pipeline.source.reader import LossPolicy, SourceReader, rules
+from brokers.pipeline.source.servers import ServerReader
 from shared.errors import ConfigError
 
 
 @contextmanager
-def open_origin(options: SourceOptions, source: str) -> Iterator[Origin]:
+def open_reader(options: SourceOptions, source: str) -> Iterator[SourceReader]:
     """Open a folder or a server of the options. It is closed in the end."""
-    origin: Origin
+    reader: SourceReader
     if options.servers:
-        origin = Served(Server.parse(source), options.reach)
+        reader = ServerReader(Server.parse(source), options.reach)
     else:
-        origin = Folder(source, options.namespace)
-    with closing(origin):
-        yield origin
+        reader = FolderReader(source, options.namespace)
+    with closing(reader):
+        yield reader
 
 
 @contextmanager
-def open_origins(options: SourceOptions) -> Iterator[Mapping[str, Origin]]:
+def open_readers(options: SourceOptions) -> Iterator[Mapping[str, SourceReader]]:
     """Open all sources of the options at once, by name."""
     with ExitStack() as opened:
-        yield {source: opened.enter_context(open_origin(options, source)) for source in options.sources}
+        yield {source: opened.enter_context(open_reader(options, source)) for source in options.sources}
 
 
-def advance(origins: Mapping[str, Origin], stretches: Sequence[Stretch]) -> None:
-    """Go on with each stretch as far as its limits allow, with all of a source together."""
-    by_source: dict[str, list[Stretch]] = {}
-    for stretch in stretches:
-        by_source.setdefault(stretch.spot.source, []).append(stretch)
-    for source, those in by_source.items():
-        origins[source].advance(those)
+def planned(options: SourceOptions) -> list[LogRange]:
+    """Return the range of each log, empty ones too.
 
-
-Narrowed = Callable[[Origin, LogSpot, Span], Span]
-"""Returns the part of a log's span that is to be read."""
-
-
-def planned(
-    options: SourceOptions, topics: TopicChoice | None = None, narrowed: Narrowed | None = None
-) -> list[Span]:
-    """Return the span of each log, empty ones too. Raises ConfigError, OSError, and DataLoss by the rules.
-
-    `topics`: of those of the options.
+    Raises ConfigError, OSError, and DataLoss by the rules.
     """
-    topics, policy = topics or options.topics, rules(options)
-    found: list[Span] = []
-    there: set[str] = set()
+    policy = rules(options)
+    ranges: list[LogRange] = []
     for source in options.sources:
-        with open_origin(options, source) as origin:
-            spots = origin.spots(topics)
-            there |= spots.keys()
-            starts = offsets(origin, spots, options.starting, policy)
-            ends = offsets(origin, spots, options.ending, policy)
-            for name, spot in spots.items():
+        with open_reader(options, source) as reader:
+            logs = reader.logs(options.topics)
+            starts = offsets(reader, logs, options.starting, policy)
+            ends = offsets(reader, logs, options.ending, policy)
+            for name, log in logs.items():
                 check_order(options, name, starts[name], ends[name])
-                span = spot.span(starts[name], ends[name])
-                found.append(span if narrowed is None else narrowed(origin, spot, span))
-    missing = sorted(set(topics.names) - there)
+                ranges.append(log.part(starts[name], ends[name]))
+    missing = sorted(set(options.topics.names) - {each.topic for each in ranges})
     if missing:
         where = ", ".join(options.sources)
         if options.namespace != NAMESPACE:
             where += f", namespace {options.namespace}"
         raise ConfigError(options.topics.option, f"there is no {missing[0]} in {where}")
-    return found
+    return ranges
 
 
 def check_order(options: SourceOptions, topic: str, start: int, end: int) -> None:
@@ -93,39 +66,39 @@ def check_order(options: SourceOptions, topic: str, start: int, end: int) -> Non
 
 
 def offsets(
-    origin: Origin, spots: Mapping[str, LogSpot], bound: ReadBound, policy: LossPolicy
+    reader: SourceReader, logs: Mapping[str, LogRange], bound: ReadBound, policy: LossPolicy
 ) -> dict[str, int]:
     """Return where reading begins or ends in each log. Raises ConfigError."""
-    return {topic: _place(origin, spot, bound, policy) for topic, spot in spots.items()}
+    return {topic: _offset(reader, log, bound, policy) for topic, log in logs.items()}
 
 
-def _place(origin: Origin, spot: LogSpot, bound: ReadBound, policy: LossPolicy) -> int:
-    at = bound.of(spot.name)
+def _offset(reader: SourceReader, log: LogRange, bound: ReadBound, policy: LossPolicy) -> int:
+    at = bound.of(log.topic)
     if at.kind is PositionKind.EARLIEST:
-        return spot.first
+        return log.start
     if at.kind is PositionKind.LATEST:
-        return spot.end
+        return log.stop
     if at.kind is PositionKind.TIME:
-        found = origin.at_time(spot, at.value)
-        if found is None and not bound.past_end_is_latest:
-            text = f"{spot.name} in {spot.source} has no record of that time or later"
+        offset = reader.at_time(log, at.value)
+        if offset is None and not bound.past_end_is_latest:
+            text = f"{log.topic} in {log.source} has no record of that time or later"
             raise ConfigError(
                 bound.option, f"{text} (startingOffsetsByTimestampStrategy=latest: begin at the end)"
             )
-        return spot.end if found is None else found
-    return _exact(origin, spot, at, bound.option, policy)
+        return log.stop if offset is None else offset
+    return _exact(reader, log, at, bound.option, policy)
 
 
-def _exact(origin: Origin, spot: LogSpot, at: At, name: str, policy: LossPolicy) -> int:
-    if at.value < spot.first:
-        policy.lose(f"{spot.name} in {spot.source} begins at {spot.first}, {name} says {at.value}")
-        return spot.first
-    if at.value > spot.end:
-        policy.lose(f"{spot.name} in {spot.source} ends at {spot.end}, {name} says {at.value}")
-        return spot.end
-    below = origin.start_below(spot, at.value)
+def _exact(reader: SourceReader, log: LogRange, at: At, name: str, policy: LossPolicy) -> int:
+    if at.value < log.start:
+        policy.lose(f"{log.topic} in {log.source} begins at {log.start}, {name} says {at.value}")
+        return log.start
+    if at.value > log.stop:
+        policy.lose(f"{log.topic} in {log.source} ends at {log.stop}, {name} says {at.value}")
+        return log.stop
+    below = reader.start_below(log, at.value)
     if below != at.value:
         raise ConfigError(
-            name, f"{at.value} is not the start of a record of {spot.name}; the nearest below is {below}"
+            name, f"{at.value} is not the start of a record of {log.topic}; the nearest below is {below}"
         )
     return at.value

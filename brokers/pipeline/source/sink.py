@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from brokers.pipeline.source.options import Server, SinkOptions, parse_sink
-from brokers.pipeline.source.origin import warn
+from brokers.pipeline.source.reader import warn
 from brokers.pipeline.source.writing import REMEMBERED, NotWritten, Packer, Writer
 from shared.errors import BrokerError, ConfigError
 

@@ -14,11 +14,11 @@ from typing import Any
 import attrs
 
 from brokers.pipeline.source import planning
+from brokers.pipeline.source.batch_range import BatchRange
 from brokers.pipeline.source.options import SourceOptions, folder_id
-from brokers.pipeline.source.origin import LossPolicy, Origin, rules, warn
-from brokers.pipeline.source.planning import advance, open_origins
-from brokers.pipeline.source.spans import LogSpot, Span, fair_shares
-from brokers.pipeline.source.stretch import Stretch
+from brokers.pipeline.source.planning import open_readers
+from brokers.pipeline.source.ranges import LogRange, fair_shares
+from brokers.pipeline.source.reader import LossPolicy, SourceReader, rules, warn
 from shared.errors import ConfigError
 from shared.storage.format import LENGTH_BYTES
 
@@ -37,25 +37,14 @@ class Limit:
     length: int | None = None
 
 
-Target = Mapping[str, Mapping[str, LogSpot]]
-"""By source and topic: the logs that a stream reads, each up to its `end`."""
-
-
-@attrs.define(eq=False)
-class _LogPart(Stretch):
-    """A log's part of the next batch. `is_new`: no batch had the log before."""
-
-    is_new: bool = False
-
-    @property
-    def length(self) -> int:
-        return self.spot.end - self.start
+Target = Mapping[str, Mapping[str, LogRange]]
+"""By source and topic: the logs that a stream reads, each up to its end."""
 
 
 def target(options: SourceOptions) -> Target:
     """Return what there is now, for a stream that ends there (`availableNow`)."""
-    with open_origins(options) as origins:
-        return {source: origin.spots(options.topics) for source, origin in origins.items()}
+    with open_readers(options) as readers:
+        return {source: reader.logs(options.topics) for source, reader in readers.items()}
 
 
 @attrs.frozen
@@ -79,60 +68,65 @@ def planned(
     the rules, ConfigError, OSError.
     """
     known, policy = _known(options, start), rules(options)
-    parts: list[_LogPart] = []
+    parts: list[BatchRange] = []
     for source in (known or {}).keys() - set(options.sources):
         policy.lose(
             f"{source}, which the stream has read, is not among {', '.join(options.sources)} any more"
         )
-    with open_origins(options) as origins:
-        for source, origin in origins.items():
-            found = origin.spots(options.topics)
+    with open_readers(options) as readers:
+        for source, reader in readers.items():
+            logs = reader.logs(options.topics)
             if target is not None:
-                found = _within(found, target.get(source, {}))
+                logs = _within(logs, target.get(source, {}))
             if known is None:
-                for name in set(options.topics.names) - found.keys():
+                for name in set(options.topics.names) - logs.keys():
                     warn(f"there is no {name} in {source} yet: the stream reads it once it is there")
-                parts += _first(options, policy, origin, found)
+                parts += _first(options, policy, reader, logs)
             else:
-                parts += _next(options, policy, origin, found, known.get(source, {}))
-        is_enough = least is None or _are_there(origins, parts, least)
+                parts += _next(options, policy, reader, logs, known.get(source, {}))
+        is_enough = least is None or _are_there(readers, parts, least)
         if is_enough:
-            _advance(origins, parts, limit)
-    logs: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
+            _advance(readers, parts, limit)
+    logs_end: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
     behind: dict[str, dict[str, int]] = {}
     for part in parts:
-        source, name = part.spot.source, part.spot.name
-        logs[source][name] = [part.stop, part.spot.id]
-        behind.setdefault(source, {})[name] = part.spot.end - part.stop
+        source, name = part.log.source, part.log.topic
+        logs_end[source][name] = [part.stop, part.log.log_id]
+        behind.setdefault(source, {})[name] = part.log.stop - part.stop
         if part.is_new:
             began.setdefault(source, {})[name] = part.start
-    end: Offset = {"logs": logs} | ({"began": began} if began else {})
-    is_still = not began and known is not None and _offsets(logs) == _offsets(known)
+    end: Offset = {"logs": logs_end} | ({"began": began} if began else {})
+    is_still = not began and known is not None and _offsets(logs_end) == _offsets(known)
     return Plan(start if is_still or not is_enough else end, behind)
 
 
-def places(options: SourceOptions, offset: Offset) -> Mapping[str, Mapping[str, int]]:
+def offsets(options: SourceOptions, offset: Offset) -> Mapping[str, Mapping[str, int]]:
     """Return up to where a stream has read, by source and topic."""
     return _offsets(_known(options, offset) or {})
 
 
-def _are_there(origins: Mapping[str, Origin], parts: Sequence[_LogPart], records: int) -> bool:
+def _are_there(readers: Mapping[str, SourceReader], parts: Sequence[BatchRange], records: int) -> bool:
     """Whether all logs together have so many new records."""
-    ahead = [Stretch(part.spot, part.start, records) for part in parts if part.length > 0]
-    advance(origins, ahead)
-    return sum(stretch.records for stretch in ahead) >= records
+    left = records
+    for part in parts:
+        if left > 0 and part.length > 0:
+            ahead = BatchRange(part.log, part.start, left)
+            ahead.advance(readers[part.log.source])
+            left -= ahead.records
+    return left <= 0
 
 
-def spans(options: SourceOptions, start: Offset, end: Offset) -> list[Span]:
-    """Return the spans between two offsets of a stream."""
-    known, found = _known(options, start) or {}, []
+def ranges(options: SourceOptions, start: Offset, end: Offset) -> list[LogRange]:
+    """Return the ranges between two offsets of a stream."""
+    known = _known(options, start) or {}
+    between = []
     for source, logs in (_known(options, end) or {}).items():
         began = _here(options, end, "began").get(source, {})
         for name, (stop, log_id) in logs.items():
             begin = began[name] if name in began else known[source][name][0]
-            found.append(Span(source, name, log_id, begin, stop))
-    return found
+            between.append(LogRange(source, name, log_id, begin, stop))
+    return between
 
 
 def _known(options: SourceOptions, offset: Offset) -> Known | None:
@@ -148,7 +142,7 @@ def _here(options: SourceOptions, offset: Offset, part: str) -> Any:
     Raises ConfigError for a checkpoint of a folder that goes on with servers, or the other way: the ids of
     its logs mean nothing there.
     """
-    found = offset.get(part, {})
+    by_source = offset.get(part, {})
     for source in offset["logs"]:
         if os.path.isabs(source) == bool(options.servers):
             before, now = ("a data folder", "servers") if options.servers else ("servers", "a data folder")
@@ -158,78 +152,79 @@ def _here(options: SourceOptions, offset: Offset, part: str) -> Any:
                 "checkpoint, with startingOffsets that say from where",
             )
     if len(offset["logs"]) == 1 and len(options.sources) == 1:
-        return dict(zip(options.sources, found.values(), strict=False))
+        return dict(zip(options.sources, by_source.values(), strict=False))
     if options.servers:
-        return found
+        return by_source
     names = {folder_id(path): path for path in options.paths}
-    return {names.get(folder_id(source), source): those for source, those in found.items()}
+    return {names.get(folder_id(source), source): logs for source, logs in by_source.items()}
 
 
-def _within(found: Mapping[str, LogSpot], target: Mapping[str, LogSpot]) -> dict[str, LogSpot]:
-    """Return the logs of an origin that belong to the target, each cut at the target's end."""
+def _within(logs: Mapping[str, LogRange], target: Mapping[str, LogRange]) -> dict[str, LogRange]:
+    """Return the logs of a source that belong to the target, each cut at the target's end."""
     return {
-        name: attrs.evolve(spot, end=max(min(spot.end, target[name].end), spot.first))
-        for name, spot in found.items()
+        name: log.part(log.start, max(min(log.stop, target[name].stop), log.start))
+        for name, log in logs.items()
         if name in target
     }
 
 
 def _first(
-    options: SourceOptions, policy: LossPolicy, origin: Origin, found: Mapping[str, LogSpot]
-) -> list[_LogPart]:
-    starts = planning.offsets(origin, found, options.starting, policy)
-    return [_LogPart(spot, min(starts[name], spot.end), is_new=True) for name, spot in found.items()]
+    options: SourceOptions, policy: LossPolicy, reader: SourceReader, logs: Mapping[str, LogRange]
+) -> list[BatchRange]:
+    starts = planning.offsets(reader, logs, options.starting, policy)
+    return [BatchRange(log, min(starts[name], log.stop), is_new=True) for name, log in logs.items()]
 
 
 def _next(
     options: SourceOptions,
     policy: LossPolicy,
-    origin: Origin,
-    found: Mapping[str, LogSpot],
+    reader: SourceReader,
+    logs: Mapping[str, LogRange],
     known: Mapping[str, tuple[int, int]],
-) -> list[_LogPart]:
+) -> list[BatchRange]:
     wanted = options.topics.matching(known)
-    for name in known.keys() - found.keys():
+    for name in known.keys() - logs.keys():
         what = (
             "has been deleted" if name in wanted else f"is not asked for any more ({options.topics.option})"
         )
-        policy.lose(f"{name} in {origin.source}, read up to {known[name][0]}, {what}")
+        policy.lose(f"{name} in {reader.source}, read up to {known[name][0]}, {what}")
     parts = []
-    for name, spot in found.items():
+    for name, log in logs.items():
         offset, log_id = known.get(name, (None, 0))
-        if offset is not None and origin.is_other(spot, log_id, offset):
-            policy.lose(f"{name} in {origin.source}, read up to {offset}, has been deleted and made again")
+        if offset is not None and reader.is_other(log, log_id, offset):
+            policy.lose(f"{name} in {reader.source}, read up to {offset}, has been deleted and made again")
             offset = None
         if offset is None:
-            parts.append(_LogPart(spot, spot.first, is_new=True))
+            parts.append(BatchRange(log, log.start, is_new=True))
         else:  # an index entry that is being written can hide an end that was seen before
-            parts.append(_LogPart(attrs.evolve(spot, end=max(spot.end, offset)), offset))
+            parts.append(BatchRange(attrs.evolve(log, stop=max(log.stop, offset)), offset))
     return parts
 
 
-def _advance(origins: Mapping[str, Origin], parts: Sequence[_LogPart], limit: Limit) -> None:
+def _advance(readers: Mapping[str, SourceReader], parts: Sequence[BatchRange], limit: Limit) -> None:
     """Go on with each part as far as the batch goes.
 
     Logs get equal shares. What short logs leave goes to the longer ones. Each gets one record at least.
     """
     going = [part for part in parts if part.length > 0]
-    going.sort(key=lambda part: (part.length, part.spot.source, part.spot.name))
+    going.sort(key=lambda part: (part.length, part.log.source, part.log.topic))
     if limit.length is not None:
         sizes = fair_shares(limit.length, [part.length for part in going], least=1)
         for part, size in zip(going, sizes, strict=True):
             part.bytes_max = size
     if limit.records is not None:
-        _advance_together(origins, going, limit.records)
+        _advance_together(readers, going, limit.records)
     elif limit.length is not None:
-        advance(origins, going)
+        for part in going:
+            part.advance(readers[part.log.source])
     else:
         for part in going:
-            part.stop = part.spot.end
+            part.stop = part.log.stop
     for part in going:
         assert part.stop > part.start, "a stream that does not move on would stand still for ever"
 
 
-def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], total: int) -> None:
+def _advance_together(readers: Mapping[str, SourceReader], every: Sequence[BatchRange], total: int) -> None:
     """Advance all until they have `total` records together.
 
     How many records a log has is known only after it was advanced. So what short logs leave is shared out in
@@ -237,19 +232,17 @@ def _advance_together(origins: Mapping[str, Origin], every: Sequence[Stretch], t
     """
     going, records, least = every, total, 1
     while going and records > 0:
-        wanted = [ceil((stretch.spot.end - stretch.stop) / LENGTH_BYTES) for stretch in going]
+        wanted = [ceil((part.log.stop - part.stop) / LENGTH_BYTES) for part in going]
         shares = fair_shares(records, wanted, least=least)
-        given = [(stretch, share) for stretch, share in zip(going, shares, strict=True) if share]
-        for stretch, share in given:
-            stretch.records_max = stretch.records + share
-        advance(origins, [stretch for stretch, _ in given])
-        going = [
-            stretch
-            for stretch, _ in given
-            if stretch.records == stretch.records_max and stretch.stop < stretch.spot.end
-        ]
-        records, least = total - sum(stretch.records for stretch in every), 0
+        given = [(part, share) for part, share in zip(going, shares, strict=True) if share]
+        for part, share in given:
+            part.records_max = part.records + share
+            part.advance(readers[part.log.source])
+        going = [part for part, _ in given if part.records == part.records_max and part.stop < part.log.stop]
+        records, least = total - sum(part.records for part in every), 0
 
 
 def _offsets(logs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    return {source: {name: known[0] for name, known in those.items()} for source, those in logs.items()}
+    return {
+        source: {name: known[0] for name, known in of_source.items()} for source, of_source in logs.items()
+    }

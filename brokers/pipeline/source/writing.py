@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from brokers.pipeline.source.link import Link
 from brokers.pipeline.source.options import Reach, Server
-from brokers.pipeline.source.servers import Served
+from brokers.pipeline.source.servers import ServerReader
 from logmq import connector
 from logmq.connector import SKIPPED_BODY_BYTES_MAX, LogmqError, Refusal, records_of
 from shared.errors import BrokerError
@@ -231,7 +231,7 @@ class Writer:
     def _compare(self, sent: _Sent, offset: int) -> None:
         """The server says that the piece was written before: compare with what it has there."""
         # Over another connection, because answers are under way on this one.
-        with closing(Served(self._link.server, self._reach)) as beside:
+        with closing(ServerReader(self._link.server, self._reach)) as beside:
             (found,) = beside.fetched(sent.piece.topic, [(offset, offset + len(sent.piece.records))])
         if found == sent.piece.records:
             return

@@ -228,9 +228,9 @@ def look(disk: Disk, *, live: bool = False) -> FolderView:
     return view
 
 
-def kept_first(disk: Disk) -> dict[int, int]:
-    """The first kept offset of every log that there is, by id; a broker may run. Raises as `look` does."""
-    return {log.id: log.first for log in _look(disk, live=True).logs.values()}
+def logs_now(disk: Disk) -> dict[int, LogView]:
+    """Every log that there is, by id, without its end; a broker may run. Raises as `look` does."""
+    return _look(disk, live=True).logs
 
 
 def _look(disk: Disk, live: bool) -> FolderView:

@@ -18,7 +18,7 @@ from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.plan import Overtaken, Ripe
-from brokers.pipeline.source.folder import Folder
+from brokers.pipeline.source.folder import FolderReader
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
@@ -224,10 +224,10 @@ def test_a_source_is_opened_once_for_all_logs_of_a_task(
     fill(data, {("logmq", f"t{number}"): [b"a"] for number in range(20)})
     feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*"}))
     with feed.look() as look:
-        spans = [spot.span(spot.first, spot.end) for _, spot in look.logs(Manifest())]
-    begin = Folder.__init__
-    monkeypatch.setattr(Folder, "__init__", lambda *asked: opened_.append(1) or begin(*asked))
+        ranges = [log for _, log in look.logs(Manifest())]
+    begin = FolderReader.__init__
+    monkeypatch.setattr(FolderReader, "__init__", lambda *asked: opened_.append(1) or begin(*asked))
     # Nor is every log listed to find one.
-    monkeypatch.setattr("brokers.pipeline.source.folder.catalog.read", lambda disk: opened_.append(2))
-    assert sum(batch.num_rows for _, batches in feed.by_span(spans) for batch in batches) == 20
+    monkeypatch.setattr(FolderReader, "logs", lambda *asked: opened_.append(2))
+    assert sum(batch.num_rows for _, batches in feed.by_range(ranges) for batch in batches) == 20
     assert len(opened_) == 1

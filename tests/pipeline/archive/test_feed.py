@@ -6,8 +6,9 @@ from pathlib import Path
 
 from brokers.pipeline.archiving.feed import ArchiveInput, Look
 from brokers.pipeline.archiving.manifest import LogState, Manifest
+from brokers.pipeline.source import rows
 from brokers.pipeline.source.options import parse
-from brokers.pipeline.source.spans import LogSpot, shares
+from brokers.pipeline.source.ranges import LogRange, shares
 from tests.pipeline.served import where
 from tests.support.folders import fill
 from tests.support.server import Server, speak
@@ -27,11 +28,11 @@ def records(feed: ArchiveInput) -> list[tuple[str, int, bytes]]:
     """Everything, in pieces as small as the index allows."""
     found = []
     with feed.look() as look:
-        for _, spot in look.logs(Manifest()):
-            for (span,) in shares([spot.span(spot.first, spot.end)], None, look.cut, size=1):
-                for batch in feed.batches(span):
+        for _, log in look.logs(Manifest()):
+            for ranges in shares([log], None, look.cut, size=1):
+                for batch in rows.read(feed.options, ranges):
                     offsets, values = (batch.column(name).to_pylist() for name in ("offset", "value"))
-                    found += [(spot.name, *row) for row in zip(offsets, values, strict=True)]
+                    found += [(log.topic, *row) for row in zip(offsets, values, strict=True)]
     return found
 
 
@@ -57,28 +58,13 @@ def test_another_data_folder_is_not_taken_for_the_one_that_was_archived(tmp_path
 
 def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
     class Place:
-        def spots(self, topics: object) -> dict[str, LogSpot]:
-            return {"a@b": LogSpot("here:1", "a@b", 8, 0, 30)}
+        def logs(self, topics: object) -> dict[str, LogRange]:
+            return {"a@b": LogRange("here:1", "a@b", 8, 0, 30)}
 
     feed = ArchiveInput(parse({"servers": "here:1", "subscribePattern": ".*"}))
     look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
     found = look.logs(known("a@b@elsewhere:1", "a@elsewhere:1"))
     assert [name for name, _ in found] == ["a@b@elsewhere:1"]
-
-
-def test_whether_a_log_was_made_again_is_asked_of_its_place_with_what_is_archived_of_it() -> None:
-    asked: list[tuple[object, ...]] = []
-
-    class Place:
-        def is_other(self, *question: object) -> bool:
-            asked.append(question)
-            return True
-
-    spot = LogSpot("here", "orders", 8, 0, 30)
-    look = Look(ArchiveInput(parse({"path": "here", "subscribe": "orders"})), {"here": Place()})  # type: ignore[dict-item]
-    log = LogState("orders@x#1", "orders@x", "orders", "7", 0, 20, 10)
-    assert look.is_another(log, spot)
-    assert asked == [(spot, 7, 20)]
 
 
 def test_servers_are_known_by_their_address_but_one_may_be_renamed(

@@ -16,7 +16,7 @@ from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
-from brokers.pipeline.source.spans import Cut, LogSpot, Span
+from brokers.pipeline.source.ranges import Cut, LogRange
 from tests.pipeline.archive.model import Spark
 from tests.support.fake_disk import FakeDisk, Operation
 
@@ -42,7 +42,7 @@ class Feed:
     def logs(self, known: Manifest) -> Sequence[NamedLog]:
         return self.there
 
-    def cut(self, span: Span, offset: int) -> int:
+    def cut(self, span: LogRange, offset: int) -> int:
         return offset
 
     def is_another(self, *_: object) -> bool:
@@ -50,7 +50,7 @@ class Feed:
 
 
 def orders(end: int) -> NamedLog:
-    return "orders@x", LogSpot("x", "orders", 7, 0, end)
+    return "orders@x", LogRange("x", "orders", 7, 0, end)
 
 
 class GapsArchiver(Archiver):

@@ -15,7 +15,7 @@ from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.job import Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
 from brokers.pipeline.archiving.plan import NamedLog, Overtaken
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source.ranges import LogRange
 from tests.pipeline.archive.model import NEVER, Spark, archiver
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
@@ -53,14 +53,14 @@ def test_each_log_has_its_part_of_every_round(folder: Path, tmp_path: Path) -> N
 def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_span = ArchiveInput.by_span
+    by_range = ArchiveInput.by_range
 
-    def without_the_first(self: ArchiveInput, spans: Sequence[Span]) -> Iterable[Any]:
-        for span, rows in by_span(self, spans):
+    def without_the_first(self: ArchiveInput, spans: Sequence[LogRange]) -> Iterable[Any]:
+        for span, rows in by_range(self, spans):
             first, *others = rows
             yield span, [first.slice(1), *others]
 
-    monkeypatch.setattr(ArchiveInput, "by_span", without_the_first)
+    monkeypatch.setattr(ArchiveInput, "by_range", without_the_first)
     with pytest.raises(NotContinuous, match="orders: no records from 0 to"):
         archived(folder, tmp_path / "archive", once=True)
     with pytest.raises(Failure, match="nothing was archived"):
@@ -115,7 +115,7 @@ def test_a_log_that_lost_its_end_is_refused_and_nothing_archived_twice(
     logs = Look.logs
 
     def shorter(self: Look, known: Manifest) -> list[NamedLog]:
-        return [(name, attrs.evolve(spot, end=offset_of(7))) for name, spot in logs(self, known)]
+        return [(name, attrs.evolve(spot, stop=offset_of(7))) for name, spot in logs(self, known)]
 
     monkeypatch.setattr(Look, "logs", shorter)
     with pytest.raises(Overtaken, match=f"it ends at {offset_of(7)}, and was archived up to"):

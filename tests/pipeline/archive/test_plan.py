@@ -20,53 +20,53 @@ from brokers.pipeline.archiving.manifest import (
 )
 from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.plan import Overtaken, Ripe, RoundTarget
-from brokers.pipeline.source.spans import LogSpot, Span
+from brokers.pipeline.source.ranges import LogRange
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
 
 
-def spot(first: int, end: int, id_: int = 7) -> LogSpot:
-    return LogSpot("x", "orders", id_, first, end)
+def found_log(first: int, end: int, id_: int = 7) -> LogRange:
+    return LogRange("x", "orders", id_, first, end)
 
 
 def targets(
-    there: LogSpot, known: LogState | None = HALF, *, name: str = HALF.name, allow_loss: bool = False
+    there: LogRange, known: LogState | None = HALF, *, name: str = HALF.name, allow_loss: bool = False
 ) -> list[RoundTarget]:
     now = Manifest(logs={known.key: known} if known is not None else {})
     return plan.targets(
-        now, [(name, there)], lambda log, other: int(log.seen) != other.id, allow_loss=allow_loss
+        now, [(name, there)], lambda log, other: int(log.seen) != other.log_id, allow_loss=allow_loss
     )
 
 
-def anywhere(span: Span, offset: int) -> int:
+def anywhere(whole: LogRange, offset: int) -> int:
     return offset
 
 
 def test_a_new_log_is_archived_from_its_first_record_on() -> None:
-    (target,) = targets(spot(30, 50), known=None)
+    (target,) = targets(found_log(30, 50), known=None)
     assert (target.identity, target.range, target.gap) == ("orders@x#1", ByteRange(30, 50), None)
-    assert targets(spot(0, 0), known=None) == []
+    assert targets(found_log(0, 0), known=None) == []
 
 
 def test_a_known_log_is_archived_from_where_it_was_left() -> None:
-    (target,) = targets(spot(0, 150))
+    (target,) = targets(found_log(0, 150))
     assert (target.identity, target.range, target.event) == (HALF.identity, ByteRange(100, 150), "")
-    assert targets(spot(0, 100)) == []
-    (target,) = targets(spot(100, 150))  # retention has taken just what is archived
+    assert targets(found_log(0, 100)) == []
+    (target,) = targets(found_log(100, 150))  # retention has taken just what is archived
     assert (target.range, target.gap, target.loss) == (ByteRange(100, 150), None, False)
 
 
 def test_a_log_made_again_is_another_one_even_where_it_is_longer() -> None:
-    (target,) = targets(spot(0, 150, 8))
+    (target,) = targets(found_log(0, 150, 8))
     assert (target.identity, target.range, target.loss) == ("orders@x#2", ByteRange(0, 150), False)
     assert "made again" in target.event
     odd = attrs.evolve(HALF, identity="a#b@x#1", name="a#b@x")
-    (target,) = targets(spot(0, 150, 8), odd, name=odd.name)
+    (target,) = targets(found_log(0, 150, 8), odd, name=odd.name)
     assert target.identity == "a#b@x#2"
 
 
-@pytest.mark.parametrize("there", [spot(120, 150), spot(0, 90)], ids=["overtaken", "shorter"])
-def test_a_loss_ends_it_unless_it_is_allowed(there: LogSpot) -> None:
+@pytest.mark.parametrize("there", [found_log(120, 150), found_log(0, 90)], ids=["overtaken", "shorter"])
+def test_a_loss_ends_it_unless_it_is_allowed(there: LogRange) -> None:
     with pytest.raises(Overtaken, match=r"orders: .*--allow-loss"):
         targets(there)
     (target,) = targets(there, allow_loss=True)
@@ -74,15 +74,15 @@ def test_a_loss_ends_it_unless_it_is_allowed(there: LogSpot) -> None:
 
 
 def test_what_was_lost_is_a_gap_before_what_is_there_or_another_log() -> None:
-    (overtaken,) = targets(spot(120, 150), allow_loss=True)
+    (overtaken,) = targets(found_log(120, 150), allow_loss=True)
     assert (overtaken.gap, overtaken.range) == (ByteRange(100, 120), ByteRange(120, 150))
-    (shorter,) = targets(spot(0, 90), allow_loss=True)
+    (shorter,) = targets(found_log(0, 90), allow_loss=True)
     assert (shorter.identity, shorter.range) == ("orders@x#2", ByteRange(90, 90))
 
 
 def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
     known = attrs.evolve(HALF, gaps=(ByteRange(10, 20),), seen="6")
-    (target,) = targets(spot(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
+    (target,) = targets(found_log(120, 150), attrs.evolve(known, seen="7"), allow_loss=True)
     made = Written([part(130, 150)], [ByteRange(120, 130)])
     (found,) = plan.spans([target], [(target.identity, made)])
     assert found.range == ByteRange(100, 150)
@@ -97,7 +97,7 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
 )
 def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_max: int, tasks: int) -> None:
     wanted = [
-        RoundTarget(f"{number}#1", str(number), LogSpot("x", str(number), 7, 0, size), ByteRange(0, size))
+        RoundTarget(f"{number}#1", str(number), LogRange("x", str(number), 7, 0, size), ByteRange(0, size))
         for number, size in enumerate(sizes)
     ]
     limited = plan.limited(wanted, bytes_max, anywhere)
@@ -123,7 +123,7 @@ def test_a_round_is_limited_fair_and_cut_into_all_of_it(sizes: list[int], bytes_
 
 def test_a_round_ends_at_the_first_place_within_a_log_whatever_is_said_of_others() -> None:
     said = {10: 0, 20: 99, 30: 25}
-    (found,) = plan.limited(targets(spot(0, 60), known=None), 10, lambda span, offset: said[offset])
+    (found,) = plan.limited(targets(found_log(0, 60), known=None), 10, lambda span, offset: said[offset])
     assert found.range == ByteRange(0, 25)
 
 

@@ -1,9 +1,9 @@
-"""`make trial-fairness`: no client, at any of the documented limits, keeps all others waiting.
+"""`make trial-fairness`: no client, with as much as is promised for, keeps all others waiting.
 
 Each operation runs against a server of its own, in its own process. What is measured is the processor's time
-of the longest step of a task, so a busy machine changes little. Above 40 ms the trial fails: the promise is
-20 ms, and a processor that others share takes up to twice as long. What the operation needs before (messages
-that wait, bindings) does not count.
+of the longest step of a task, so a busy machine changes little. Above 100 ms the trial fails: the promise is
+50 ms with 5,000 objects of a kind and 50,000 messages of a client, and a processor that others share takes up
+to twice as long. What the operation needs before (messages that wait, bindings) does not count.
 
 An operation is a function whose name begins with its file's. It gets a fresh server, says `begin` when all is
 ready, and returns when it is over.
@@ -19,7 +19,7 @@ from tests.trials import outcomes
 from tests.trials.fairness import amqp, api, dms, kqmsgq, logmq, pubsub
 from tests.trials.fairness.served import Served, serve
 
-SECONDS_MAX = 0.04
+SECONDS_MAX = 0.1
 
 OPERATIONS: Mapping[str, Callable[[Served], None]] = {
     name: operation

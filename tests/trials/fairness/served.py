@@ -24,6 +24,10 @@ from shared.process_limits import raise_file_limit
 from shared.turns import CLOCK
 
 PATIENCE_SECONDS = 120.0
+OBJECTS = 5_000
+"""Of a kind: queues, topics, sessions, bindings, connections."""
+MESSAGES = 50_000
+"""That one client holds, or sends."""
 _LIMITS = """
 [serve]
 durability = "interval:50ms"

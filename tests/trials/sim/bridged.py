@@ -22,9 +22,9 @@ from shared.errors import StoreError
 from shared.storage.store import Store
 from tests.support import dms_spec as dms
 from tests.support.promises import BrokenPromiseError
+from tests.trials.logmq_model import LENGTH_BYTES
 from tests.trials.sim.dialog import Dialog, Refused
 from tests.trials.sim.dms_dialog import DmsDialog
-from tests.trials.sim.model import LENGTH_BYTES
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import World

@@ -7,8 +7,8 @@ import attrs
 import trio
 
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.dialog import Dialog, Refused, joined
-from tests.trials.sim.model import LENGTH_BYTES, Commitment, Deletion, Message, Model
+from tests.trials.logmq_model import LENGTH_BYTES, Commitment, Deletion, Message, Model, joined
+from tests.trials.sim.dialog import Dialog, Refused
 from tests.trials.sim.network import Wire
 from tests.trials.sim.probe_client import ProbeClient
 
@@ -115,7 +115,7 @@ class Client(ProbeClient):
             self._model.refused(message)
         else:
             self._check_storage(answer)
-            self._model.forgotten([message])
+            self._model.doubted(message)
 
     def _check_storage(self, answer: Refused) -> None:
         """What is refused in this way is refused for cause."""
@@ -130,7 +130,7 @@ class Client(ProbeClient):
                 topic = self._chance.choice(self._topics)
                 seq = self._seqs[topic] = self._seqs.get(topic, -1) + 1
                 payloads = [self._payload() for _ in range(self._chance.choice((1, 2, 4)))]
-                messages = [self._model.send(topic, payload, dialog.wire.number) for payload in payloads]
+                messages = self._model.send_batch(topic, payloads, dialog.wire.number)
                 batch = self._batch = Batch(topic, seq, messages, payloads)
             else:
                 for message in batch.messages:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.model import LENGTH_BYTES, Record
+from tests.trials.logmq_model import LENGTH_BYTES, Record, split
 from tests.trials.sim.probe_client import Gone, Talk
 
 
@@ -168,21 +168,3 @@ class Dialog(Talk):
 def _refused(line: bytes) -> Refused:
     _, code, *text = line.decode().split(" ", 2)
     return Refused(code, text[0] if text else "")
-
-
-def split(data: bytes, offset: int) -> list[Record] | None:
-    """The records in raw log bytes that begin at `offset`; None where they are not whole."""
-    records = []
-    at = 0
-    while at < len(data):
-        end = at + LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
-        if end > len(data):
-            return None
-        records.append((offset + at, data[at + LENGTH_BYTES : end]))
-        at = end
-    return records
-
-
-def joined(payloads: Sequence[bytes]) -> bytes:
-    """Raw log bytes of these payloads."""
-    return b"".join(len(payload).to_bytes(LENGTH_BYTES, "big") + payload for payload in payloads)

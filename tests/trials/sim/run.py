@@ -1,6 +1,7 @@
 """One run: a seed, its clients, its machine, and the verdict."""
 
 import gc
+import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ import trio
 from shared.storage.format import BATCH_PAYLOAD_MAX
 from tests.support.commits import batches_of
 from tests.support.dms_model import DmsModel
+from tests.trials.logmq_model import Model
 from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
@@ -18,7 +20,6 @@ from tests.trials.sim.dms_clients import DmsClient
 from tests.trials.sim.dms_verify import DmsVerifier
 from tests.trials.sim.fault_profiles import FAULT_PROFILES, drawn
 from tests.trials.sim.machine import Machine
-from tests.trials.sim.model import Model
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
 from tests.trials.sim.probe_client import ProbeClient
@@ -59,7 +60,7 @@ class Simulation:
         settings = storage_settings(chance, chosen, several=self._batch_bytes is not None)
         self._threads = Threads(world, chance.choice(chosen.interleaved))
         self._network = Network(world)
-        self._model = Model(world, INTERVAL.seconds)
+        self._model = Model(world)
         chance = world.source("protocols")
         self._protocols = chance.choice(chosen.protocols).split()
         self._queues = list(chance.choice(chosen.queues))
@@ -77,6 +78,8 @@ class Simulation:
             world, self._network, self._dms_model, self._queues, world.source("dms verifier")
         )
         self._lived = 0
+        self._safe_seconds, self._sync_seconds = math.inf, 0.0
+        """Of the lives since the last start."""
         self._over = trio.Event()
 
     def run(self) -> Verdict:
@@ -136,6 +139,7 @@ class Simulation:
     async def _verify(self, accept: Callable[[Wire], None]) -> None:
         if "logmq" in self._protocols:
             await self._verifier.verify(accept)
+        self._safe_seconds, self._sync_seconds = math.inf, 0.0
         if "dms" in self._protocols:
             await self._dms_verifier.verify(accept, self._machine)
         if self._temper.bridged:
@@ -147,9 +151,12 @@ class Simulation:
         ages.begins(self.world.now())
         end = await self._machine.live(life, self._verify)
         ages.ends(self.world.now())
-        self._model.machine_ended(
-            lossy=end.lossy, safe_seconds=end.safe_seconds, sync_seconds=end.sync_seconds
-        )
+        self._safe_seconds = min(self._safe_seconds, end.safe_seconds)
+        self._sync_seconds = max(self._sync_seconds, end.sync_seconds)
+        if end.lossy:
+            # A sync begins an interval late at most, behind one that may be under way, and takes its time.
+            interval = self._safe_seconds - INTERVAL.seconds - 2 * self._sync_seconds - 0.01
+            self._model.machine_ended({"interval": interval, "none": -math.inf})
 
 
 def play(

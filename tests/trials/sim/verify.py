@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import attrs
 
 from tests.support.promises import BrokenPromiseError
+from tests.trials.logmq_model import LENGTH_BYTES, Model, Record
 from tests.trials.sim.dialog import Dialog, Refused
-from tests.trials.sim.model import LENGTH_BYTES, Model, Record
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import verifying
 from tests.trials.sim.world import World

@@ -1,4 +1,4 @@
-"""Logs as found, spans of them, and chunks of records; how spans become tasks, and entries become chunks."""
+"""Ranges of logs, and chunks of their records; how ranges become tasks, and entries become chunks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil
@@ -19,10 +19,12 @@ SPLIT_BYTES_LEAST = 64 << 10
 
 
 @attrs.frozen
-class Span:
+class LogRange:
     """The records of a log from `start`, a record's start, to `stop`, where one ends.
 
-    `source`: the folder, or the broker's address. `log_id`, `file`: as in `LogSpot`.
+    `source`: the folder, or the broker's address. `log_id`: by it `is_other` tells the log from a later one
+    of its name. `file`: its file's name, in a folder. A log as found is the range between its first kept
+    record and its end.
     """
 
     source: str
@@ -36,32 +38,12 @@ class Span:
     def length(self) -> int:
         return self.stop - self.start
 
-    @property
-    def spot(self) -> "LogSpot":
-        """The span's log, as if there were no more of it."""
-        return LogSpot(self.source, self.topic, self.log_id, self.start, self.stop, self.file)
+    def part(self, start: int, stop: int) -> "LogRange":
+        return attrs.evolve(self, start=start, stop=stop)
 
 
 @attrs.frozen
-class LogSpot:
-    """A log as found: `first` and `end` are the offsets between which it can be read now.
-
-    `id`: by it `is_other` tells the log from a later one of its name. `file`: its file's name, in a folder.
-    """
-
-    source: str
-    name: str
-    id: int
-    first: int
-    end: int
-    file: str = ""
-
-    def span(self, start: int, stop: int) -> Span:
-        return Span(self.source, self.name, self.id, start, stop, self.file)
-
-
-@attrs.frozen
-class Chunk:
+class RecordChunk:
     """Whole records of a log from `offset` on, and the index entries that cover them without gaps.
 
     `data` is empty if what the entries say is enough.
@@ -75,16 +57,16 @@ class Chunk:
     def end(self) -> int:
         return self.entries[-1].end
 
-    def part(self, entry: IndexEntry) -> "Chunk":
+    def part(self, entry: IndexEntry) -> "RecordChunk":
         """Return what one of its entries covers."""
         return chunk_of(self.offset, self.data, [entry])
 
 
-def chunk_of(base: int, data: bytes, entries: Sequence[IndexEntry]) -> Chunk:
+def chunk_of(base: int, data: bytes, entries: Sequence[IndexEntry]) -> RecordChunk:
     """Return what the entries cover of `data`, which begins at the offset `base`."""
     start, stop = entries[0].offset, entries[-1].end
     is_all = start == base and stop - start == len(data)
-    return Chunk(start, data if is_all else data[start - base : stop - base], entries)
+    return RecordChunk(start, data if is_all else data[start - base : stop - base], entries)
 
 
 def chunk_groups(entries: Iterable[IndexEntry]) -> Iterator[list[IndexEntry]]:
@@ -104,7 +86,7 @@ def sound_chunks(
     entries: Sequence[IndexEntry],
     fault: Callable[[IndexEntry, memoryview], str | None],
     lose: Callable[[IndexEntry, str], None],
-) -> Iterator[Chunk]:
+) -> Iterator[RecordChunk]:
     """What is in order of `data`, which starts where the first entry does.
 
     `fault` says what is wrong with an entry's bytes, if anything. `lose` is told of that.
@@ -123,32 +105,32 @@ def sound_chunks(
         yield chunk_of(base, data, good)
 
 
-Cut = Callable[[Span, int], int]
-"""`cut(span, offset)` returns where an index entry begins near `offset`. A log is cut there."""
+Cut = Callable[[LogRange, int], int]
+"""`cut(range, offset)` returns where an index entry begins near `offset`. A log is cut there."""
 
 
 def shares(
-    spans: Sequence[Span],
+    ranges: Sequence[LogRange],
     min_partitions: int | None,
     cut: Cut,
     *,
     size: int = SPLIT_BYTES,
     alone: bool = False,
-) -> list[tuple[Span, ...]]:
+) -> list[tuple[LogRange, ...]]:
     """Divide a read into tasks of about `size` bytes. Small logs share one, unless each is to be `alone`.
 
-    Empty spans are left out. With `min_partitions` the number of tasks is a multiple of it, so that all cores
-    end together.
+    Empty ranges are left out. With `min_partitions` the number of tasks is a multiple of it, so that all
+    cores end together.
     """
-    spans = [span for span in spans if span.length > 0]
-    total = sum(span.length for span in spans)
+    ranges = [each for each in ranges if each.length > 0]
+    total = sum(each.length for each in ranges)
     if not total:
         return []
     if min_partitions is not None:
         rounds = ceil(total / (size * min_partitions))
         size = ceil(total / (rounds * min_partitions))
     least = size if min_partitions is None else max(size, SPLIT_BYTES_LEAST)
-    pieces = (piece for span in spans for piece in _pieces(span, least, cut))
+    pieces = (piece for each in ranges for piece in _pieces(each, least, cut))
     return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
 
 
@@ -164,19 +146,19 @@ def fair_shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:
     return shares
 
 
-def _pieces(span: Span, size: int, cut: Cut) -> Iterable[Span]:
-    start, pieces = span.start, ceil(span.length / size)
+def _pieces(whole: LogRange, size: int, cut: Cut) -> Iterable[LogRange]:
+    start, pieces = whole.start, ceil(whole.length / size)
     for number in range(1, pieces):
-        place = cut(span, span.start + number * span.length // pieces)
-        if start < place < span.stop:
-            yield attrs.evolve(span, start=start, stop=place)
+        place = cut(whole, whole.start + number * whole.length // pieces)
+        if start < place < whole.stop:
+            yield whole.part(start, place)
             start = place
-    yield attrs.evolve(span, start=start)
+    yield whole.part(start, whole.stop)
 
 
-def _packed(pieces: Iterable[Span], size: int) -> Iterable[tuple[Span, ...]]:
+def _packed(pieces: Iterable[LogRange], size: int) -> Iterable[tuple[LogRange, ...]]:
     """Put pieces together in order, as many as fit `size`, but at least one."""
-    taken: list[Span] = []
+    taken: list[LogRange] = []
     length = 0
     for piece in pieces:
         if taken and length + piece.length > size:

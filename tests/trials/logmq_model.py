@@ -1,10 +1,11 @@
-"""What was sent, what was answered, what was read; and whether all of it can be true at once.
+"""What was sent to LogMQ, what was answered, what was read; and whether all of it can be true at once.
 
-Nothing here knows what the server does inside: the model has only what clients know. Every message has its
-own payload, so a record read anywhere names the request that it came from. Each request is an interval: from
-the tick at which it was sent (`begun`) to the tick of its answer (`ended`); without an answer to the tick at
-which the server was through with that connection. Whatever lies within intervals that overlap may have
-happened in any order; what does not overlap has an order, and that is what is checked.
+The simulation and the trials of the real server judge by it. Nothing here knows what the server does inside:
+the model has only what clients know. Every message has its own payload, so a record read anywhere names the
+request that it came from. Each request is an interval: from the tick at which it was sent (`begun`) to the
+tick of its answer (`ended`); without an answer to the tick at which the server was through with that
+connection. Whatever lies within intervals that overlap may have happened in any order; what does not overlap
+has an order, and that is what is checked.
 
 Topics are deleted and made again under clients' hands, so most promises are checked for the messages that are
 *certainly there*: no deletion of their topic can have come after them.
@@ -15,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
+from tests.support.dms_model import Surroundings
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.world import World
 
 LENGTH_BYTES = 4
 
@@ -42,10 +43,15 @@ class Message:
     known_seconds: float = math.inf
     placed: float = math.inf
     refused: bool = False
+    doubtful: bool = False
+    """It was refused, and may have been written all the same."""
     lost: bool = False
+    """It is not there any more, and that is right: retention, or a power cut in a mode that may lose it."""
     missed: bool = False
     """It was not there after a power cut that may have taken it; its answer may still be under way."""
     retried: bool = False
+    batch: Sequence["Message"] = ()
+    """All of the BATCH that it is part of: they are there together, or none is."""
 
     @property
     def there_since(self) -> float:
@@ -64,6 +70,7 @@ class Deletion:
     over: float = math.inf
     acked: bool = False
     refused: bool = False
+    known_seconds: float = math.inf
 
 
 @attrs.define(eq=False)
@@ -75,15 +82,25 @@ class Commitment:
     ended: float = math.inf
     over: float = math.inf
     refused: bool = False
+    known_seconds: float = math.inf
 
 
 @attrs.define(eq=False)
 class Topic:
-    """All that clients know of one topic's name."""
+    """All that clients know of one topic's name. `kept_bytes`: retention leaves so many; None: all."""
 
     name: str
     mode: str
+    kept_bytes: int | None = None
+    first: int = 0
+    """Where it began when all of it was seen last,"""
+    end: int = 0
+    """and ended."""
     messages: dict[bytes, Message] = attrs.Factory(dict)
+    there: set[bytes] = attrs.Factory(set)
+    """What was there when all of it was seen last."""
+    gone: set[bytes] = attrs.Factory(set)
+    """What will never be there again (`settle`)."""
     deletions: list[Deletion] = attrs.Factory(list)
     commitments: dict[str, list[Commitment]] = attrs.Factory(dict)
 
@@ -94,23 +111,27 @@ Record = tuple[int, bytes]
 class Model:
     """The clients' knowledge, all of it."""
 
-    def __init__(self, world: World, interval_seconds: float) -> None:
+    def __init__(self, world: Surroundings) -> None:
         self._world = world
-        self._interval_seconds = interval_seconds
-        self._topics: dict[str, Topic] = {}
+        self.topics: dict[str, Topic] = {}
         self.sent = 0
         self.acknowledged = 0
         self.records_checked = 0
-        self._lossy = False
-        self._safe_seconds = math.inf
-        self._sync_seconds = 0.0
+        self.lost: list[Message] = []
+        """Acknowledged messages that a power cut was allowed to take."""
+        self._safe: dict[str, float] = {}
 
     def topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
+        """Its mode is told by how its name begins."""
+        topic = self.topics.get(name)
         if topic is None:
             mode = {"i": "interval", "n": "none"}.get(name[0], "always")
-            topic = self._topics[name] = Topic(name, mode)
+            topic = self.topics[name] = Topic(name, mode)
         return topic
+
+    def is_safe(self, topic: Topic, known_seconds: float = math.inf) -> bool:
+        """Whether no power cut took what was known by then to have happened."""
+        return known_seconds <= self._safe.get(topic.mode, math.inf)
 
     # -- writing
 
@@ -120,6 +141,12 @@ class Model:
         now = self._world.tick()
         message = topic.messages[payload] = Message(name, payload, wire, now, now)
         return message
+
+    def send_batch(self, name: str, payloads: Iterable[bytes], wire: int) -> list[Message]:
+        messages = [self.send(name, payload, wire) for payload in payloads]
+        for message in messages:
+            message.batch = messages
+        return messages
 
     def send_again(self, message: Message, wire: int) -> None:
         message.begun = self._world.tick()
@@ -158,6 +185,12 @@ class Model:
         for request in unanswered:
             request.over = min(request.over, now)
 
+    def doubted(self, request: Message | Deletion | Commitment) -> None:
+        """An answer after which it was done or not."""
+        self.forgotten([request])
+        if isinstance(request, Message):
+            request.doubtful = True
+
     # -- deleting
 
     def delete(self, name: str) -> Deletion:
@@ -167,6 +200,7 @@ class Model:
 
     def deleted(self, deletion: Deletion) -> None:
         deletion.acked = True
+        deletion.known_seconds = self._world.now()
         deletion.over = self._world.tick()
         self._world.on_answer()
 
@@ -183,8 +217,12 @@ class Model:
 
     def _certainly_deleted(self, message: Message, before: float) -> bool:
         """Whether a deletion came after the message could last be written, and was answered by `before`."""
-        deletions = self.topic(message.topic).deletions
-        return any(d.acked and d.begun > message.over and d.over < before for d in deletions)
+        topic = self.topic(message.topic)
+        safe = self._safe.get("always", math.inf)  # a deletion is synced in every mode
+        return any(
+            d.acked and d.begun > message.over and d.over < before and d.known_seconds <= safe
+            for d in topic.deletions
+        )
 
     def certainly_there(self, message: Message, begun: float) -> bool:
         """Whether a read that began at `begun` must find it."""
@@ -201,10 +239,12 @@ class Model:
     def saw(self, name: str, record: Record, begun: int) -> Message:
         """Somebody read this record: it is somebody's message, and will be there for ever."""
         offset, payload = record
-        message = self.topic(name).messages.get(payload)
+        topic = self.topic(name)
+        message = topic.messages.get(payload)
         self.records_checked += 1
         if message is None:
-            raise BrokenPromiseError(f"{name} holds at {offset} what nobody sent: {payload[:64]!r}")
+            what = "what was gone" if payload in topic.gone else "what nobody sent"
+            raise BrokenPromiseError(f"{name} holds at {offset} {what}: {payload[:64]!r}")
         if message.refused:
             raise BrokenPromiseError(f"{message} was refused, and is at {offset}")
         if message.lost and message.over < begun:
@@ -241,6 +281,7 @@ class Model:
         return commitment
 
     def committed(self, commitment: Commitment) -> None:
+        commitment.known_seconds = self._world.now()
         commitment.ended = commitment.over = self._world.tick()
         self._world.on_answer()
 
@@ -250,8 +291,11 @@ class Model:
         topic = self.topic(name)
         commitments = topic.commitments.get(group, [])
         # What certainly happened before this read, and what it may have seen must not lie wholly before it.
-        certain = [c.begun for c in commitments if c.ended < begun]
-        certain += [d.begun for d in topic.deletions if d.acked and d.over < begun]
+        certain = [c.begun for c in commitments if c.ended < begun and self.is_safe(topic, c.known_seconds)]
+        safe = self._safe.get("always", math.inf)
+        certain += [
+            d.begun for d in topic.deletions if d.acked and d.over < begun and d.known_seconds <= safe
+        ]
         last = max(certain, default=-1)
         if offset is None:
             possible = last == -1 or any(
@@ -271,17 +315,16 @@ class Model:
 
     # -- after a restart, when nothing else is under way
 
-    def machine_ended(self, *, lossy: bool, safe_seconds: float, sync_seconds: float) -> None:
-        """See `machine.End`. There may be several before anybody reads."""
-        self._lossy |= lossy
-        self._safe_seconds = min(self._safe_seconds, safe_seconds)
-        self._sync_seconds = max(self._sync_seconds, sync_seconds)
+    def machine_ended(self, safe: Mapping[str, float]) -> None:
+        """By mode until when what was known is safe from this end. There may be several before a start."""
+        for mode, seconds in safe.items():
+            self._safe[mode] = min(self._safe.get(mode, math.inf), seconds)
 
-    def saw_all(self, name: str, records: Sequence[Record], begun: int) -> None:
-        """All that a topic holds."""
+    def saw_all(self, name: str, records: Sequence[Record], begun: int, first: int = 0) -> None:
+        """All that a topic holds, from `first` on."""
         topic = self.topic(name)
         found: dict[bytes, int] = {}
-        expected = 0
+        expected = first
         for offset, payload in records:
             if offset != expected:
                 raise BrokenPromiseError(f"{name} has a hole: {expected} to {offset}")
@@ -291,15 +334,48 @@ class Model:
                     f"{payload[:24]!r} is in {name} twice: {found[payload]} and {offset}"
                 )
             found[payload] = offset
-        if topic.mode != "always":
+        self._check_first(topic, found, first, expected - first)
+        if not self.is_safe(topic):
             self._take_losses(topic, found, expected)
+        topic.there, topic.end = set(found), expected
         messages = [self.saw(name, record, begun) for record in records]
         self._check_order(messages)
+        self._check_whole(topic, messages, found)
         self._check_deletions(topic, messages, found)
         for message in topic.messages.values():
             if message.payload not in found and self.certainly_there(message, begun):
                 how = "acknowledged" if message.acked else "read"
                 raise BrokenPromiseError(f"{message} was {how} at {message.offset}, and is gone")
+
+    def _check_first(self, topic: Topic, found: Mapping[bytes, int], first: int, size: int) -> None:
+        """Retention drops the oldest, so long as enough is left."""
+        if first and (topic.kept_bytes is None or first < topic.first or size < topic.kept_bytes):
+            raise BrokenPromiseError(f"{topic.name} begins at {first}, with {size} bytes left")
+        topic.first = first
+        for message in topic.messages.values() if first else ():
+            if message.offset is not None and message.offset < first and message.payload not in found:
+                message.lost = True
+
+    def _check_whole(self, topic: Topic, there: Sequence[Message], found: Mapping[bytes, int]) -> None:
+        """A BATCH is there whole or not at all, and of what one connection sent nothing is left out."""
+        last: dict[int, Message] = {}
+        for message in there:
+            missing = [one for one in message.batch if one.payload not in found]
+            if missing and not all(one.lost for one in missing) and not topic.first:
+                raise BrokenPromiseError(f"{message} is a part of a BATCH that is not there: {missing[0]}")
+            if not message.retried:
+                last[message.wire] = message
+        for message in topic.messages.values():
+            behind = last.get(message.wire)
+            if (
+                behind is not None
+                and message.payload not in found
+                and message.begun < behind.begun
+                and not (message.retried or message.refused or message.doubtful or message.lost)
+                and not topic.first
+                and not self._maybe_deleted_since(topic.name, message.first_begun, math.inf)
+            ):
+                raise BrokenPromiseError(f"{message} is not there, and {behind}, sent behind it, is")
 
     def _check_deletions(self, topic: Topic, there: Sequence[Message], found: Mapping[bytes, int]) -> None:
         """A deletion takes all that was written before it, or nothing."""
@@ -315,18 +391,25 @@ class Model:
 
     def restarted(self) -> None:
         """Every topic was seen."""
-        self._lossy = False
-        self._safe_seconds = math.inf
-        self._sync_seconds = 0.0
+        self._safe.clear()
+
+    def settle(self, commits: Mapping[str, Mapping[str, int]]) -> None:
+        """Begin a new page: every topic was seen, nothing is under way, and nothing will be sent again.
+
+        `commits`: the offsets of all groups, by topic.
+        """
+        now = self._world.tick()
+        for name, topic in self.topics.items():
+            topic.gone |= topic.messages.keys() - topic.there
+            topic.messages = {payload: topic.messages[payload] for payload in topic.there}
+            topic.deletions.clear()
+            topic.commitments = {
+                group: [Commitment(offset, now, now, now, known_seconds=-math.inf)]
+                for group, offset in commits.get(name, {}).items()
+            }
 
     def _take_losses(self, topic: Topic, found: dict[bytes, int], end: int) -> None:
-        """After a power cut a weaker mode may have lost a suffix: `interval` one of so many seconds.
-
-        A sync begins an interval late at most, behind one that may be under way, and then takes its time.
-        """
-        if not self._lossy:
-            return
-        safe_until = self._safe_seconds - self._interval_seconds - 2 * self._sync_seconds - 0.01
+        """A power cut may have taken a suffix: what was not known by the time that is safe."""
         for message in topic.messages.values():
             if message.payload in found or message.lost:
                 continue
@@ -337,9 +420,11 @@ class Model:
                 continue
             if message.offset < end:
                 raise BrokenPromiseError(f"{message} was at {message.offset}, below the end, and is gone")
-            if topic.mode == "interval" and message.known_seconds < safe_until:
+            if self.is_safe(topic, message.known_seconds):
                 raise BrokenPromiseError(f"{message} was written long before the power cut, and is gone")
             message.lost = True
+            if message.acked:
+                self.lost.append(message)
             message.over = min(message.over, self._world.tick())
 
     def _maybe_again(self, message: Message, begun: int) -> bool:
@@ -367,3 +452,21 @@ class Model:
             if before is not None and before.begun > message.begun:
                 raise BrokenPromiseError(f"{message} was sent before {before}, and stands behind it")
             by_wire[message.wire] = message
+
+
+def split(data: bytes, offset: int) -> list[Record] | None:
+    """The records in raw log bytes that begin at `offset`; None where they are not whole."""
+    records = []
+    at = 0
+    while at < len(data):
+        end = at + LENGTH_BYTES + int.from_bytes(data[at : at + LENGTH_BYTES], "big")
+        if end > len(data):
+            return None
+        records.append((offset + at, data[at + LENGTH_BYTES : end]))
+        at = end
+    return records
+
+
+def joined(payloads: Sequence[bytes]) -> bytes:
+    """Raw log bytes of these payloads."""
+    return b"".join(len(payload).to_bytes(LENGTH_BYTES, "big") + payload for payload in payloads)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pipeline.source import data_source, spans
-from brokers.pipeline.source.folder import Folder
-from brokers.pipeline.source.spans import Span
+from brokers.pipeline.source import data_source, ranges
+from brokers.pipeline.source.folder import FolderReader
+from brokers.pipeline.source.ranges import LogRange
 from tests.pipeline.folders import (
     RECORDS,
     entries_of,
@@ -20,8 +20,8 @@ from tests.pipeline.folders import (
 def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> None:
     span = whole(folder)
     starts = {entry.offset for entry in entries_of(folder)}
-    with closing(Folder(str(folder), "logmq")) as opened:
-        shares = spans.shares([span], 4, opened.cut)
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        shares = ranges.shares([span], 4, opened.cut)
     pieces = [piece for share in shares for piece in share]
     assert len(shares) == 4
     assert {piece.start for piece in pieces} <= starts
@@ -31,8 +31,8 @@ def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> N
 def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     span = whole(folder)
     length = span.length
-    monkeypatch.setattr(spans, "SPLIT_BYTES", length // 4)
-    monkeypatch.setattr(spans, "SPLIT_BYTES_SPARING", length + 1)
+    monkeypatch.setattr(ranges, "SPLIT_BYTES", length // 4)
+    monkeypatch.setattr(ranges, "SPLIT_BYTES_SPARING", length + 1)
 
     def tasks(*columns: str, **given: str) -> int:
         return len(data_source.shares(options(folder, **given), [span], columns))
@@ -50,9 +50,9 @@ def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch
 def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
     monkeypatch: pytest.MonkeyPatch, length: int, asked: int, tasks: int
 ) -> None:
-    monkeypatch.setattr(spans, "SPLIT_BYTES_LEAST", 1)
-    span = Span("here", "a", 1, 0, length)
-    shares = spans.shares([span], asked, lambda span, offset: offset, size=1000)
+    monkeypatch.setattr(ranges, "SPLIT_BYTES_LEAST", 1)
+    span = LogRange("here", "a", 1, 0, length)
+    shares = ranges.shares([span], asked, lambda span, offset: offset, size=1000)
     sizes = [piece.length for share in shares for piece in share]
     assert len(sizes) == len(shares) == tasks
     assert sum(sizes) == length
@@ -60,15 +60,15 @@ def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
 
 
 def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
-    span = Span("here", "a", 1, 0, 2000)
-    shares = spans.shares([span], None, lambda span, offset: offset, size=1000)
+    span = LogRange("here", "a", 1, 0, 2000)
+    shares = ranges.shares([span], None, lambda span, offset: offset, size=1000)
     assert [piece.length for share in shares for piece in share] == [1000, 1000]
 
 
 def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
-    span = Span("here", "a", 1, 5, 105)
+    span = LogRange("here", "a", 1, 5, 105)
     places = iter([5, 3, 30, 20, 105, 104, 200, 40, 41])
-    shares = spans.shares([span, Span("here", "b", 1, 7, 7)], None, lambda *_: next(places), size=10)
+    shares = ranges.shares([span, LogRange("here", "b", 1, 7, 7)], None, lambda *_: next(places), size=10)
     assert [(piece.start, piece.stop) for share in shares for piece in share] == [
         (5, 30),
         (30, 104),
@@ -77,18 +77,18 @@ def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
 
 
 def test_tasks_hold_what_fits_each_of_them() -> None:
-    logs = [Span("here", str(number), 1, 0, 400) for number in range(5)]
-    shares = spans.shares(logs, None, lambda span, offset: span.start, size=1000)
+    logs = [LogRange("here", str(number), 1, 0, 400) for number in range(5)]
+    shares = ranges.shares(logs, None, lambda span, offset: span.start, size=1000)
     assert [len(share) for share in shares] == [2, 2, 1]
 
 
 def test_small_logs_share_a_task() -> None:
-    small = [Span("here", str(number), 1, 0, 1000) for number in range(500)]
-    assert spans.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
-    assert spans.shares([], None, lambda span, offset: span.start) == []
+    small = [LogRange("here", str(number), 1, 0, 1000) for number in range(500)]
+    assert ranges.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
+    assert ranges.shares([], None, lambda span, offset: span.start) == []
 
 
 def test_small_logs_are_as_many_tasks_as_were_asked_for() -> None:
-    logs = [Span("here", str(number), 1, 0, 1000) for number in range(8)]
-    assert len(spans.shares(logs, 4, lambda span, offset: offset)) == 4
-    assert len(spans.shares(logs, None, lambda span, offset: offset)) == 1
+    logs = [LogRange("here", str(number), 1, 0, 1000) for number in range(8)]
+    assert len(ranges.shares(logs, 4, lambda span, offset: offset)) == 4
+    assert len(ranges.shares(logs, None, lambda span, offset: offset)) == 1

