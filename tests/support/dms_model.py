@@ -92,8 +92,9 @@ class Course:
         late: float,
         leaving: bool = False,
     ) -> Iterator[str]:
-        """What is wrong with a delivery, read at `now`. `leaving`: its consumer had sent DISCONNECT, and so it
-        may not count.
+        """What is wrong with a delivery, read at `now`.
+
+        `leaving`: its consumer had sent DISCONNECT, so it may not count.
 
         `most`, `least`: the message's age, at the most when it came and at the least when it was asked for.
         `late`: how much later than it is due something may happen.
