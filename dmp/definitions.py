@@ -14,28 +14,24 @@ from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, TYPES, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
-from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of, parts
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of
 from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Exchanges, queues and bindings of one broker: those that outlive it, and are nobody's own."""
 
-    def exchanges(_: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(broker.exchanges.values())):
-            yield [
-                {
+    def exchanges(_: Written) -> Iterator[Row]:
+        for exchange in list(broker.exchanges.values()):
+            kind = exchange.kind
+            if kind.durable and _has_a_name(exchange.name):
+                yield {
                     "name": exchange.name.decode(),
-                    "type": exchange.kind.type,
-                    "auto_delete": exchange.kind.auto_delete,
-                    "internal": exchange.kind.internal,
-                    "alternate": None
-                    if exchange.kind.alternate is None
-                    else exchange.kind.alternate.decode(errors="replace"),
+                    "type": kind.type,
+                    "auto_delete": kind.auto_delete,
+                    "internal": kind.internal,
+                    "alternate": None if kind.alternate is None else kind.alternate.decode(errors="replace"),
                 }
-                for exchange in part
-                if exchange.kind.durable and _has_a_name(exchange.name)
-            ]
 
     async def make_exchange(row: Row, dry_run: bool, _: Promised) -> Made:
         name = _name_in(row, "name")
@@ -51,17 +47,15 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         new = broker.topology.check_exchange(name, kind)
         return Made(new, None if dry_run else broker.topology.declare_exchange(name, kind))
 
-    def queues(_: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(broker.queues.values())):
-            yield [
-                {
+    def queues(_: Written) -> Iterator[Row]:
+        for queue in list(broker.queues.values()):
+            if queue.durable and _has_a_name(queue.name):
+                kind = queue.kind
+                yield {
                     "name": queue.name.decode(),
-                    "auto_delete": queue.kind.auto_delete,
-                    **_shown(queue.kind.table),
+                    "auto_delete": kind.auto_delete,
+                    **_shown(kind.table),
                 }
-                for queue in part
-                if queue.durable and _has_a_name(queue.name)
-            ]
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
         name, table = _name_in(row, "name"), _table_in(row)
@@ -78,22 +72,18 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         made = broker.topology.declare_queue(name, kind, broker.new_application(""))
         return Made(new=True, ticket=made[1])
 
-    def bindings(written: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(broker.exchanges.values())):
-            for exchange in part:
-                there = is_there(written, exchange.name, True)
-                for some in parts(list(exchange.bindings)) if there else ():
-                    yield [
-                        {
-                            "exchange": binding.source.decode(),
-                            "to_exchange" if binding.to_exchange else "queue": binding.destination.decode(),
-                            "key": binding.key.decode(errors="replace"),
-                            **_shown(binding.arguments),
-                        }
-                        for binding in some
-                        if _is_text(binding.key)
-                        and is_there(written, binding.destination, binding.to_exchange)
-                    ]
+    def bindings(written: Written) -> Iterator[Row]:
+        for exchange in list(broker.exchanges.values()):
+            if not is_there(written, exchange.name, True):
+                continue
+            for binding in list(exchange.bindings):
+                if _is_text(binding.key) and is_there(written, binding.destination, binding.to_exchange):
+                    yield {
+                        "exchange": binding.source.decode(),
+                        "to_exchange" if binding.to_exchange else "queue": binding.destination.decode(),
+                        "key": binding.key.decode(errors="replace"),
+                        **_shown(binding.arguments),
+                    }
 
     def is_there(written: Written, name: bytes, is_exchange: bool) -> bool:
         if is_exchange and name in PREDECLARED:

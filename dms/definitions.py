@@ -5,17 +5,17 @@ from collections.abc import Iterator, Sequence
 from dms.engine import Engine
 from dms.options import Options, check_options
 from dms.wire import name_untrusted
-from shared.definitions import Conflict, DefinitionSection, Made, Promised, Room, Row, Written, name_of, parts
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Room, Row, Written, name_of
 from shared.objects import BadArgument, a_text
 
 
 def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
     """The queues of one engine. Options from the settings are left out."""
 
-    def rows(_: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(engine.queues.values()) if engine.persistent else []):
-            there = (queue for queue in part if not queue.deleted)
-            yield [{"name": queue.text, "options": dict(engine.asked_of(queue))} for queue in there]
+    def rows(_: Written) -> Iterator[Row]:
+        for queue in list(engine.queues.values()) if engine.persistent else ():
+            if not queue.deleted:
+                yield {"name": queue.text, "options": dict(engine.asked_of(queue))}
 
     async def make(row: Row, dry_run: bool, _: Promised) -> Made:
         name, options = a_text(row, "name"), row.get("options", {})

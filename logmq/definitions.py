@@ -13,21 +13,20 @@ from shared.definitions import (
     Row,
     Written,
     name_of,
-    parts,
 )
 from shared.errors import StoreError
 from shared.objects import BadArgument, a_count, a_text
 from shared.storage.log import require_record_start
 from shared.storage.settings import Durability
-from shared.turns import batched
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     """Topics and groups of one broker. Retention is in the settings."""
 
-    def topics(_: Written) -> Iterator[Sequence[Row]]:
-        for part in parts(list(broker.topics.by_id().values())):
-            yield [{"name": log.name, "durability": str(log.mode)} for log in part if not log.deleted]
+    def topics(_: Written) -> Iterator[Row]:
+        for log in list(broker.topics.by_id().values()):
+            if not log.deleted:
+                yield {"name": log.name, "durability": str(log.mode)}
 
     async def make_topic(row: Row, dry_run: bool, _: Promised) -> Made:
         name = topic_untrusted(a_text(row, "name").encode())
@@ -45,9 +44,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         _log, ticket = broker.topics.create(name, durability if "durability" in row else None)
         return Made(new=True, ticket=ticket)
 
-    def groups(_: Written) -> Iterator[Sequence[Row]]:
-        for part in batched(broker.groups.each(broker.topics.by_id().get)):
-            yield [{"group": row.group, "topic": row.topic, "offset": row.offset} for row in part]
+    def groups(_: Written) -> Iterator[Row]:
+        for row in broker.groups.each(broker.topics.by_id().get):
+            yield {"group": row.group, "topic": row.topic, "offset": row.offset}
 
     async def make_group(row: Row, dry_run: bool, promised: Promised) -> Made:
         group, topic = a_text(row, "group"), a_text(row, "topic")

@@ -5,7 +5,7 @@ host puts all sections into one document (`brokers.admin.definitions`).
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 SECTIONS = ("users", "topics", "exchanges", "queues", "bindings", "groups", "bridges")
 """The order of creation: later sections may need earlier ones."""
-PART = 200
-"""Rows that are exported between two checkpoints."""
 
 Row = Mapping[str, Any]
-T = TypeVar("T")
 Promised = Callable[[str, str], Row | None]
 """The row by which the document creates this name in a section of this protocol."""
 Written = Callable[[str, str], bool]
@@ -49,8 +46,8 @@ class Made:
 class DefinitionSection:
     """One protocol's rows of a section.
 
-    `rows(written)`: yields all rows, in JSON's values, some at a time. Objects come and go meanwhile: a row
-    that needs another object is left out unless that is `written`. `name`: the name of a row's object.
+    `rows(written)`: yields all rows, in JSON's values. Objects come and go meanwhile: a row that needs
+    another object is left out unless that is `written`. `name`: the name of a row's object.
     `make(row, dry_run, promised)`: create the object unless it exists. Raises Conflict, LeftOut, and
     BrokerError for an invalid row, all that it can in the dry run. `keys`: all that a row may have, besides
     its protocol. `room`: for how many objects there is any.
@@ -58,7 +55,7 @@ class DefinitionSection:
 
     section: str
     keys: Sequence[str]
-    rows: Callable[[Written], Iterator[Sequence[Row]]]
+    rows: Callable[[Written], Iterator[Row]]
     name: Callable[[Row], str]
     make: Callable[[Row, bool, Promised], Awaitable[Made]]
     room: Callable[[], Room] | None = None
@@ -66,9 +63,3 @@ class DefinitionSection:
 
 def name_of(row: Row) -> str:
     return str(row.get("name", ""))
-
-
-def parts(found: Sequence[T]) -> Iterator[Sequence[T]]:
-    """`found` in parts of `PART`."""
-    for at in range(0, len(found), PART):
-        yield found[at : at + PART]

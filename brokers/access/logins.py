@@ -20,6 +20,7 @@ import trio
 from shared.access import NOBODYS, Access, Guard, Secret, User
 from shared.net.strangers import Strangers, address_of_peer
 from shared.storage.threads import Threads
+from shared.task_turns import TaskTurn
 
 AT_ONCE = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Passwords of usual addresses that are checked at a time; each takes 16 MiB."""
@@ -36,8 +37,6 @@ REMEMBERED_MAX = 10_000
 SLOW_RESTS = 7
 """Rests of as many check times: slow addresses get one part in eight of a processor while others are served.
 On a machine with two processors a flood would otherwise take one for good."""
-ANSWERS_AT_ONCE = 50
-"""Answers to the same login in one step: each makes its session continue."""
 USER_NAME_MAX = 65
 """Longer than any user's name: it is only used to compare."""
 PASSWORD_BYTES_MAX = 1024
@@ -162,9 +161,8 @@ class Logins:
                 self._more_late = trio.Event()
                 await self._more_late.wait()
             await trio.sleep_until(self._late[0][0])
-            for _ in range(ANSWERS_AT_ONCE):
-                if not self._late or self._late[0][0] > trio.current_time():
-                    break
+            turn = TaskTurn()
+            while self._late and self._late[0][0] <= trio.current_time():
                 _, login, looked_at = self._late.popleft()
                 if looked_at:
                     self._hold(login.address, -1)
@@ -172,6 +170,7 @@ class Logins:
                 else:
                     self._held_total -= 1
                     login.done(False)
+                await turn.item()
 
     def _hold(self, address: str, count: int) -> None:
         self._held[address] += count
@@ -212,9 +211,9 @@ class Logins:
             same = self._same.pop((address, login.digest))
             self._hold(address, -1)
             self._held_total -= len(same)
-            for number, each in enumerate(same):
-                if number and number % ANSWERS_AT_ONCE == 0:
-                    await trio.sleep(0)
+            turn = TaskTurn()
+            for each in same:
+                await turn.item()
                 # The users may have changed during the check: only a password that is valid now counts.
                 now = self._user(each)
                 self._answer(each, fits and now is not None and now.password == secret)

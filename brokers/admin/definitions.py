@@ -16,21 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import trio
 
 from brokers.access import users
 from brokers.errors import did_you_mean
 from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
-from shared.definitions import PART, SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
+from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
 from shared.errors import BrokerError, ConfigError
 from shared.local_path import WRITTEN_BYTES_MAX, read_file, require_regular
 from shared.objects import BadArgument, a_text
 from shared.storage.store import Store, Ticket
 from shared.storage.threads import Threads
+from shared.task_turns import TaskTurn
 
 BYTES_MAX = WRITTEN_BYTES_MAX
 """The largest document: some 500,000 objects."""
+UNSYNCED_MAX = 200
+"""Objects that are made before the disk is waited for."""
 TOLD_MAX = 100
 """How many conflicts, or rows left out, an answer names."""
 _KEY_SHOWN = 40
@@ -97,36 +99,38 @@ class Document:
     async def text(self) -> AsyncGenerator[bytes, None]:
         """Yield the document in pieces, a row a line."""
         names: set[tuple[str, str, str]] = set()
-        yield b"{"
+        lines = ["{"]
+        turn = TaskTurn()
         for number, section in enumerate(EXPORTED):
-            yield f"{',' if number else ''}\n{json.dumps(section)}: [".encode()
-            first = True
+            lines.append(f"{',' if number else ''}\n{json.dumps(section)}: [")
+            comma = ""
             for protocol, each in self._services:
-                if each.section != section:
-                    continue
-                for part in each.rows(partial(_is_written, names, protocol)):
-                    names |= {(section, protocol, each.name(row)) for row in part}
-                    rows = [{"protocol": protocol, **row} if protocol else row for row in part]
-                    lines = ",\n".join([json.dumps(row, ensure_ascii=False) for row in rows])
-                    if lines:
-                        yield f"{'' if first else ','}\n{lines}".encode()
-                        first = False
-                    await trio.sleep(0)
-            yield b"]"
-        yield b"\n}\n"
+                for row in (
+                    each.rows(partial(_is_written, names, protocol)) if each.section == section else ()
+                ):
+                    names.add((section, protocol, each.name(row)))
+                    whole = {"protocol": protocol, **row} if protocol else row
+                    lines.append(f"{comma}\n{json.dumps(whole, ensure_ascii=False)}")
+                    comma = ","
+                    if turn.over():
+                        yield "".join(lines).encode()
+                        lines.clear()
+                        await turn.others()
+            lines.append("]")
+        yield "".join((*lines, "\n}\n")).encode()
 
     async def take(self, rows: Mapping[str, Sequence[Row]], *, dry_run: bool) -> Taken:
         """Create all objects in these sections. Raises Conflict; nothing is changed then."""
         own = {(each.section, protocol): each for protocol, each in self._services}
         promised: dict[tuple[str, str, str], Row] = {}
+        turn = TaskTurn()
         for section in rows:
-            for number, row in enumerate(rows[section], 1):
+            for row in rows[section]:
+                await turn.item()
                 protocol, name = str(row.get("protocol", "")), self._name(own, section, row)
                 first = promised.setdefault((section, protocol, name), row)
                 if row != first and section != "bindings":  # which may differ in arguments alone
                     raise Conflict(f"{section} {protocol}/{name}: it stands there twice, and differs")
-                if number % PART == 0:
-                    await trio.sleep(0)
         taken = await self._go_through(rows, own, promised, dry_run=True)
         return taken if dry_run else await self._go_through(rows, own, promised, dry_run=False)
 
@@ -147,8 +151,10 @@ class Document:
         conflicts: list[str] = []
         new: dict[tuple[str, str], set[str]] = {}
         unsynced: list[Ticket] = []
+        turn = TaskTurn()
         for section in SECTIONS:
             for number, row in enumerate(rows.get(section, ()), 1):
+                await turn.item()
                 protocol = str(row.get("protocol", ""))
                 each = own.get((section, protocol))
                 what = f"{section} {protocol}/{self._name(own, section, row)}" if protocol else section
@@ -174,10 +180,8 @@ class Document:
                         new.setdefault((section, protocol), set()).add(self._name(own, section, row))
                     if done.ticket is not None:
                         unsynced.append(done.ticket)
-                if len(unsynced) == PART:
+                if len(unsynced) == UNSYNCED_MAX:
                     await self._on_disk(unsynced)
-                if number % (PART // 4) == 0:
-                    await trio.sleep(0)
         if dry_run:
             conflicts += _without_room(own, new)
         if conflicts:
@@ -234,17 +238,11 @@ def of_users(access: Access, path: Path, giver: str | None = None) -> Definition
 
     in_thread = Threads()
 
-    def rows(_: Any) -> Any:
-        found = list((access.users or {}).values())
-        yield [
-            {
-                "name": user.name,
-                "allow": [str(rule) for rule in user.allow],
-                "certificate": user.certificate,
-                **({"user_share": user.user_share} if user.user_share else {}),
-            }
-            for user in found
-        ]
+    def rows(_: Any) -> Iterator[Row]:
+        for user in list((access.users or {}).values()):
+            share = {"user_share": user.user_share} if user.user_share else {}
+            allow = [str(rule) for rule in user.allow]
+            yield {"name": user.name, "allow": allow, "certificate": user.certificate, **share}
 
     async def make(row: Row, dry_run: bool, _: Any) -> Made:
         name = a_text(row, "name")

@@ -9,8 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from operator import add
 from typing import Any
 
-import trio
-
 from brokers.admin.listing import reader
 from shared.access import text_of
 from shared.globs import matcher
@@ -24,6 +22,8 @@ from shared.objects import (
     ObjectKind,
     ObjectsByProtocol,
 )
+from shared.task_turns import TaskTurn
+from shared.turns import batched
 
 FAMILIES: Mapping[str, tuple[ObjectKind, str, Sequence[str]]] = {
     kind.name: (kind, one, labels)
@@ -35,8 +35,6 @@ FAMILIES: Mapping[str, tuple[ObjectKind, str, Sequence[str]]] = {
     )
 }
 """Family to (kind, the singular for metric names, labels)."""
-ROWS_AT_ONCE = 100
-"""Objects whose series are written in one turn: a millisecond."""
 SERIES_MAX = 1_000_000
 """Series in one scrape: 100 MB."""
 PIECE = 32
@@ -69,6 +67,7 @@ async def text(
 ) -> AsyncGenerator[bytes, None]:
     """Prometheus text, in pieces. `glob`: of the names of what is shown, as `after` has them."""
     matches = matcher([glob])
+    turn = TaskTurn()
     for kind in kinds:
         columns = [column for column in kind.columns if column.unit in _UNITS and not column.looked_up]
         parts: dict[str, list[str]] = {column.name: [] for column in columns}
@@ -77,9 +76,9 @@ async def text(
             found = each.items()
             readers = [reader(protocol, each, name) for name in FAMILIES[kind.name][2]]
             values = {column: reader(protocol, each, column.name) for column in columns}
-            for at in range(0, len(found), ROWS_AT_ONCE):
-                await trio.sleep(0)
-                some = found[at : at + ROWS_AT_ONCE]
+            for some in batched(found):
+                if turn.over_now():
+                    await turn.others()
                 if glob != "*":
                     some = [item for item in some if matches(text_of(each.name(item)))]
                 series += len(columns) * len(some)

@@ -16,17 +16,14 @@ import structlog
 import trio
 
 from shared.objects import Objects, ObjectsByProtocol
+from shared.task_turns import TaskTurn
+from shared.turns import batched
 
 BEAT_SECONDS = 1.0
 SHARE_MAX = 100
 """The pause after a reading, in multiples of the reading's CPU time: at most 1 % of one processor."""
-IDLE_SHARE_MAX = 400
-"""The pause after a reading without news, in such multiples: 50,000 idle queues are read every 20 s, for 0.25
-% of a processor."""
 WINDOW_SECONDS = 5.0
 """A rate is measured over one to two windows."""
-LOOKED_AT_ONCE = 500
-"""Objects that are read between two checkpoints: half a millisecond."""
 READINGS_LEAST = 8
 GRAIN = 16
 """Readings closer together than 1/16 of their age are thinned: a month of readings leaves some 200."""
@@ -75,26 +72,27 @@ class Flows:
     async def run(self) -> None:
         """Read once a second; less often with very many objects."""
         while True:
-            spent, news = await self.read()
-            await trio.sleep(max(BEAT_SECONDS, spent * (SHARE_MAX if news else IDLE_SHARE_MAX)))
+            spent = await self.read()
+            await trio.sleep(max(BEAT_SECONDS, SHARE_MAX * spent))
 
-    async def read(self) -> tuple[float, bool]:
-        """Read all objects in slices. Returns the CPU seconds it took, and whether anything was new."""
+    async def read(self) -> float:
+        """Read all objects, in turns with other tasks. Returns the CPU seconds it took."""
         now = self._clock()
         ends = self._newer_at is None or now - self._newer_at >= WINDOW_SECONDS
         found: dict[Any, _Flow] = {}
-        spent, news = 0.0, False
+        spent = 0.0
+        turn = TaskTurn()
         for protocol, objects in self._everything():
             totals = objects.totals
             if totals is None or (protocol, objects.kind.name) in self._failed:
                 continue
             try:
-                items = objects.items()
-                for at in range(0, len(items), LOOKED_AT_ONCE):
+                for some in batched(objects.items()):
                     began = thread_time()
-                    news |= self._read_some(items[at : at + LOOKED_AT_ONCE], totals, found, now, ends)
+                    self._read_some(some, totals, found, now, ends)
                     spent += thread_time() - began
-                    await trio.sleep(0)
+                    if turn.over(len(some)):
+                        await turn.others()
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
                 self._log.error(
@@ -107,7 +105,7 @@ class Flows:
         self._flows = found
         if ends:
             self._older_at, self._newer_at = self._newer_at, now
-        return spent, news
+        return spent
 
     def with_rates(self, objects: Objects) -> Objects:
         """The objects with rows that have `in_rate` and `out_rate` too, and `oldest_seconds` where they lack
@@ -159,28 +157,21 @@ class Flows:
         found: dict[Any, _Flow],
         now: float,
         ends: bool,
-    ) -> bool:
-        """Read one slice. Returns whether anything was new."""
-        flows, first, news = self._flows, self._newer_at is None, False
+    ) -> None:
+        flows, first = self._flows, self._newer_at is None
         for each in items:
             messages_in, messages_out, _ = totals(each)
             flow = flows.get(each)
             if flow is None:
-                news = True
                 both = messages_in, messages_out
                 # Messages that are there at the start came earlier, at an unknown time.
                 flow = _Flow(messages_in, both, both, [(-math.inf if first else now, messages_in)])
             else:
                 if messages_in != flow.messages_in:
-                    news = True
                     flow.add_reading(now, messages_in, messages_out)
                 if ends:
-                    flow.older = flow.newer
-                    if (messages_in, messages_out) != flow.newer:
-                        news = True
-                        flow.newer = messages_in, messages_out
+                    flow.older, flow.newer = flow.newer, (messages_in, messages_out)
             found[each] = flow
-        return news
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:

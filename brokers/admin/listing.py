@@ -1,13 +1,12 @@
 """Lists of objects: pages in the order of names, or the first rows by a column.
 
-A list of 50,000 objects does not hold the loop: it is made in slices, with other tasks between them. A page
-reads every name, or one column of every object. Whole rows are made only for what is shown.
+A list reads every name, or one column of every object, in turns with other tasks. Whole rows are made only
+for what is shown.
 """
 
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from heapq import merge
-from itertools import chain, islice
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import Any
 
@@ -17,14 +16,9 @@ from starlette.exceptions import HTTPException
 
 from shared.globs import expression
 from shared.objects import UNSORTED, KindColumn, ObjectKind, Objects, ObjectsByProtocol
+from shared.task_turns import TaskTurn
 
 LIMIT_USUAL, LIMIT_MAX = 100, 1000
-LOOKED_AT_ONCE = 500
-"""Objects whose name or column is read in one turn: half a millisecond; 5 ms where a row is made for each."""
-MERGED_AT_ONCE = 1000
-"""Objects that are put in order in one turn."""
-ROWS_AT_ONCE = 100
-"""Rows that are made in one turn."""
 MATCH_MAX = 256
 DIGITS_MAX = 20
 LOOK_SECONDS, LOOK_AT_ONE_SECONDS = 0.002, 2.0
@@ -151,9 +145,9 @@ async def row_of(protocol: str, objects: Objects, found: Any, seconds: float = L
 async def _rows(found: Sequence[Ranked]) -> list[Row]:
     """The rows of `found`, without objects that were deleted meanwhile."""
     rows = []
-    for number, (_, protocol, objects, item) in enumerate(found):
-        if number % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-            await trio.sleep(0)
+    turn = TaskTurn()
+    for _, protocol, objects, item in found:
+        await turn.item()
         row = await row_of(protocol, objects, item)
         if row is not None:
             rows.append(row)
@@ -164,56 +158,37 @@ async def _first(
     kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, most: int, after: str = ""
 ) -> tuple[list[Ranked], int]:
     """The first matches, by name those after `after`; and the number of all matches."""
-    parts: list[list[Ranked]] = []
-    without: list[Ranked] = []
-    total = 0
-    async for part in _wanted(kind, those, wanted, after):
-        total += len(part)
-        there = [each for each in part if each[0] is not None]
-        if len(there) < len(part) and len(without) < most:
-            without += [each for each in part if each[0] is None]
-        there.sort(key=itemgetter(0), reverse=wanted.descending)
-        parts.append(there[:most])
-    # Objects without a value come last.
-    ordered = chain(merge(*parts, key=itemgetter(0), reverse=wanted.descending), without)
-    found: list[Ranked] = []
-    while len(found) < most and (some := [*islice(ordered, min(MERGED_AT_ONCE, most - len(found)))]):
-        found += some
-        await trio.sleep(0)
-    return found, total
-
-
-async def _wanted(
-    kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, after: str
-) -> AsyncGenerator[list[Ranked], None]:
-    """Yield all matches in any order, slice by slice; other tasks run between two slices."""
     fits = _pattern(wanted.match)
+    ranked: list[Ranked] = []
+    without: list[Ranked] = []
+    turn = TaskTurn()
     for protocol, objects in those:
         if wanted.filters.get("protocol", protocol) != protocol:
             continue
         prefix = f"{protocol}/" if kind.by_protocol else ""
-        name_of = objects.name
-        said = [
+        conditions = [
             (reader(protocol, objects, column), text)
             for column, text in wanted.filters.items()
             if column != "protocol"
         ]
         by = wanted.narrow if wanted.narrow is not None and wanted.narrow[0] in objects.narrow else None
-        # A copy: the objects may change between two slices.
-        items = objects.items() if by is None else objects.narrow[by[0]](by[1])
         value = reader(protocol, objects, wanted.sort) if wanted.sort else None
-        for at in range(0, len(items), LOOKED_AT_ONCE):
-            await trio.sleep(0)
-            some = items[at : at + LOOKED_AT_ONCE]
-            if fits is not None:
-                some = [found for found in some if fits.search(_plain(name_of(found)))]
-            for read, text in said:
-                some = [found for found in some if str(read(found)) == text]
-            if value is not None:
-                yield [(value(found), protocol, objects, found) for found in some]
-            else:
-                named = [(prefix + name_of(found), protocol, objects, found) for found in some]
-                yield [each for each in named if each[0] > after] if after else named
+        # A copy: the objects may change between two turns.
+        for item in objects.items() if by is None else objects.narrow[by[0]](by[1]):
+            await turn.item()
+            if fits is not None and not fits.search(_plain(objects.name(item))):
+                continue
+            if any(str(read(item)) != text for read, text in conditions):
+                continue
+            key = prefix + objects.name(item) if value is None else value(item)
+            if key is None:
+                without.append((key, protocol, objects, item))
+            elif value is not None or not after or key > after:
+                ranked.append((key, protocol, objects, item))
+    pick = nlargest if wanted.descending else nsmallest
+    found = pick(most, ranked, key=itemgetter(0))
+    # Objects without a value come last.
+    return [*found, *without[: most - len(found)]], len(ranked) + len(without)
 
 
 def _plain(key: str) -> str:

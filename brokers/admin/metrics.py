@@ -2,29 +2,26 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from time import thread_time
 
 import prometheus_client
-import trio
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from shared.metrics import Sample
+from shared.task_turns import TaskTurn
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-TURN_SECONDS = 0.002
 
 
 async def computed(samples: Iterable[Sample]) -> list[Sample]:
     """The samples with their values. Others have their turn in between: some add up what 50,000 queues have,
     which takes milliseconds."""
     found: list[Sample] = []
-    began = thread_time()
+    turn = TaskTurn()
     for each in [*samples]:  # at once: between turns others change what is read
         found.append(each.computed())
-        if thread_time() - began > TURN_SECONDS:
-            await trio.sleep(0)
-            began = thread_time()
+        if turn.over_now():
+            await turn.others()
     return found
 
 

@@ -27,6 +27,7 @@ from shared.objects import BRIDGES, BadArgument, Objects, a_text, key_of, time_t
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 
 NAMESPACE, TABLE, MARKS = "bridges", "positions", "marks"
 _KEY_BYTES = 32
@@ -35,8 +36,6 @@ _MODE = Durability.parse("interval:50ms")
 KEPT_SECONDS = 24 * 3600.0
 """How long the positions of a removed bridge stay."""
 LOOK_SECONDS = 600.0
-CHANGED_AT_ONCE = 16
-"""Bridges that are handled between two checkpoints."""
 CRASH_SECONDS_MIN, CRASH_SECONDS_MAX = 0.1, 30.0
 
 
@@ -173,15 +172,14 @@ class Bridges:
         removed = [name for name in before if name not in wanted]
         changed = [name for name in before if name in wanted and wanted[name] != before[name]]
         added = [name for name in wanted if name not in before]
-        for number, name in enumerate((*removed, *changed), 1):
+        turn = TaskTurn()
+        for name in (*removed, *changed):
             self._end(self._running.pop(name))
-            if number % CHANGED_AT_ONCE == 0:
-                await trio.sleep(0)
+            await turn.item()
         self._note_removed(wanted)
-        for number, name in enumerate((*changed, *added), 1):
+        for name in (*changed, *added):
             self._start(wanted[name], self._table)
-            if number % CHANGED_AT_ONCE == 0:
-                await trio.sleep(0)
+            await turn.item()
         return {"added": added, "changed": changed, "removed": removed}
 
     async def prepare(self, config: Config) -> Callable[[], Awaitable[None]]:

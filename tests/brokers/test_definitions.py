@@ -17,23 +17,23 @@ from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, M
 from shared.objects import BadArgument
 from shared.storage.store import Ticket
 from tests.brokers.asking import Api
-from tests.brokers.turns import counted_turns
+from tests.brokers.turns import counted_turns, end_turns_early
 from tests.support.server import NotReadyError, Server, speak
 
 
-async def test_a_document_is_read_a_row_at_a_time_and_what_is_none_is_refused() -> None:
+async def test_a_document_is_read_and_what_is_none_is_refused() -> None:
     text = ' {"queues" : [ {"name": "a]}", "x": [1, {"y": 2}]} ,{"name":"b"}], "users":[]\n}\n'
-    assert await definitions.parsed(text) == {
+    assert await definitions.parsed(text.encode()) == {
         "queues": [{"name": "a]}", "x": [1, {"y": 2}]}, {"name": "b"}],
         "users": [],
     }
-    assert await definitions.parsed("{}") == {}
+    assert await definitions.parsed(b"{}") == {}
     unfinished = ("", "[]", "{", '{"queues"}', '{"queues": 1}', '{"queues": [1]}', '{"queues": [{}', "{} x")
     twice, surrogate = '{"queues": [], "queues": []}', '{"queues": [{"a": "\\ud800"}]}'
     deep = '{"queues": [' + "[" * 100_000
     for wrong in (*unfinished, "{'a': []}", '{"colours": []}', twice, surrogate, deep, "{[]: []}"):
         with pytest.raises(BadArgument):
-            await definitions.parsed(wrong)
+            await definitions.parsed(wrong.encode())
 
 
 class Shelf:
@@ -44,8 +44,8 @@ class Shelf:
         self.section = section
 
     def definitions(self) -> DefinitionSection:
-        def rows(_: object) -> Iterator[list[Row]]:
-            yield [{"name": name, "colour": colour} for name, colour in self.there.items()]
+        def rows(_: object) -> Iterator[Row]:
+            return iter([{"name": name, "colour": colour} for name, colour in self.there.items()])
 
         async def make(row: Row, dry_run: bool, promised: Promised) -> Made:
             name, colour = row["name"], row["colour"]
@@ -155,12 +155,13 @@ async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> No
     assert (await document.take({"bindings": [binding], "queues": [queue]}, dry_run=True)).made == 2
 
 
-async def test_a_large_document_leaves_others_their_turn() -> None:
+async def test_a_large_document_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_turns_early(monkeypatch)
     shelf = Shelf("queues")
     shelf.there = {f"q{number}": "red" for number in range(5000)}
     async with counted_turns() as turns:
         document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
-        text = b"".join([part async for part in document.text()]).decode()
+        text = b"".join([part async for part in document.text()])
         rows = await definitions.parsed(text)
         assert turns.count > 20
         await document.take(rows, dry_run=True)

@@ -152,7 +152,7 @@ async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: W
 async def test_an_alternate_exchange_that_is_no_text_is_no_trouble_for_an_export(world: World) -> None:
     """A client may have named one; no exchange has such a name."""
     world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True, alternate=b"\xc3"))
-    (row,) = next(iter(definitions_of(world.broker)[0].rows(lambda _section, _name: True)))
+    (row,) = definitions_of(world.broker)[0].rows(lambda _section, _name: True)
     assert row["alternate"] == "\ufffd"
 
 
