@@ -227,8 +227,10 @@ class Expiry:
     def _take_due(self, now: int) -> None:
         """Delayed messages that are due become deliverable, or are dead by now."""
         heap, turn = self._put_off, Turn()
-        while heap and heap[0][0] <= now and not turn.over():
+        while heap and heap[0][0] <= now:
             self.on_returned(heappop(heap)[-1], nacked=False)
+            if turn.over():
+                break
 
     # -- death
 
@@ -236,9 +238,11 @@ class Expiry:
         """Remove messages past their lifetime from the requeued ones, and from the row's front."""
         queue = self.queue
         turn = Turn()
-        while self.requeued_expired and not turn.over():
+        while self.requeued_expired:
             run = queue.ready.take_requeued(self.expired - queue.ready.requeued[0][0])
             self._dead[Reason.TTL].append(run)
+            if turn.over():
+                break
         count = self._may_leave()
         if queue.options.dead_letter:
             self._dead[Reason.TTL].extend(queue.front_aside(count))
@@ -287,10 +291,10 @@ class Expiry:
         """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
         turn = Turn()
         while not self._parked_until and any(self._dead.values()):
+            self._bury_some(RUN_MOST)
             if turn.over_now():
                 self._soon()
                 return
-            self._bury_some(RUN_MOST)
 
     def _bury_some(self, most: int) -> None:
         for reason, dead in self._dead.items():

@@ -266,9 +266,9 @@ class Session(SessionBase):
         acks: list[bytes] = []
         wants: list[bytes] = []
         no_run = at  # up to here no run begins
-        turn = Turn()
+        start, turn = at, Turn()
         while end - at >= HEADER_BYTES or (self._skip and at < end):
-            if turn.over():
+            if at > start and turn.over():
                 self.let_others()
                 break
             magic, length, what, message_id = _unpack(data, at) if self.state is _OPEN else _NO_FRAME
