@@ -26,7 +26,6 @@ from dms.settings import DmsSettings
 from dms.wire import Frame, Status, Type
 from tests.dms.world import Peer, World, statuses
 from tests.support.dms_model import DEAD, FATES, Consumer, DmsModel, Fate, Message
-from tests.support.turns import short_turns
 
 PLAIN = "plain"
 QUEUES = (PLAIN, *FATES)
@@ -279,7 +278,6 @@ MACHINES = [Fates, MemoryFates, ColdFates]
 def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "RETURNED_MAX", 12)
     monkeypatch.setattr(expiry, "RUN_MOST", 5)
-    short_turns(monkeypatch, 1, 5)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
