@@ -1,7 +1,6 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -41,11 +40,10 @@ from shared.objects import (
 from shared.queues import pausing
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
+from shared.task_turns import TaskTurn
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
-MOVED_AT_ONCE = 32
-"""Dead letters that are sent back before others have their turn: a few milliseconds."""
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
@@ -109,16 +107,16 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        asked = {
+        given = {
             name: shown_properties.show_value(value)
             for name, value in attrs.asdict(kind.arguments).items()
             if value != NOT_ASKED[name]
         }
         if kind.arguments.dead_letter_exchange == DEFAULT:
-            asked["dead_letter_exchange"] = DEFAULT_NAME
+            given["dead_letter_exchange"] = DEFAULT_NAME
         return {
             **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
-            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
+            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
 
     @PURGE
@@ -172,12 +170,12 @@ class Admin:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 return
-            for found in cold.messages_in(data, offset, first):
-                if isinstance(found, Message) and left and count < most:
+            for record in cold.messages_in(data, offset, first):
+                if isinstance(record, Message) and left and count < most:
                     count += 1
                     left -= 1
-                    first = found.number + 1
-                    yield found
+                    first = record.number + 1
+                    yield record
             offset += len(data)
 
     async def _beginning(self, message: Message) -> bytes:
@@ -221,19 +219,16 @@ class Admin:
     @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters = self._broker.dead_letters
+        moved = 0
+        turn = TaskTurn()
         if dry_run:
-            moved = looked = 0
             async with aclosing(self._waiting(queue, STAY_MAX)) as messages:
                 async for message in messages:
-                    looked += 1
                     moved += letters.origin(queue, message) is not None
-                    if looked % MOVED_AT_ONCE == 0:
-                        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                    await turn.item()
             return {"moved": moved, "left": queue.depth - moved}
-        moved = 0
         moving: Ticket | None = None
         stay: list[Message] = []
-        taken: deque[Message] = deque()
 
         def refused(done: Ticket) -> None:
             nonlocal moved
@@ -244,27 +239,26 @@ class Admin:
             moving = ticket
             ticket.when_done(refused)
 
-        looked, most = 0, queue.depth
+        left = queue.depth
         queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
         try:
-            while looked < most and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
-                taken.extend(queue.take_front(min(MOVED_AT_ONCE, most - looked)))
-                if not taken and not await self._loaded(queue):
+            while left and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
+                front = queue.take_front(1)
+                if not front and not await self._loaded(queue):
                     break
-                looked += len(taken)
-                while taken:
-                    if letters.send_back(queue, taken[0], on_moving):
-                        moved += 1
-                    else:
-                        stay.append(taken[0])
-                    taken.popleft()
-                await self._settled(None)
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                left -= len(front)
+                stay += front  # also where the disk refuses to move it
+                if front and letters.send_back(queue, front[0], on_moving):
+                    moved += 1
+                    stay.pop()
+                if turn.over():
+                    await self._settled(None)
+                    await turn.others()
         finally:
             if queue.deleted:
-                queue.forget([*stay, *taken])
+                queue.forget(stay)
             else:
-                queue.return_front([*stay, *taken])
+                queue.return_front(stay)
             queue.all_returned()
         await self._settled(moving)
         return {"moved": moved, "left": queue.depth}
@@ -329,8 +323,8 @@ class Admin:
     def _find_binding(self, parts: Sequence[str]) -> Binding | None:
         source = parts[0].partition("~")[0].replace("%7E", "~").encode()
         exchange = self._broker.exchanges.get(source)
-        those = () if exchange is None else exchange.bindings
-        return next((binding for binding in those if _binding_id(binding) == parts[0]), None)
+        bindings = () if exchange is None else exchange.bindings
+        return next((binding for binding in bindings if _binding_id(binding) == parts[0]), None)
 
     def _binding(self, binding: Binding) -> dict[str, Any] | None:
         exchange = self._broker.exchanges.get(binding.source)

@@ -171,7 +171,7 @@ class DmpSource(_Taking):
     def _written(self, messages: list[Message], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
         if broker.was_taken_back(done):
-            queue.not_settled(messages, seen=False)
+            queue.requeue(messages, seen=False)
             if not queue.deleted:
                 queue.dispatch()
             return

@@ -187,7 +187,7 @@ class Broker:
                 return self.append([(queue, head, bodies) for queue in queues])
         ticket = None
         for body in bodies:
-            takers = queues if send_return is None else [queue for queue in queues if queue.takes_now]
+            takers = queues if send_return is None else [queue for queue in queues if _delivers_now(queue)]
             if send_return is not None and not takers:
                 send_return(Code.NO_CONSUMERS, head, body)
             open_ = self.with_room(head, takers)
@@ -345,3 +345,8 @@ class Broker:
     def _delete_queues_of(self, application: Application) -> None:
         for queue in [*application.queues]:
             self.topology.delete_unused(queue)
+
+
+def _delivers_now(queue: Queue) -> bool:
+    """Whether a message that came now would be given to somebody at once."""
+    return queue.empty and queue.takers.have_room()

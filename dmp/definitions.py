@@ -58,12 +58,12 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                 }
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
-        name, table = _name_in(row, "name"), _table_in(row)
+        name, table = _name_in(row, "name"), table_in(row)
         auto_delete = a_flag(row, "auto_delete")
         kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
-        there = broker.queues.get(name)
-        if there is not None:
-            if _declared(there.kind) != _declared(kind):
+        existing = broker.queues.get(name)
+        if existing is not None:
+            if _declared(existing.kind) != _declared(kind):
                 raise Conflict("it is another here")
             return Made(new=False)
         if dry_run:
@@ -97,22 +97,22 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         is_default = row.get("exchange") == DEFAULT_IN_RULES.decode()
         source = DEFAULT if is_default else _name_in(row, "exchange")
         destination = _name_in(row, "to_exchange" if to_exchange else "queue")
-        key, table = _key_in(row), _table_in(row)
+        key, table = _key_in(row), table_in(row)
         exchange = broker.exchanges.get(source)
-        there = broker.topology.destinations_of(to_exchange).get(destination)
-        for found, section, name in (
+        end = broker.topology.destinations_of(to_exchange).get(destination)
+        for thing, section, name in (
             (exchange, "exchanges", source),
-            (there, "exchanges" if to_exchange else "queues", destination),
+            (end, "exchanges" if to_exchange else "queues", destination),
         ):
-            if found is None and (not dry_run or promised(section, name.decode()) is None):
+            if thing is None and (not dry_run or promised(section, name.decode()) is None):
                 raise ObjectMissing(f"there is no {section[:-1]} {shown(name)}")
-        if exchange is None or there is None:
+        if exchange is None or end is None:
             type_ = (promised("exchanges", source.decode()) or {}).get("type")
             if (type_ if exchange is None else exchange.kind.type) == "headers":
                 HeaderMatch(read_table(table))
             return Made(new=True)
-        new = broker.topology.check_binding(source, there, key, table) is not None
-        return Made(new, None if dry_run else broker.topology.bind(source, there, key, table))
+        new = broker.topology.check_binding(source, end, key, table) is not None
+        return Made(new, None if dry_run else broker.topology.bind(source, end, key, table))
 
     def binding_named(row: Row) -> str:
         return (
@@ -191,7 +191,7 @@ def _shown(table: bytes) -> Row:
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
 
 
-def _table_in(row: Row) -> bytes:
+def table_in(row: Row) -> bytes:
     """The table that a row asks for, in one column or the other; none is an empty one. Raises BadArgument."""
     arguments = row.get("arguments", {})
     if not isinstance(arguments, dict):

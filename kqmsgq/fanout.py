@@ -16,29 +16,24 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
-from kqmsgq.repeats import Pattern, Repeat, Repeats
+from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT
 from shared.access import WRITE
 from shared.budget import CacheBytes
 from shared.errors import RemoteProtocolError
 from shared.fanout import ROUTES_MAX, VIEWED_BYTES, Bundle, Route, piece_of
+from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
     from shared.access import Guard
     from shared.recording.recorder import Track
 
-PIECES_PER_TURN = 16 * 1024
-"""Work of one turn: each run of messages counts once for each bundle that gets it. A read has thousands of
-messages, and each may be for hundreds of consumers."""
+PIECES_MAX = 16 * 1024
+"""Slices that one pattern adds to bundles before the clock is looked at, about: some milliseconds. A read has
+thousands of messages, and each may be for hundreds of consumers."""
 
 ALIKE_MAX = 16
 """Messages that `publish_alike` compares one by one, 60 ns each. A pattern compares more of them faster."""
-
-PIECES_PER_LOOK = 8
-"""A message that is checked in full costs as much as so many runs."""
-MEMBERS_PER_PIECE = 2
-"""In making a route, so many of its consumers cost as much as one run."""
-
 
 FIXED_BYTES = NAME_AT + KNOWN_BYTES
 KNOWN_ENTRY_BYTES = 160
@@ -49,9 +44,6 @@ PART_BYTES, PLACE_BYTES = 256, 72
 SEARCHED_BYTES = 512
 """In less input no pattern is looked for, which takes as long as a few messages."""
 
-DENIED_PER_TURN = 256
-"""Denied messages in one turn; each ends a pass."""
-
 
 class _DeniedError(Exception):
     """The user may not send this message."""
@@ -61,6 +53,7 @@ class Producer:
     """What one producer sends, on its way to consumers. `more`: the last `publish` left whole messages."""
 
     __slots__ = (
+        "_begins_turns",
         "_delivered",
         "_epoch",
         "_error",
@@ -68,13 +61,12 @@ class Producer:
         "_known",
         "_known_cached",
         "_known_epoch",
-        "_looked",
         "_messages",
         "_peer",
-        "_pieces",
         "_queues",
         "_repeats",
         "_track",
+        "_turn",
         "_unrouted",
         "_user",
         "denied",
@@ -82,16 +74,18 @@ class Producer:
         "more",
     )
 
-    def __init__(self, queues: Queues, track: "Track | None" = None) -> None:
+    def __init__(self, queues: Queues, track: "Track | None" = None, turn: Turn | None = None) -> None:
+        """`turn`: that of a session, which begins it; else each `publish` is a turn."""
         self._queues = queues
         self._track = track
         self._repeats: Repeats[Route[Consumer]] = Repeats(self._look_on, CacheBytes(queues.caches))
         self._known_cached = CacheBytes(queues.caches)
         self._epoch = queues.routes.epoch
-        self._looked = 0  # pieces saved by looking for the newest pattern
+        self._turn = turn or Turn()
+        self._begins_turns = turn is None
         self.messages = 0
         """Messages forwarded so far."""
-        self._messages = self._delivered = self._unrouted = self._pieces = 0  # of this pass
+        self._messages = self._delivered = self._unrouted = 0  # of this pass
         self.more = False
         self.denied = 0
         """Messages dropped because no rule allows them."""
@@ -108,12 +102,14 @@ class Producer:
         self._known_epoch = self._epoch = -1  # known routes were made under other rules
 
     def publish(self, data: bytes, at: int = 0) -> int:
-        """Forward the whole messages of `data` from `at` on, up to a turn's work; returns where they end.
+        """Forward the whole messages of `data` from `at` on, until a turn is over; returns where they end.
 
         Messages that the user may not send are dropped and counted. Raises RemoteProtocolError at malformed
         bytes; the messages before them are forwarded.
         """
-        for _ in range(DENIED_PER_TURN):
+        if self._begins_turns:
+            self._turn.begin()
+        while True:
             at = self.forward(data, at)
             error, self._error = self._error, None
             if error is None:
@@ -128,8 +124,9 @@ class Producer:
             self._guard.refuse(self._user, WRITE, name, self._peer)
             self.denied += 1
             at = found[2]
-        self.more = True
-        return at
+            if self._turn.over():
+                self.more = at < len(data)
+                return at
 
     def publish_alike(self, data: bytes) -> bool:
         """Forward a read of one message, or of a few of one size for one queue, where the route is known.
@@ -224,19 +221,22 @@ class Producer:
         routes = self._queues.routes
         first, size = at, len(data)
         latest = size - HEADER_BYTES  # where the last message may begin
-        self._messages = self._delivered = self._unrouted = self._pieces = 0
+        self._messages = self._delivered = self._unrouted = 0
         self._error = None
         route, start, run = routes.nowhere, at, 0
         stuck = False
-        while not stuck and at <= latest and self._pieces < PIECES_PER_TURN:
+        over = False
+        while not (stuck or over) and at <= latest:
             found = self._pattern(data, at) if size - at >= SEARCHED_BYTES else None
             if found is None:
                 at, route, start, run, stuck = self._one_by_one(data, at, route, start, run)
+                over = at <= latest and self._turn.over_now()
                 continue
             if run:
                 self._add(route, piece_of(data, start, at), run)
                 run = 0
             at = self._add_pattern(*found, data, at)
+            over = at <= latest and self._turn.over_now()
         self.more = not stuck and at <= latest
         if latest < at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
             self._error = no_message(data, at)
@@ -264,15 +264,15 @@ class Producer:
         put, nowhere = routes.put, routes.nowhere
         size = len(data)
         latest = size - HEADER_BYTES
-        messages, pieces = self._messages, self._pieces
-        stuck = False
-        for _ in range(self._repeats.one_by_one):
+        messages = self._messages
+        stuck = over = False
+        for _ in range(ONE_BY_ONE):
             fixed = at + data[at + 4] + FIXED_BYTES
             route = known.get(data[at:fixed])
             if route is None:
                 route, after = self._unknown(data, at)
                 known = self._known_routes()
-                pieces += PIECES_PER_LOOK + route.fan // MEMBERS_PER_PIECE
+                over = self._turn.over_now()
             elif fixed + 2 > size:
                 after = size + 1
             else:
@@ -286,7 +286,7 @@ class Producer:
                     if last is nowhere:
                         self._unrouted += run
                     else:
-                        pieces += len(last.bundles)
+                        over = over or (len(last.bundles) > ITEMS and self._turn.over_now())
                         small = at - start < VIEWED_BYTES  # as nearly always: one call less
                         put(last, data[start:at] if small else piece_of(data, start, at), run)
                 last, start, run = route, at, 0
@@ -294,9 +294,9 @@ class Producer:
                 start = at
             run += 1
             at = after
-            if at > latest or pieces >= PIECES_PER_TURN:
+            if at > latest or over:
                 break
-        self._messages, self._pieces = messages, pieces
+        self._messages = messages
         return at, last, start, run, stuck
 
     def _unknown(self, data: bytes, at: int) -> tuple[Route[Consumer], int]:
@@ -331,19 +331,17 @@ class Producer:
         if not route.fan:
             self._unrouted += messages
             return
-        self._pieces += len(route.bundles)
         self._queues.routes.put(route, piece, messages)
 
     def _add_pattern(self, pattern: Pattern[Route[Consumer]], count: int, data: bytes, at: int) -> int:
-        """Add `times` repetitions of a pattern at `at`; returns where those end that this turn has room
-        for."""
+        """Add `count` repetitions of a pattern at `at`, or as many as are one step; returns where they
+        end."""
         plan: _Plan | None = pattern.plan
         if plan is None:
             plan = _Plan(pattern)
             self._repeats.keep_plan(pattern, plan, plan.memory_bytes)
         if plan.pieces:
-            count = min(count, (PIECES_PER_TURN - self._pieces) // plan.pieces + 1)
-        self._pieces += count * plan.pieces + len(plan.parts)
+            count = min(count, PIECES_MAX // plan.pieces + 1)
         self._messages += count * pattern.messages
         self._unrouted += count * plan.unrouted
         end = at + count * pattern.size
@@ -382,12 +380,10 @@ class Producer:
     def _pattern(self, data: bytes, at: int) -> tuple[Pattern[Route[Consumer]], int] | None:
         """A pattern that saves work at `at`, and how often it repeats there."""
         routes = self._queues.routes
-        self._looked = 0
         if self._epoch != routes.epoch:
             self._epoch = routes.epoch
             self._repeats.forget()
         found = self._repeats.at(data, at)
-        self._pieces += self._looked
         if self._epoch != routes.epoch:  # by what was looked at just now
             self._epoch = routes.epoch
             self._repeats.forget()
@@ -395,8 +391,8 @@ class Producer:
         return found
 
     def _look_on(self, data: bytes, at: int) -> Iterator[Repeat[Route[Consumer]]]:
-        """Yield messages from `at` on, up to a malformed one, which `_publish` will meet again."""
-        while at <= len(data) - HEADER_BYTES and self._looked < PIECES_PER_TURN:
+        """Yield messages from `at` on, up to a malformed one, which `forward` will meet again."""
+        while at <= len(data) - HEADER_BYTES and not self._turn.over():
             try:
                 looked = self._look(data, at)
             except (RemoteProtocolError, _DeniedError):
@@ -404,7 +400,6 @@ class Producer:
             if looked is None or looked[2] > len(data):
                 return
             route, body, ends = looked
-            self._looked += route.fan // MEMBERS_PER_PIECE
             yield Repeat(at, body, ends, route)
             at = ends
 

@@ -291,8 +291,6 @@ class Session(SessionBase):
         """Requests, line by line, until the state changes or something stops them."""
         if at == 0 and self.user:
             at = self._whole_run(data)
-            if not at and data.startswith(b"PRODUCE "):
-                at = self._mixed_run(data)
             if self.stopped:
                 return at
         line_max, size_max = self._line_max, self._size_max
@@ -336,7 +334,7 @@ class Session(SessionBase):
                 if self.state is not State.REQUESTS or self.stopped:
                     return at
         if at < len(data):
-            self.let_others()
+            self.yield_turn()
         return at
 
     def _line(self, data: bytes, at: int, end: int) -> int:
@@ -359,8 +357,8 @@ class Session(SessionBase):
                 raise _log_in_first()
             _REQUESTS[word](self, fields)
         except _NotYetError:
-            self.stop(_TURN)
-            self.replies.when_empty(lambda: self.go(_TURN))
+            self.pause_input(_TURN)
+            self.replies.when_empty(lambda: self.resume_input(_TURN))
             return -1
         except (StoreError, Refusal) as error:
             if looks_like_http(line) and refusal_for(error).code is Code.UNKNOWN_COMMAND:
@@ -384,22 +382,6 @@ class Session(SessionBase):
         return 0
 
     # -- writes
-
-    def _mixed_run(self, data: bytes) -> int:
-        """The PRODUCE lines at the front of `data`, of topics that are there, whichever they are.
-
-        Returns how far that went, maybe nowhere. A read of 64 lines of as many topics costs 80 us so, and
-        104 us line by line.
-        """
-        found = runs.mixed(data, self._size_max)
-        if found is None:
-            return 0
-        topics, messages, end = found
-        logs = list(map(self._known.get, topics))
-        if None in logs:
-            return 0
-        self._append_mixed(logs, messages)  # type: ignore[arg-type]
-        return end
 
     def _produce_run(self, data: bytes) -> int:
         """Handle the lines of `data`, which begins with `_run_word`, if all of them do.
@@ -577,23 +559,21 @@ class Session(SessionBase):
 
     def _append_mixed(self, logs: "Sequence[Log]", messages: Sequence[bytes]) -> None:
         """Append messages of several topics, with one call for each; answers are in the order of requests."""
-        records = runs.encode_each(messages)
         places: dict[Log, list[int]] = {}
         for place, log in enumerate(logs):
             places.setdefault(log, []).append(place)
         offsets = [0] * len(logs)
         outcomes: dict[Log, Ticket | StoreError | Refusal] = {}
         for log, those in places.items():
-            parts = [records[place] for place in those]
+            records, lengths = runs.encode([messages[place] for place in those])
             try:
-                offset, outcomes[log] = self._alive(log).append(b"".join(parts), len(those))
+                offset, outcomes[log] = self._alive(log).append(records, len(those))
             except (StoreError, Refusal) as error:
                 outcomes[log] = error
                 continue
-            ends = list(accumulate(map(len, parts), initial=offset))
-            for place, at in zip(those, ends, strict=False):
+            for place, at in zip(those, accumulate(lengths, initial=offset), strict=False):
                 offsets[place] = at
-            self._count_written(len(those), ends[-1] - offset)
+            self._count_written(len(those), len(records))
         start = 0
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
@@ -814,12 +794,12 @@ class Session(SessionBase):
                 self._refuse(result)
             else:
                 finish(result)
-            self.go(_READ)
+            self.resume_input(_READ)
 
         self._turn_over()
         begin(self.connection.guarded(done))
         if not finished:
-            self.stop(_READ)
+            self.pause_input(_READ)
 
     # -- the other requests
 
@@ -1002,7 +982,7 @@ class Session(SessionBase):
         """Look at the clock, after a request that takes longer than a line: whether others come first now."""
         over = self.turn.over_now()
         if over:
-            self.let_others()
+            self.yield_turn()
         return over
 
     # -- states, and the end

@@ -78,7 +78,7 @@ class Session(SessionBase):
             elif self._may_subscribe(topic):
                 sessions.subscribe(client, topic, keeps=command == Command.KEEP)
             if self.turn.over() and at < len(data):
-                self.let_others()
+                self.yield_turn()
                 break
         return at
 

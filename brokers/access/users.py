@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import trio
 
 from brokers.errors import advice_of
 from brokers.plugins import check_rule
 from brokers.settings.config import Config
-from shared.access import Access, User, UsersError, parse_users, written_users
+from shared.access import User, UsersError, parse_users, written_users
 from shared.errors import ConfigError
 from shared.local_path import read_file, replace_file, require_regular, sync_folder
 
@@ -30,22 +29,16 @@ def tell_terminal(text: str) -> None:
 def load(config: Config, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users by the settings; None where there is no file, and nobody named one. Raises ConfigError."""
     path = config.users_file
-    found = read(path, tell)
-    if found is None and config.access.users_file is not None:
+    loaded = read(path, tell)
+    if loaded is None and config.access.users_file is not None:
         raise ConfigError("access.users_file", f"{path} is not there; `brokers user add` makes it")
-    for user in (found or {}).values():
+    for user in (loaded or {}).values():
         for rule in user.allow:
             try:
                 check_rule(rule)
             except UsersError as error:
                 raise ConfigError("access.users_file", f"{path}: users.{user.name}.allow: {error}") from None
-    return found
-
-
-async def take_up(access: Access, found: Mapping[str, User] | None) -> None:
-    """Have these users from now on, in turns with the rest of the loop's work."""
-    for _ in access.replacing(found):
-        await trio.sleep(0)
+    return loaded
 
 
 def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:

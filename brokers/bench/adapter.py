@@ -27,11 +27,6 @@ class Point:
     def producers(self) -> int:
         return min(self.names, self.clients)
 
-    @property
-    def names_each(self) -> int:
-        """What one client writes to, at most, where there are no consumers."""
-        return -(-self.names // self.clients)
-
     def name_list(self) -> list[bytes]:
         """Names of one length. Every producer has as many; those that are over are left out."""
         return [b"bench-%03d" % number for number in range(self.names // self.producers * self.producers)]
@@ -65,7 +60,7 @@ def request_load(talk: Callable[[Point, int], Talk]) -> Load:
         address,
         [talk(point, client) for client in range(point.clients)],
         seconds,
-        point.names_each,
+        -(-point.names // point.clients),  # what one client writes to, at most
         point.rate,
     )
 

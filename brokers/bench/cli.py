@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
+from brokers.bench import load
 from brokers.bench.adapter import Adapter, Load, Point
-from brokers.bench.load import SAID_FIRST, Address, Measured
-from brokers.bench.login import log_in_as
-from brokers.bench.processes import processor_seconds, server_process
+from brokers.bench.load import Address, Measured
 from brokers.bench.servers import serving
 from brokers.commands.flags import host_command
 from brokers.commands.render import Following
@@ -27,7 +26,7 @@ from shared.client.login import login_of
 
 Protocol = Literal["logmq", "dms", "kqmsgq", "pubsub", "dmp"]
 MODES: Mapping[Protocol, Sequence[str]] = {
-    "logmq": ("produce", "consume", "fetch", "tail"),
+    "logmq": ("produce", "tail"),
     "dms": ("synced", "memory"),
     "kqmsgq": ("fan-out",),
     "pubsub": ("fan-out",),
@@ -40,22 +39,14 @@ def _above_nothing(_: type, number: float | None) -> None:
         raise ValueError("above 0")
 
 
-def _counts(_: type, numbers: Sequence[int]) -> None:
-    if min(numbers) < 1:
-        raise ValueError("1 at least")
-
-
-def _typed(values: Iterable[object]) -> str:
-    """A default of several values as one would type it."""
-    return " ".join(map(str, values))
-
-
-SEVERAL = Parameter(negative="", consume_multiple=True, show_default=_typed)
+SEVERAL = Parameter(
+    negative="", consume_multiple=True, show_default=lambda values: " ".join(map(str, values))
+)
 """The parameter of an option that takes several values."""
-_COUNTS = Parameter.combine(SEVERAL, Parameter(validator=_counts))
-Sizes = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Of messages, in bytes.")]
-Names = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Topics, queues or keys.")]
-Clients = Annotated[tuple[int, ...], _COUNTS, Parameter(help="Connections, or consumers.")]
+Count = Annotated[int, Parameter(validator=at_least_one)]
+Sizes = Annotated[tuple[Count, ...], SEVERAL, Parameter(help="Of messages, in bytes.")]
+Names = Annotated[tuple[Count, ...], SEVERAL, Parameter(help="Topics, queues or keys.")]
+Clients = Annotated[tuple[Count, ...], SEVERAL, Parameter(help="Connections, or consumers.")]
 Window = Annotated[int, Parameter(help="Messages of each client on their way.", validator=at_least_one)]
 Seconds = Annotated[float, Parameter(help="Length of a round.", validator=_above_nothing)]
 Rounds = Annotated[int, Parameter(help="Rounds of each case; the median counts.", validator=at_least_one)]
@@ -97,7 +88,7 @@ def measure(
 
     Without --port a server is started for each mode, on a new data folder. Modes:
 
-    logmq: produce, consume, fetch, tail
+    logmq: produce, tail
 
     dms: synced (durable), memory
 
@@ -107,8 +98,7 @@ def measure(
 
     With --rate messages are due by the clock, and a latency begins when its message is due.
 
-    cpu_us is the server's processor time for a message. load_percent is how busy the load's own
-    process is: near 100 it is the load that is measured.
+    load_percent is how busy the load's own process is: near 100 it is the load that is measured.
     """
     # A running server keeps messages as its settings say, so modes that differ in settings alone are one.
     chosen = modes or (MODES[protocol][:1] if protocol == "dms" and port is not None else MODES[protocol])
@@ -138,9 +128,9 @@ def _log_in(adapter: Adapter, address: Address) -> None:
         who = login_of()
     except ValueError as error:
         raise Failure(str(error), ExitCode.USAGE) from None
-    log_in_as(who)
+    load.who = who
     if who and adapter.say_first is not None:
-        SAID_FIRST[address] = adapter.say_first(who)
+        load.SAID_FIRST[address] = adapter.say_first(who)
 
 
 def _rows(
@@ -153,30 +143,22 @@ def _rows(
     with progress("measuring", total=len(points)) as update:
         for done, (adapter, point) in enumerate(points, 1):
             with ExitStack() as stack:
-                address, data = running, None
+                address = running
                 if address is None:
                     folder = tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)
                     home = Path(stack.enter_context(folder))
                     environ = {**adapter.environ, "BROKERS_ADMIN_ENABLED": "false"}
                     address = stack.enter_context(serving(home, adapter.protocol, environ))[adapter.protocol]
-                    data = home / "data"
-                taken = [metered(adapter.load, address, data, point, seconds) for _ in range(rounds)]
+                taken = [loaded(adapter.load, address, point, seconds) for _ in range(rounds)]
             yield row_of(adapter, point, middle(taken))
             update(done)
 
 
-def metered(load: Load, address: Address, data: Path | None, point: Point, seconds: float) -> Measured:
-    """A round, and what the server and the load took of the processors.
-
-    `data`: the server's folder, if it is known."""
-    server = None if data is None else server_process(data)
-    before = None if server is None else processor_seconds(server)
+def loaded(load: Load, address: Address, point: Point, seconds: float) -> Measured:
+    """A round, and how busy this process was."""
     begun, busy = perf_counter(), process_time()
     measured = load(address, point, seconds)
-    busy = 100 * (process_time() - busy) / (perf_counter() - begun)
-    after = None if server is None else processor_seconds(server)
-    cpu = None if before is None or after is None else (after - before) * 1e6 / max(measured.total, 1)
-    return attrs.evolve(measured, cpu_us=cpu, load_percent=busy)
+    return attrs.evolve(measured, load_percent=100 * (process_time() - busy) / (perf_counter() - begun))
 
 
 def middle(rounds: Sequence[Measured]) -> Measured:
@@ -195,7 +177,6 @@ def row_of(adapter: Adapter, point: Point, measured: Measured) -> dict[str, Any]
         "megabytes_per_second": round(measured.rate * point.size / 1e6, 1),
         "median_us": round(measured.median_us, 1),
         "p99_us": round(measured.p99_us, 1),
-        "cpu_us": None if measured.cpu_us is None else round(measured.cpu_us, 2),
         "load_percent": round(measured.load_percent),
     }
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import trio
 from pamqp import base, commands
 
+from brokers.bench import load
 from brokers.bench.adapter import Adapter, Point, fan_out_load
 from brokers.bench.load import STAMPED_BYTES_MIN, Address, FanOut, Measured, stamped_body
-from brokers.bench.login import login
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
@@ -41,7 +41,7 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
         stream = await trio.open_tcp_stream(*address)
         principal = Principal(stream)
         await principal.greet()
-        await principal.log_in(login())
+        await principal.log_in(load.who)
         await principal.open_channel()
         await principal.declare_exchange(EXCHANGE, _kind(keys))
         found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
@@ -80,7 +80,7 @@ def _message(key: bytes, size: int) -> bytes:
 def _basic(point: Point) -> FanOut:
     """Everything up to the first message is said at once."""
     keys, groups, size = point.name_list(), point.producers, point.size
-    who = login() or Login("guest", Password("guest"))
+    who = load.who or Login("guest", Password("guest"))
     hello: bytes = AMQP_HEADER + b"".join(
         encode(method, channel)
         for channel, method in (

@@ -8,9 +8,9 @@ a CONSUME to the message. `memory` keeps nothing (`dms.persist = false`); `synce
 
 from collections.abc import Callable, Sequence
 
+from brokers.bench import load
 from brokers.bench.adapter import Adapter, Point, request_load
 from brokers.bench.load import Address, Measured, Talk, connect, repeated
-from brokers.bench.login import login
 from brokers.errors import Failure
 from dms import wire
 from dms.link import hello
@@ -31,15 +31,14 @@ def make_queues(address: Address, names: Sequence[str]) -> None:
         requests += [wire.pack(Type.CREATE_QUEUE, 0, wire.pack_name(name) + OPTIONS) for name in names]
         answers = _frames()
         for start in range(0, len(requests), 1000):
-            some = requests[start : start + 1000]
-            sock.sendall(b"".join(some))
-            left = len(some)
+            sock.sendall(b"".join(requests[start : start + 1000]))
+            left = min(len(requests) - start, 1000)
             while left:
                 left -= answers(sock.recv(1 << 16))
 
 
 def _hello() -> bytes:
-    packed: bytes = wire.pack(Type.HANDSHAKE, 0, hello(login()))
+    packed: bytes = wire.pack(Type.HANDSHAKE, 0, hello(load.who))
     return packed
 
 

@@ -25,6 +25,7 @@ import attrs
 from hdrh.histogram import HdrHistogram  # type: ignore[import-untyped]
 
 from brokers.errors import ExitCode, Failure
+from shared.client.login import NOBODY, Login
 
 RECEIVE_BYTES = 256 * 1024
 WARM_UP_SECONDS = 0.3
@@ -52,9 +53,9 @@ class Measured:
     """One round: answers a second, and microseconds of the answers' round trips. `total`: all answers, the
     warm-up's too.
 
-    `cpu_us`: of the server's processor for a message, warm-up and connecting included; None: nobody looked,
-    or the system does not say. `load_percent`: how busy the load's own process was; near 100 it is the load
-    that is measured.
+    `load_percent`: how busy the load's own process was; near 100 it is the load that is measured. `cpu_us`:
+    of the server's processor for a message, warm-up and connecting included; None: nobody looked (only
+    tests/bench does), or the system does not say.
     """
 
     rate: float
@@ -97,6 +98,8 @@ def histogram() -> HdrHistogram:
 
 CLOSE_SECONDS = 1.0
 """A server closes what has said its last word within it, or is not waited for."""
+who: Login = NOBODY
+"""The user of the load: nobody on a server that was started for it, else that of the environment."""
 SAID_FIRST: dict[Address, tuple[bytes, bytes]] = {}
 """What a connection to an address says first, its login, and the answer."""
 
@@ -166,11 +169,6 @@ class Talk:
     answers: Callable[[bytes], int]
     window: int = 1
     greeting: bytes = b""
-
-    @classmethod
-    def repeating(cls, requests: Sequence[bytes], lines_each: int, window: int) -> "Talk":
-        """A part that repeats `requests`, whose answers have `lines_each` lines each."""
-        return cls(repeated(requests), lines(lines_each), window)
 
 
 def repeated(requests: Sequence[bytes]) -> Callable[[int], bytes]:
@@ -273,7 +271,7 @@ def run(
                 count = asker.read()
                 now = perf_counter_ns()
                 total += count
-                counts = now >= span.since
+                counts = clock is not None and now >= span.since
                 answered += count if counts else 0
                 record_trips(trips if counts else None, asker.sent, count, now)
                 if count and rate is None:
@@ -476,7 +474,7 @@ def pass_on(
             now = perf_counter_ns()
             for count, stamp in passing.take_deliveries():
                 received += count
-                if now < span.since:
+                if passing.cold or now < span.since:
                     before = received
                 elif stamp:
                     passing.trips.record_value(max((now - stamp) // 1000, 1))
@@ -589,17 +587,3 @@ def _wait_ready(fan: FanOut, consumers: Sequence[socket.socket], producers: Sequ
                         waiting[fd] += data
                         if len(waiting[fd]) >= fan.delivered_bytes and FILLER in waiting[fd]:
                             del waiting[fd]  # it has had a whole message
-
-
-def fill(sock: socket.socket, answers: Callable[[bytes], int], request: bytes, count: int) -> None:
-    """Have a request answered `count` times, a thousand at a time and ten thousand under way."""
-    sent = answered = 0
-    while answered < count:
-        if sent < count and sent - answered < 10_000:
-            sock.sendall(request * 1000)
-            sent += 1000
-        else:
-            received = sock.recv(RECEIVE_BYTES)
-            if not received:
-                raise Failure("the server that is measured closed a connection")
-            answered += answers(received)

@@ -4,9 +4,9 @@ No more than a window is on its way, so that datagrams are not lost for want of 
 are given up. With `--rate` the clock decides, and the rate that is shown is that of what arrived.
 """
 
+from brokers.bench import load
 from brokers.bench.adapter import Adapter, Point, fan_out_load
 from brokers.bench.load import STAMPED_BYTES_MIN, FanOut, stamped_body
-from brokers.bench.login import login
 from pubsub import wire
 from pubsub.wire import Command, Kind
 
@@ -36,7 +36,7 @@ def fan_out_of(point: Point) -> FanOut:
 
 
 def _identified(client_id: bytes) -> bytes:
-    who = login()
+    who = load.who
     return wire.encode_id(client_id) + (wire.encode_login(who.user, who.secret) if who else b"")
 
 

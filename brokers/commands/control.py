@@ -115,9 +115,9 @@ class Api:
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
             behind = {} if after is None else {"after": after}
-            found = self.get(kind, **{**query, "limit": size, **behind})
-            rows += found["items"]
-            after = found["next"]
+            page = self.get(kind, **{**query, "limit": size, **behind})
+            rows += page["items"]
+            after = page["next"]
             if after is None or (limit is not None and len(rows) >= limit):
                 return rows, after
 
@@ -134,15 +134,15 @@ class Api:
         if status < 400:
             return result
         problem = result if isinstance(result, dict) else {}
-        said = str(problem.get("detail") or f"the server answered {status} {reason}")
+        text = str(problem.get("detail") or f"the server answered {status} {reason}")
         code = ExitCode.MISSING if status == 404 and is_api else ExitCode.FAILED
         if status == 401:
-            said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
-        elif status == 403 and said == "denied":
-            said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
-        elif status == 404 and said == "Not Found":
-            said = f"{self.name} has no {path}: it is of another version"
-        raise Failure(said, _exit_code(problem.get("exit_code"), code))
+            text = f"{self.name} wants a login ({text}): --token-file, or --user and --password-file"
+        elif status == 403 and text == "denied":
+            text = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
+        elif status == 404 and text == "Not Found":
+            text = f"{self.name} has no {path}: it is of another version"
+        raise Failure(text, _exit_code(problem.get("exit_code"), code))
 
 
 @attrs.frozen
@@ -314,18 +314,18 @@ def address_in(url: str) -> tuple[str, int, bool]:
     """Host, port and whether TLS is spoken, of an admin port's URL. Raises UsageError."""
     form = "http://HOST:PORT or https://HOST:PORT is expected"
     try:
-        found = urlsplit(url)
-        port = found.port
-        host = (found.hostname or "").encode("idna")
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").encode("idna")
     except ValueError:
         raise UsageError("--url", form) from None
-    if found.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
         raise UsageError("--url", form)
-    if found.username is not None or found.query or found.fragment:
+    if parts.username is not None or parts.query or parts.fragment:
         raise UsageError("--url", f"holds no login: --token-file FILE, or --user; {form}")
-    if found.path not in ("", "/"):
+    if parts.path not in ("", "/"):
         raise UsageError("--url", form)
-    secure = found.scheme == "https"
+    secure = parts.scheme == "https"
     return host.decode(), port or (443 if secure else 80), secure
 
 

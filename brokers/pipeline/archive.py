@@ -6,8 +6,7 @@
     archive.position("/srv/archive")         # up to which offset which log is there
 
 The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: it finds committed files only, each
-record at most once. It does not find fresh files, the last minutes of a continuous archive. `archiving` says
-how files get there.
+record at most once. `archiving` says how files get there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +31,10 @@ SCHEMA = "offset bigint, timestamp timestamp, value binary, log string, topic st
 
 @attrs.frozen
 class CommittedFiles:
-    """Paths below the folder. `settled` and `fresh` together have every record of the manifest, once."""
+    """Paths below the folder. `settled` and `fresh` together have every record of the manifest, once.
+
+    `fresh`: files that an archiver moves to their final places at this moment, or died before.
+    """
 
     manifest: Manifest
     settled: Sequence[str]
@@ -51,16 +53,15 @@ def committed(files: Files) -> CommittedFiles:
     manifest = newest(files)
     if manifest is None:
         raise Failure("nothing was archived here yet", ExitCode.MISSING)
-    moving = {part.path: part for part in manifest.moves}
+    moving = {part.path: part for part in (*manifest.hot, *manifest.moves)}
     settled = []
     for path, name in final_files(files):
         log = manifest.logs.get(name.key)
-        # A file that ends later is a later commit's, and its records may be in this commit's fresh files.
-        if log is not None and name.end <= log.settled:
+        if log is not None and name.end <= log.end:  # one that ends later is a later commit's
             settled.append(path)
             moving.pop(path, None)
-    fresh = [part.fresh_path for part in manifest.hot]
-    for path, part in moving.items():  # an archiver moves them at this moment, or died before
+    fresh = []
+    for path, part in moving.items():
         if exists(files, part.fresh_path):
             fresh.append(part.fresh_path)
         elif exists(files, path):

@@ -1,4 +1,4 @@
-"""Starts a session for one command: with a progress bar, one line for an error, and ctrl-C that ends it."""
+"""Starts a session for one command, with one line for an error, and ctrl-C that ends it."""
 
 import errno
 import logging
@@ -6,23 +6,19 @@ import re
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from brokers.pipeline.reading import ReadOptions
 from brokers.pipeline.session import require_spark, session
-from shared.cli.progress import progress
 from shared.errors import BrokerError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_SECONDS = 0.2
 MASTER_SECONDS = 10.0
 _MASTER = re.compile(r"local(\[(\*|\d+)(,\d+)?\])?|(spark|k8s)://\S+|yarn")
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -34,10 +30,8 @@ class JobFailed(BrokerError):
 
 
 @contextmanager
-def spark_for(
-    what: str, reading: ReadOptions, sized: Mapping[str, str] = {}, *, bar: bool = True
-) -> Iterator["SparkSession"]:
-    """Start a session for one command, and end it. `bar`: show the progress of its tasks on a terminal.
+def spark_for(what: str, reading: ReadOptions, sized: Mapping[str, str] = {}) -> Iterator["SparkSession"]:
+    """Start a session for one command, and end it.
 
     `sized`: as `of_a_command` takes it. A session that was there before stays. Raises UsageError for a wrong
     master, NoSpark, NoJava, and JobFailed for whatever Spark raises.
@@ -49,13 +43,10 @@ def spark_for(
 
     settings = reading.config(sized)
     try:
-        with (
-            _started(what, reading.master, settings) as spark,
-            watched(spark, what) if bar else nullcontext(),
-        ):
+        with _started(what, reading.master, settings) as spark:
             yield spark
     except (PySparkException, Py4JError) as error:
-        raise JobFailed(said(str(error))) from error
+        raise JobFailed(innermost_error(str(error))) from error
 
 
 @contextmanager
@@ -77,7 +68,7 @@ def _started(what: str, master: str, config: Mapping[str, str]) -> Iterator["Spa
         try:
             spark = session(master, name=f"brokers {what}", config=config)
         except (PySparkException, Py4JError) as error:
-            raise JobFailed(f"Spark does not start on {master}: {said(str(error))}") from error
+            raise JobFailed(f"Spark does not start on {master}: {innermost_error(str(error))}") from error
         except KeyboardInterrupt as interrupt:
             end_awaited(interrupt)
             raise
@@ -142,19 +133,19 @@ def require_master(master: str, seconds: float = MASTER_SECONDS) -> None:
     """
     if not master.startswith("spark://"):
         return
-    places = [place.rpartition(":") for place in master.removeprefix("spark://").split(",")]
+    addresses = [place.rpartition(":") for place in master.removeprefix("spark://").split(",")]
     give_up = time.monotonic() + seconds
     while True:
-        for host, _, port in places:
+        for host, _, port in addresses:
             with suppress(OSError, ValueError):
                 socket.create_connection((host, int(port)), seconds).close()
                 return
         if time.monotonic() > give_up:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "no Spark master answers", master)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(0.2)
 
 
-def said(text: str) -> str:
+def innermost_error(text: str) -> str:
     """Return the line that matters of Spark's error text, which may be two stack traces long.
 
     An error of Python in an executor is the line behind its traceback's frames. Any other error is the first
@@ -170,32 +161,3 @@ def said(text: str) -> str:
         found, lines = ":", [lines[1].removeprefix(": ")]
     line = lines[0].strip() if lines else "Spark's JVM has ended"
     return _CLASS.sub("", line) if found else line
-
-
-@contextmanager
-def watched(spark: "SparkSession", what: str) -> Iterator[None]:
-    """Show how many tasks are done on a terminal's standard error, while the block runs."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    done = threading.Event()
-    with progress(what, total=None) as update:
-
-        def look() -> None:
-            stages: dict[int, tuple[int, int]] = {}  # number -> tasks done, tasks
-            tracker = spark.sparkContext.statusTracker()
-            while not done.wait(LOOK_SECONDS):
-                for stage in tracker.getActiveStageIds():
-                    info = tracker.getStageInfo(stage)
-                    if info is not None:
-                        stages[stage] = info.numCompletedTasks, info.numTasks
-                finished = sum(done for done, _ in stages.values())
-                update(finished, sum(known for _, known in stages.values()) or None)
-
-        thread = threading.Thread(target=look, name="progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()

@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parent.parent.parent
 """The folder that holds our packages."""
 
 _LOOKUP = Path(__file__).parent / "lookup"
-"""The modules that Spark's lookup worker imports. On this machine it also has the folder `local`."""
+"""The module that Spark's lookup worker imports."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",  # it would open a port
@@ -91,11 +91,7 @@ def session(
 
 
 def register(spark: "SparkSession") -> None:
-    """Register the formats `logmq` and `logmq-table` in a session, and ship to executors what they need.
-
-    A format that Spark's lookup found (`lookup/local`) is registered, too, because Spark would start separate
-    Python workers for it.
-    """
+    """Register the formats `logmq` and `logmq-table` in a session, and ship to executors what they need."""
     from brokers.pipeline.source.data_source import LogmqDataSource, TableDataSource
 
     # Shipped first: a registered source keeps the list of files that its workers need.
@@ -143,7 +139,7 @@ def _workers_find_us(master: str) -> None:
     """Set the environment before the JVM starts, from which workers inherit it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    ours = [str(_LOOKUP), *([str(_LOOKUP / "local"), str(_ROOT)] if is_local(master) else [])]
+    ours = [str(_LOOKUP), *([str(_ROOT)] if is_local(master) else [])]
     missing = [path for path in ours if path not in paths]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*missing, *paths]))
 
@@ -204,8 +200,6 @@ LITTLE = {_PARTITIONS: "2", _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 Java takes its first compiler and a collector without threads, because the better ones start later.
 """
-STREAM = {_PARTITIONS: str(os.cpu_count() or 2)}
-"""Settings for a stream. Each batch runs a task for each partition, with or without rows."""
 
 
 def of_a_command(
@@ -216,9 +210,9 @@ def of_a_command(
 ) -> dict[str, str]:
     """Return the settings for a command, which reports errors itself, in one line. Those `given` win.
 
-    `sized`: `LITTLE` or `STREAM`. They are left out on a cluster, and with a SPARK_CONF_DIR.
+    `sized`: `LITTLE`, which is left out on a cluster, and with a SPARK_CONF_DIR.
     """
-    ours = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    ours = {"spark.log.level": "ERROR"}
     if is_local(master):  # on a cluster, workers start before anything is shipped
         ours["spark.python.daemon.module"] = "brokers.pipeline.workers"
         if "SPARK_CONF_DIR" not in environ:

@@ -175,7 +175,7 @@ class AmqpChannels:
         """So many messages were put into queues, or so much else was done. After enough of it other sessions
         have their turn."""
         if self.turn.over(items):
-            self.session.let_others()
+            self.session.yield_turn()
 
     def end_stretch(self) -> None:
         self.settle_now()
@@ -259,7 +259,7 @@ class AmqpChannels:
             return False
         if not self.session.stopped & STOP_MEMORY:
             self.broker.counts.memory_waits += 1
-            self.session.stop(STOP_MEMORY)
+            self.session.pause_input(STOP_MEMORY)
             if not self._blocked and self.capabilities.get("connection.blocked"):
                 self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
             self._blocked = True
@@ -272,7 +272,7 @@ class AmqpChannels:
         """The client has been given messages. Where its connection waits for memory it is read on: else these
         messages would be held, and take memory, as long as it waits."""
         if self.session.stopped & STOP_MEMORY:
-            self.session.go_soon(STOP_MEMORY)
+            self.session.resume_next_turn(STOP_MEMORY)
 
     def keeps_back(self, kind: int, number: int, payload: bytes) -> bool:
         """Whether memory is full and this frame, of a publish, must wait unread until it is not.
@@ -293,7 +293,7 @@ class AmqpChannels:
         self._may_publish, self._blocked = True, False
         if not self.session.lost and self.capabilities.get("connection.blocked"):
             self.connection.write(encode(commands.Connection.Unblocked(), 0))
-        self.session.go_soon(STOP_MEMORY)
+        self.session.resume_next_turn(STOP_MEMORY)
 
     # -- acknowledgements
 

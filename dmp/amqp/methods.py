@@ -318,10 +318,10 @@ def _answer(channel: Channel, method: Any, answer: base.Frame, ticket: Ticket | 
 
 @handles(commands.Basic.Qos)
 def qos(channel: Channel, method: commands.Basic.Qos) -> None:
-    """Set the prefetch as RabbitMQ does: without `global` for each consumer to come, with it for the channel.
+    """Set the prefetch, as RabbitMQ: without `global_` for each consumer to come, with it for the channel.
 
     From py-amqp it counts for the channel, at once. kombu raises the prefetch of consumers that are there by
-    each task that must wait for its time, never says `global`, and stalls otherwise.
+    each task that must wait for its time, never says `global_`, and stalls otherwise.
     """
     if method.prefetch_size:
         raise Refusal(Code.NOT_IMPLEMENTED, "prefetch_size is not 0")

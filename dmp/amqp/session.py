@@ -221,7 +221,7 @@ class AmqpSession(SessionBase):
                 break
             at = stop + 1
             if outbox.size > outbox.bound:
-                self.stop(Stop.OUTBOX)
+                self.pause_input(Stop.OUTBOX)
         return end if self.state is State.ENDED else at
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
@@ -508,7 +508,7 @@ class AmqpSession(SessionBase):
         self.reply(encode(commands.Connection.Close(*self._reasons(refusal)), 0))
         self.state = TRANSITIONS[self.state][Event.REFUSED]
         self.let_go()
-        self.go_soon(STOP_MEMORY)  # so that the peer's answer is read
+        self.resume_next_turn(STOP_MEMORY)  # so that the peer's answer is read
         for what in (BEAT, SILENCE, LOGIN, LARGE):
             self.deadline(what, math.inf)
         self.deadline(CLOSE, self.connection.now + CLOSE_SECONDS)

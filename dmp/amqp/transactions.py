@@ -279,7 +279,7 @@ class QueueChange:
         refused = written is not None and self._broker.was_taken_back(written)
         for queue, messages in self._leaving.items():
             if refused:
-                queue.not_settled(messages)
+                queue.requeue(messages)
             else:
                 queue.settle_written(messages)
         if refused:

@@ -13,7 +13,7 @@ server itself holds input back.
 *Pauses.* While `stopped` has a reason set, nothing is read. Input that was read and not applied is kept. It
 is applied when the last reason is cleared, but never from inside `apply`.
 
-*Fairness.* A subclass asks `turn.over()` after each item. Once it is, `let_others` leaves the rest of the
+*Fairness.* A subclass asks `turn.over()` after each item. Once it is, `yield_turn` leaves the rest of the
 input to the next turn of the loop.
 
 *The end.* `input_ended` is called after everything before the end of input has been applied. `release` is
@@ -221,7 +221,7 @@ class SessionBase:
             self.close_for(f"{self.user} has his share of net.connections_max")
             return
         if self.stopped & Stop.OTHERS:
-            self.go(Stop.OTHERS)
+            self.resume_input(Stop.OTHERS)
         if self._input_due <= now:
             self._input_due = math.inf
             try:
@@ -279,13 +279,13 @@ class SessionBase:
 
     # Its pace.
 
-    def stop(self, reason: int) -> None:
-        """Hold input back until `go` is called with the same reason."""
+    def pause_input(self, reason: int) -> None:
+        """Hold input back until `resume_input` is called with the same reason."""
         if not (self.stopped or self._phase):
             self._pause()
         self.stopped |= reason
 
-    def go(self, reason: int) -> None:
+    def resume_input(self, reason: int) -> None:
         """Clear a reason to hold input back; when it was the last, apply what was kept."""
         if self.stopped & reason:
             self.stopped &= ~reason
@@ -295,16 +295,16 @@ class SessionBase:
                 else:
                     self._go_on()
 
-    def go_soon(self, reason: int) -> None:
-        """As `go`, but input goes on in the next turn: for calls from deep within a queue or the store."""
+    def resume_next_turn(self, reason: int) -> None:
+        """As `resume_input`, but in the next turn: for calls from deep within a queue or the store."""
         if self.stopped & reason and not self.lost:
-            self.let_others()
+            self.yield_turn()
             self.stopped &= ~reason
 
-    def let_others(self) -> None:
+    def yield_turn(self) -> None:
         """Serve other connections first; the rest of the input follows in the next turn."""
         if not self.stopped & Stop.OTHERS:
-            self.stop(Stop.OTHERS)
+            self.pause_input(Stop.OTHERS)
             self.wake_by(self.connection.now)
 
     def stop_if_crowded(self) -> bool:
@@ -312,25 +312,25 @@ class SessionBase:
         outbox = self.connection.outbox
         if outbox.size > outbox.bound:
             self.connection.on_drained = self.drained  # set late: a bound method per connection costs memory
-            self.stop(Stop.OUTBOX)
+            self.pause_input(Stop.OUTBOX)
         return self.stopped != 0
 
     def stop_if_congested(self, store: "Store") -> None:
         """Stop if the disk does not keep up."""
         if store.congested and not self.stopped & Stop.STORE:
-            self.stop(Stop.STORE)
+            self.pause_input(Stop.STORE)
             store.when_uncongested(self.connection.guarded(self._uncongested))
 
     def drained(self) -> None:
         """The outbox has drained. A subclass that has more to send then overrides this."""
-        self.go(Stop.OUTBOX)
+        self.resume_input(Stop.OUTBOX)
 
     def replies_full(self, full: bool) -> None:
         """Too many answers are pending (`Replies`), or no longer."""
         if full:
-            self.stop(Stop.REPLIES)
+            self.pause_input(Stop.REPLIES)
         else:
-            self.go(Stop.REPLIES)
+            self.resume_input(Stop.REPLIES)
 
     # Login and access.
 
@@ -368,13 +368,15 @@ class SessionBase:
                 self.user = user
                 self.access_changed()
             done(fits)
-            self.go_soon(Stop.LOGIN)  # in a turn of the driver, so what `done` wrote is committed at its end
+            self.resume_next_turn(
+                Stop.LOGIN
+            )  # in a turn of the driver, so what `done` wrote is committed at its end
 
         gate = self._gate
         if gate is None:
             done(False)
         else:
-            self.stop(Stop.LOGIN)
+            self.pause_input(Stop.LOGIN)
             gate.log_in(user, password, self.connection.peer, checked, self.connection.in_its_turn)
 
     def may(self, action: str, name: str | bytes) -> bool:
@@ -560,4 +562,4 @@ class SessionBase:
             self.end()
 
     def _uncongested(self) -> None:
-        self.go_soon(Stop.STORE)  # thousands may wait for the store: not all of them in one turn
+        self.resume_next_turn(Stop.STORE)  # thousands may wait for the store: not all of them in one turn

@@ -68,9 +68,6 @@ _INLINE_LOGS_MAX = 64
 besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
 """A batch with more logs that have light appends alone is committed in a thread, too: 1.6 us each."""
-LIGHT_AT_ONCE = 1024
-"""How many logs' light appends become visible in one slice of a commit that was made in a thread: a
-millisecond."""
 _INLINE_UNAWAITED_BYTES = 16 << 10
 """A larger commit with records that nobody waits for is made in a thread."""
 _INLINE_BUSY = 8
@@ -589,7 +586,7 @@ class Committer:
 
     def __attrs_post_init__(self) -> None:
         settings = self._settings
-        self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 16 - 1)
+        self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 8 - 1)
         if settings.reference_bytes:
             self._light_most = min(self._light_most, settings.reference_bytes - 1)
         self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
@@ -846,8 +843,6 @@ class Committer:
                             commit.not_run(error)
                         except Exception as error:
                             commit.fail(error)
-                        for _ in self._advance_light(commit):
-                            await trio.sleep(0)  # noqa: ASYNC115 - as below
                     self._finish(commit)
                 elif (left := self._sync_by - self._clock.monotonic()) <= 0:
                     await self._sync_in_thread()
@@ -1007,24 +1002,6 @@ class Committer:
         return self._settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
 
     # -- publishing the outcome
-
-    def _advance_light(self, commit: Commit) -> Iterator[None]:
-        """Make light appends visible in slices; `_finish` resolves the tickets. Others are served meanwhile,
-        and no other commit begins.
-        """
-        try:
-            advanced = False
-            for batch in commit.batches[: commit.good]:
-                while batch.light:
-                    if advanced:
-                        yield
-                    rows = batch.light[:LIGHT_AT_ONCE]
-                    del batch.light[:LIGHT_AT_ONCE]
-                    watched = self.tails.add_light(rows, commit.now_ms, self._clock.monotonic())
-                    self._call_watchers(watched)
-                    advanced = True
-        except Exception as error:
-            commit.fail(error)
 
     def _finish(self, commit: Commit) -> None:
         """Publish the outcome of a commit. In this order: whoever waits for a ticket finds everything else in

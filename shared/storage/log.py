@@ -624,7 +624,7 @@ class Tails:
         tail: that is one large write anyway, and saves two copies.
         """
         return (
-            size < self.log_bytes // 16 or log in self.writing or log in self.failing or log in self.nameless
+            size < self.log_bytes // 8 or log in self.writing or log in self.failing or log in self.nameless
         )
 
     def add(self, log: Log, data: memoryview, now: float) -> None:

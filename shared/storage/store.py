@@ -347,8 +347,6 @@ class Store:
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:
                 raise StoreReadOnly(str(committer.read_only))
-            for _ in self._files.closing():
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             if not clean:
                 logger.warning(
                     "the shutdown checkpoint failed: nothing is lost, the next start replays the journal; "

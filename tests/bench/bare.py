@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from brokers.bench.adapter import Load, Point, fan_out_load, request_load
-from brokers.bench.load import Address, FanOut, Talk, stamped_body
+from brokers.bench.load import Address, FanOut, Talk, lines, repeated, stamped_body
 from tests.bench.bare_server import CONSUMER, GROUP_BYTES, PRODUCER, Kind
 from tests.bench.helper import helper
 from tests.bench.peers import Peer
@@ -20,7 +20,7 @@ def answers(*, synced: bool) -> Peer:
     """Each message is answered by one byte."""
 
     def talk(point: Point, client: int) -> Talk:
-        return Talk.repeating([b"x" * (point.size - 1) + b"\n"], 1, point.window)
+        return Talk(repeated([b"x" * (point.size - 1) + b"\n"]), lines(), point.window)
 
     return partial(_started, "answer", synced), request_load(talk)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from brokers.bench.adapter import Load, Point, fan_out_load, request_load
 from brokers.bench.cli import adapter_of
-from brokers.bench.load import Address, FanOut, Talk, repeated, stamped_body
+from brokers.bench.load import Address, FanOut, Talk, lines, repeated, stamped_body
 from brokers.bench.pubsub import topics_of
 from brokers.bench.servers import serving, wait_until
 
@@ -245,7 +245,7 @@ def xadd_talk(point: Point, client: int) -> Talk:
     """XADD, two lines an answer."""
     body = b"x" * point.size
     requests = [redis_command(b"XADD", stream, b"*", b"m", body) for stream in point.names_of(client)]
-    return Talk.repeating(requests, 2, point.window)
+    return Talk(repeated(requests), lines(2), point.window)
 
 
 def _at(talk: Callable[[int, int, Sequence[bytes]], Talk]) -> Load:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from brokers.bench.adapter import Adapter, Point
-from brokers.bench.cli import MODES, Protocol, adapter_of, metered, middle, row_of
+from brokers.bench.cli import MODES, Protocol, adapter_of, middle, row_of
 from brokers.bench.load import Address, Measured
 from brokers.errors import Failure
 from tests.bench.bare import FLOORS
+from tests.bench.metering import metered
 from tests.bench.peers import PEERS, Peer, brokers_server
 
 Row = Mapping[str, Any]
@@ -105,6 +106,7 @@ def beside_peers(
     for name, theirs in best.items() or [("-", None)]:
         yield {
             **row_of(adapter, point, ours or Measured(0.0, 0.0, 0.0)),
+            "cpu_us": None if ours is None or ours.cpu_us is None else round(ours.cpu_us, 2),
             "baseline": name,
             "ratio": _ratio(ours, theirs, "rate"),
             "median_ratio": _ratio(ours, theirs, "median_us"),

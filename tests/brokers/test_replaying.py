@@ -202,7 +202,7 @@ def archived(folder: Path, origin: str, log: str, payloads: Sequence[bytes]) -> 
         path.parent.mkdir(parents=True)
         parquet.write_table(pa.Table.from_batches([batch]).drop_columns(["topic"]), path)
         span = ArchivedSpan(log, log, log, "1", ByteRange(0, end), [part])
-        archive.commit(archive.manifest.advance([span], 0, 1 << 40))
+        archive.commit(archive.manifest.advance([span], 0))
 
 
 def test_an_archive_of_topics_or_of_a_recording_is_read_from_any_place(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_an_archive_of_topics_or_of_a_recording_is_read_from_any_place(tmp_path:
     with pytest.raises(Failure, match="was deleted since"):
         list(sources.records_of(source, {"other log": (0, 1)}, pytest.fail))
     with archive_folder(tmp_path / "lives", "a data folder's dms") as archive:
-        archive.commit(archive.manifest.advance((), 0, 0))
+        archive.commit(archive.manifest.advance((), 0))
     with pytest.raises(Failure, match="archive of a data folder's dms"):
         sources.opened(f"archive:{tmp_path / 'lives'}", tmp_path, sources.Chosen())
 

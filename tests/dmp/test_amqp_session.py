@@ -108,13 +108,13 @@ async def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_m
     peer.ask(C.Basic.Consume(0, "q", "t"))
     peer.publish("", "q", b"held")
     assert bodies(peer.frames()) == [b"held"]
-    peer.session.stop(Stop.STORE)
+    peer.session.pause_input(Stop.STORE)
     peer.session.receive(encode(C.Basic.Ack(1), 1))
     peer.session.hang_up()
     other = Peer(peer.world).login()
     other.publish("", "q", b"late")
     assert peer.frames() == []
-    peer.session.go(Stop.STORE)
+    peer.session.resume_input(Stop.STORE)
     peer.close_input()
     peer.world.settle()
     assert other.ask_get("q") == b"late"

@@ -115,7 +115,7 @@ async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_oth
     sink = application.sink(b"amq.topic")
     sink.say(packed(b"x"))
     assert not any(peer.connection.reading for peer in (one, other, sink))
-    monkeypatch.setattr(SessionBase, "go_soon", failing_once(SessionBase.go_soon))
+    monkeypatch.setattr(SessionBase, "resume_next_turn", failing_once(SessionBase.resume_next_turn))
     queue.purge()
     assert crashed == [one.connection]
     assert other.ask(commands.Basic.Qos()).name == "Basic.QosOk"

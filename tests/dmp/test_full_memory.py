@@ -187,13 +187,13 @@ async def test_who_had_to_wait_again_goes_before_those_who_have_published(
             peer.send(publish("", "q", bytes(3 * BODY + number), part=BODY))
     first, second, third = (peer.session for peer in peers)
     woken: list[object] = []
-    go_soon = AmqpSession.go_soon
+    resume_next_turn = AmqpSession.resume_next_turn
 
     def note(session: AmqpSession, reason: int) -> None:
         woken.append(session)
-        go_soon(session, reason)
+        resume_next_turn(session, reason)
 
-    monkeypatch.setattr(AmqpSession, "go_soon", note)
+    monkeypatch.setattr(AmqpSession, "resume_next_turn", note)
     for turns in ([first, second, third], [second, third, first], [third, first, second]):
         woken.clear()
         for name in (b"full", b"q"):

@@ -37,13 +37,13 @@ def test_who_has_ended_while_its_input_is_held_back_is_given_nothing_and_what_it
     peer, other = with_queue(world), world.connect()
     peer.produce("orders", b"held")
     ((delivery, _),) = peer.consume("orders", 2)
-    peer.session.stop(Stop.STORE)
+    peer.session.pause_input(Stop.STORE)
     peer.session.receive(wire.pack(Type.ACK, delivery) + wire.pack(Type.CONSUME, 7, NAME))
     peer.session.hang_up()
     assert statuses(peer.take()) == [Status.TIMEOUT]
     other.produce("orders", b"late")
     assert peer.take() == []
-    peer.session.go(Stop.STORE)
+    peer.session.resume_input(Stop.STORE)
     peer.close_input()
     world.settle()
     assert [(f[0], f[3]) for f in peer.take()] == [(Type.ACK_OK, delivery), (Type.ERROR, 7)]

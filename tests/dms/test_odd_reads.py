@@ -129,7 +129,7 @@ def test_runs_of_one_kind_behind_another_are_each_taken_at_once(monkeypatch: pyt
 
 def test_acks_of_one_read_are_taken_in_turns_where_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = full_of()
-    turns = counted(monkeypatch, session.Session, "let_others", lambda _: 1)
+    turns = counted(monkeypatch, session.Session, "yield_turn", lambda _: 1)
     short_turns(monkeypatch, 1, 100)
     peer.send(UNKNOWN * 400)
     assert len(peer.take()) == 400

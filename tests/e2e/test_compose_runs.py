@@ -105,13 +105,12 @@ def test_its_services_work_together(tmp_path: Path, new_server: Callable[..., Se
         )
         try:
             wait_for(lambda: readable(folder) == 302 or process.poll() is not None)
-            produce(server, slice(300, None))
-            wait_for(lambda: readable(folder) == 502 or process.poll() is not None)
+            produce(server, slice(300, None))  # too little for a file: it is written in the end
             process.send_signal(signal.SIGTERM)
             said, errors = process.communicate(timeout=START_SECONDS)
         finally:
             process.kill()
     assert process.returncode == 0, errors
-    assert said.count('"records": ') >= 3
+    assert said.count('"records": ') >= 2
     assert archived(archive.paths(folder)) == TOPICS
     assert archived([str(path) for path in folder.glob("topic=*/date=*/*.parquet")]) == TOPICS

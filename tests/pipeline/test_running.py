@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from pyspark.java_gateway import launch_gateway
 
 from brokers.pipeline import running
 from brokers.pipeline.reading import ReadOptions
-from brokers.pipeline.running import JobFailed, said, spark_for
+from brokers.pipeline.running import JobFailed, innermost_error, spark_for
 from shared.errors import ConfigError, StoreFormat, UsageError
 from tests.support.server import run_here
 
@@ -120,19 +119,19 @@ def test_what_cannot_be_read_is_said_before_spark_is_started(plain: Path, tmp_pa
         away.where(None)
 
 
-def test_a_failure_is_what_the_innermost_error_said() -> None:
-    assert said(TRACE) == "orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)"
+def test_a_failure_is_what_the_innermost_error_innermost_error() -> None:
+    assert innermost_error(TRACE) == "orders in data: offsets 0 to 7 are lost (failOnDataLoss is true)"
     assert (
-        said("[PATH_NOT_FOUND] Path does not exist: x.\n  at org.apache")
+        innermost_error("[PATH_NOT_FOUND] Path does not exist: x.\n  at org.apache")
         == "[PATH_NOT_FOUND] Path does not exist: x."
     )
-    assert said(CHAINED) == "No module named 'attrs'"
+    assert innermost_error(CHAINED) == "No module named 'attrs'"
     py4j = (
         "An error occurred while calling None.org.x.\n: java.lang.IllegalStateException: it is over\n\tat x"
     )
-    assert said(py4j) == "it is over"
-    assert said("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
-    assert said("") == "Spark's JVM has ended"
+    assert innermost_error(py4j) == "it is over"
+    assert innermost_error("[Errno 111] Connection refused") == "[Errno 111] Connection refused"
+    assert innermost_error("") == "Spark's JVM has ended"
 
 
 def test_a_master_that_does_not_answer_is_told_at_once() -> None:
@@ -187,19 +186,3 @@ def test_ctrl_c_while_spark_starts_leaves_no_jvm() -> None:
     except KeyboardInterrupt as interrupt:
         running.end_awaited(interrupt)
     assert processes[0].returncode == -signal.SIGKILL
-
-
-def test_the_bar_counts_tasks(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = []
-
-    @contextmanager
-    def bar(what: str, total: int | None) -> object:
-        yield lambda done, total: updates.append((done, total))
-
-    monkeypatch.setattr(running, "progress", bar)
-    monkeypatch.setattr(running, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(running.sys.stderr, "isatty", lambda: True)
-    with running.watched(spark, "test"):
-        while not any(total for _, total in updates):
-            spark.range(100_000, numPartitions=4).selectExpr("sum(hash(id))").collect()
-    assert all(done <= (total or 0) for done, total in updates)

@@ -99,11 +99,6 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: "SparkSession", fold
         reader.schema("offset string").load(str(folder)).count()
 
 
-def test_a_session_that_is_made_of_another_has_the_source(spark: "SparkSession", folder: Path) -> None:
-    reader = spark.newSession().read.format("logmq").option("subscribe", "orders")
-    assert reader.load(str(folder)).columns == ["topic", "offset", "timestamp", "value"]
-
-
 def test_sql_reads_through_a_temporary_view(spark: "SparkSession", folder: Path) -> None:
     what = f"logs USING logmq OPTIONS (path '{folder}', subscribe 'bills', endingOffsets '{{\"bills\": 20}}')"
     spark.sql(f"CREATE TEMPORARY VIEW {what}")

@@ -10,7 +10,6 @@ after a crash. A file's name has the range of its offsets. Its writer checks tha
 each other byte by byte from the range's start to its end.
 
 **What readers see.** Files are written in a hidden folder. Once a commit has named them they are renamed to
-`topic=.../date=.../`. A continuous archive commits every second or so, which makes many small files. Until
-enough are there they stay hidden as *fresh* files, which `archive.read` and `archive.paths` know. Then they
-are *settled*: written anew as one.
+`topic=.../date=.../`. An archive that follows waits until a log has enough that is new, or until that is five
+minutes old, so that files are few.
 """

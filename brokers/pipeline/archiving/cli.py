@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import attrs
 from cyclopts import Parameter
 
 from brokers.commands.render import CommandResult, Following
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.reading import ReadOptions, a_folder, pair
-from brokers.pipeline.running import check_master, said, spark_for
+from brokers.pipeline.running import check_master, innermost_error, spark_for
 from shared.cli.options import Json, a_path
 from shared.cli.progress import counting
 from shared.errors import UsageError
@@ -46,9 +47,9 @@ def archive(
     once: Annotated[
         bool, Parameter(help="Archive what is there and end.", negative="", show_default=False)
     ] = False,
-    trigger: Annotated[float, Parameter(help="Seconds from one commit to the next, where less comes.")] = 1.0,
-    settle_seconds: Annotated[float, Parameter(help="Fresh files become one file after so long,")] = 300.0,
-    settle_bytes: Annotated[int, Parameter(help="or once a log's are so many bytes.")] = 128 << 20,
+    trigger: Annotated[float, Parameter(help="Seconds from one look at the logs to the next.")] = 1.0,
+    settle_seconds: Annotated[float, Parameter(help="What is new is archived after so long,")] = 300.0,
+    settle_bytes: Annotated[int, Parameter(help="or once a log has so many new bytes.")] = 128 << 20,
     compression: Annotated[Compression, Parameter(help="Of the Parquet files.")] = "zstd",
     allow_loss: Annotated[
         bool,
@@ -59,10 +60,10 @@ def archive(
 ) -> Following | Mapping[str, Any]:
     """Write logs to Parquet, by topic and date, each record exactly once.
 
-    It follows the logs until SIGTERM or SIGINT; a second one does not wait for
-    the round under way. With --once it ends when all that was there is archived.
-    Killed at any moment, it goes on where it was. With --json each commit is a
-    line.
+    It follows the logs until SIGTERM or SIGINT, and archives then what is there;
+    a second one does not wait for that. With --once it ends when all that was
+    there is archived. Killed at any moment, it goes on where it was. With --json
+    each commit is a line.
     """
     from brokers.pipeline.session import require_spark
 
@@ -73,7 +74,6 @@ def archive(
     from brokers.pipeline.archiving.feed import ArchiveInput
     from brokers.pipeline.archiving.job import Settings
     from brokers.pipeline.archiving.manifest import Manifest
-    from brokers.pipeline.archiving.plan import Ripe
     from brokers.pipeline.source.options import parse
 
     for flag, number, least in (
@@ -108,7 +108,8 @@ def archive(
             raise Failure(f"there is no topic {missing[0]}", ExitCode.MISSING)
     settings = Settings(
         trigger_seconds=trigger,
-        ripe=Ripe(settle_bytes, seconds=settle_seconds),
+        file_bytes=settle_bytes,
+        file_seconds=settle_seconds,
         compression=compression,
         allow_loss=allow_loss,
     )
@@ -126,8 +127,7 @@ def archived(
 
     The exit code is 1 where one is missing, but for what is older than the first
     file: an archive has an age. Offsets are those of the log:
-    everything from "first" up to "end" is there, up to "settled" at its final
-    place.
+    everything from "first" up to "end" is there.
     """
     from brokers.pipeline.archive import REMOVED, committed, faults
     from brokers.pipeline.archiving.files import LocalFiles
@@ -139,7 +139,6 @@ def archived(
             "log": log.key,
             "records": log.records,
             "first": log.start,
-            "settled": log.settled,
             "end": log.end,
             "lost_bytes": log.lost_bytes,
         }
@@ -159,15 +158,17 @@ def _rounds(
     from brokers.pipeline.archiving.job import Archiver
 
     folder = folder.absolute()
+    # The command counts records itself, so Spark shows no tasks.
+    reading = attrs.evolve(reading, conf=("spark.ui.showConsoleProgress=false", *reading.conf))
     stop = threading.Event()
     with (
         opened(folder, feed.origin) as place,
         until_told(stop, signal.SIGTERM),  # so that it ends in order, with 0
-        spark_for(f"archive {folder}", reading, bar=False) as spark,
+        spark_for(f"archive {folder}", reading) as spark,
     ):
 
         def warn(text: str) -> None:
-            print(f"brokers: {said(text)}; trying again", file=sys.stderr, flush=True)
+            print(f"brokers: {innermost_error(text)}; trying again", file=sys.stderr, flush=True)
 
         archiver = Archiver(spark, feed, place, folder, settings, stop, warn=warn)
         with until_told(stop, signal.SIGTERM, signal.SIGINT):

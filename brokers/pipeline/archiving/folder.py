@@ -119,15 +119,13 @@ class ArchiveFolder:
                     self.files.unlink(names.manifest(version))
         self._move()
         self._prune()
-        self.sweep()
+        self._sweep()
 
     def commit(self, following: Manifest) -> None:
         """Commit `following`, and do its moves. Raises ArchiveInUse if another archiver committed."""
         if following.version != self.manifest.version + 1:
             raise ValueError(f"version {following.version} after {self.manifest.version}")
-        known = {part.fresh_path for part in self.manifest.hot}
-        new = [part for part in (*following.hot, *following.moves) if part.fresh_path not in known]
-        self._sync_folders({part.fresh_path.rpartition("/")[0] for part in new})
+        self._sync_folders({_parent(part.fresh_path) for part in following.moves})
         try:
             write_new(self.files, names.manifest(following.version), following.pack())
         except FileExistsError:
@@ -135,22 +133,19 @@ class ArchiveFolder:
         self.files.sync_folder(names.MANIFESTS)
         if max(_versions(self.files)) != following.version:
             raise ArchiveInUse("another archiver has committed to this folder")
-        gone = {each.path for each in self.manifest.retired} - {each.path for each in following.retired}
         self.manifest = following
         self._move()
         self._prune()
-        self._remove(gone)
+        self._sweep()
 
-    def sweep(self) -> int:
-        """Remove fresh files that the manifest does not name, left by dead tasks. Returns how many."""
-        lost = self._unnamed()
-        self._remove(lost)
-        return len(lost)
+    def _sweep(self) -> None:
+        """Remove fresh files that the manifest does not name."""
+        for path in self._unnamed():
+            self.files.unlink(path)
 
     def _unnamed(self) -> list[str]:
-        """Return the fresh files that the manifest does not name."""
+        """Return the fresh files that the manifest does not name, left by dead tasks."""
         kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
-        kept |= {each.path for each in self.manifest.retired}
         return [path for path in _below(self.files, names.FRESH) if path not in kept]
 
     def _set_aside(self, version: int) -> None:
@@ -171,7 +166,7 @@ class ArchiveFolder:
         moved = {part.path for part in self.manifest.moves}
         for path, name in final_files(self.files):
             log = self.manifest.logs.get(name.key)
-            if path not in moved and (log is None or name.end > log.settled):
+            if path not in moved and (log is None or name.end > log.end):
                 raise ArchiveDamaged(
                     f"{path} is newer than the newest manifest that can be read"
                     f" (version {self.manifest.version}): the manifest is damaged or was replaced"
@@ -210,13 +205,6 @@ class ArchiveFolder:
         for version in _versions(self.files):
             if version <= self.manifest.version - _KEPT_MANIFESTS:
                 self.files.unlink(names.manifest(version))
-
-    def _remove(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            try:
-                self.files.unlink(path)
-            except FileNotFoundError:
-                pass
 
     def _make(self, folder: str) -> None:
         if folder not in self._durable:

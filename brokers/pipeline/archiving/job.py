@@ -8,9 +8,9 @@ jobs are the ranges to archive and the files made of them.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -18,9 +18,8 @@ from brokers.errors import Failure
 from brokers.pipeline.archiving import parquet, plan
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
-from brokers.pipeline.archiving.manifest import ByteRange, Manifest, Part, Settlement
 from brokers.pipeline.archiving.parquet import Work, Written
-from brokers.pipeline.archiving.plan import Ripe, RoundTarget, TaskPiece
+from brokers.pipeline.archiving.plan import Ripeness, RoundTarget, TaskPiece
 from brokers.pipeline.source.ranges import Cut
 
 if TYPE_CHECKING:
@@ -35,15 +34,15 @@ class Settings:
     """How rounds are made.
 
     `round_bytes`: the most that a round reads; None: enough for a large file from each task. `task_bytes`:
-    the least that is worth a task. `ripe`: when fresh files are settled. `kept_seconds`: how long they then
-    stay for readers that began before. `patience_seconds`: how long an archive that follows tries again.
+    the least that is worth a task. `file_bytes`, `file_seconds`: when what is new in a log is archived, while
+    logs are followed. `patience_seconds`: how long an archive that follows tries again.
     """
 
     trigger_seconds: float = 1.0
     round_bytes: int | None = None
     task_bytes: int = 4 << 20
-    ripe: Ripe = Ripe()  # noqa: RUF009
-    kept_seconds: float = 600.0
+    file_bytes: int = 128 << 20
+    file_seconds: float = 300.0
     compression: str = "zstd"
     allow_loss: bool = False
     patience_seconds: float = 60.0
@@ -51,16 +50,15 @@ class Settings:
 
 @attrs.frozen
 class Round:
-    """What a round did. `behind_bytes`: bytes of logs that were there when it began, and are not archived.
+    """What a round did. `behind_bytes`: bytes of logs that it was to archive, and that are left for the next.
 
-    `settled`: files written anew at their final places. `events`: what happened to logs, in words.
+    `events`: what happened to logs, in words.
     """
 
     version: int
     records: int
     bytes: int
     files: int
-    settled: int
     behind_bytes: int
     seconds: float
     events: tuple[str, ...] = ()
@@ -82,25 +80,24 @@ class Archiver:
     _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
 
     def once(self) -> Iterator[Round]:
-        """Archive all that is there now. In the end everything is at its final place."""
-        yield from self._settled(everything=True)  # what a continuous archive left
+        """Archive all that is there now."""
         with self.feed.look() as look:
             ends = {name: log.stop for name, log in look.logs(self.folder.manifest)}
-        while not self.stop.is_set():
-            done = self._round(direct_bytes=0, ends=ends)
-            if done is None:
-                break
+        while not self.stop.is_set() and (done := self._round(ends=ends)) is not None:
             yield done
 
     def follow(self) -> Iterator[Round]:
-        """Archive what comes, until `stop` is set."""
+        """Archive what comes, until `stop` is set; then what is there."""
+        if self.stop.is_set():
+            return
+        ripeness = Ripeness(self.settings.file_bytes, self.settings.file_seconds)
         failing_since: float | None = None
-        while not self.stop.is_set():
+        while True:
+            is_last = self.stop.is_set()
             begun = time.monotonic()
-            done: list[Round] = []
+            done: Round | None = None
             try:
-                done += filter(None, [self._round(direct_bytes=self.settings.ripe.file_bytes)])
-                done += self._settled()
+                done = self._round(None if is_last else ripeness)
                 failing_since = None
             except Failure:
                 raise
@@ -110,13 +107,20 @@ class Archiver:
                 if begun - failing_since > self.settings.patience_seconds or not self._spark_lives():
                     raise
                 self.warn(str(error))
-            yield from done
-            if not any(each.behind_bytes for each in done):
+            if done is not None:
+                yield done
+            if done is None or not done.behind_bytes:
+                if is_last:
+                    return
                 self.stop.wait(max(self.settings.trigger_seconds - (time.monotonic() - begun), 0))
-        yield from self._settled(everything=True)
 
-    def _round(self, *, direct_bytes: int, ends: dict[str, int] | None = None) -> Round | None:
-        """Make one commit; None where nothing is new. `ends`: the logs to read, and up to where."""
+    def _round(
+        self, ripeness: Ripeness | None = None, *, ends: Mapping[str, int] | None = None
+    ) -> Round | None:
+        """Make one commit; None where nothing is to be archived.
+
+        `ends`: the logs to read, and up to where.
+        """
         begun, now = time.monotonic(), self.folder.manifest
         with self.feed.look() as look:
             logs = look.logs(now)
@@ -127,20 +131,26 @@ class Archiver:
                     if name in ends
                 ]
             wanted = plan.targets(now, logs, look.is_another, allow_loss=self.settings.allow_loss)
-            if not wanted:
+            if ripeness is not None:
+                wanted = ripeness.ripe(wanted, begun)
+            if not wanted and not now.hot:
                 return None
             there = _bytes(wanted)
             most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
             wanted = plan.limited(wanted, most, look.cut)
             written = self.write(wanted, look.cut)
-        following = now.advance(plan.spans(wanted, written), _now_ms(), direct_bytes)
-        self._commit(following)
+        following = now.advance(plan.spans(wanted, written), int(time.time() * 1000))
+        try:
+            self.folder.commit(following)
+        except OSError as error:  # only recovery can tell what became of it
+            raise Failure(f"commit {following.version} failed: {error}") from error
+        if ripeness is not None and there == _bytes(wanted):
+            ripeness.archived(wanted)
         return Round(
             following.version,
             following.records - now.records,
             _bytes(wanted),
-            len(following.hot) + len(following.moves) - len(now.hot),
-            0,
+            len(following.moves),
             there - _bytes(wanted),
             round(time.monotonic() - begun, 3),
             tuple(f"{target.log.topic}: {target.event}" for target in wanted if target.event),
@@ -167,39 +177,10 @@ class Archiver:
                 for work, (_, batches) in zip(works, ranges, strict=True)
             ]
 
-        return [written for each in self._each(write, shares) for written in each]
-
-    def _settled(self, *, everything: bool = False) -> Iterator[Round]:
-        """Settle the logs that are ripe, and forget settled fresh files whose time is over."""
-        begun, now = time.monotonic(), self.folder.manifest
-        now_ms = _now_ms()
-        ripe = plan.ripe(now, self.settings.ripe, now_ms, everything=everything)
-        if not ripe:
-            if (without := now.without_retired(now_ms)) is not now:
-                self._commit(without)
-            return
-        root, compression = self.root, self.settings.compression
-        token = f"{self._run}-{now.version + 1}"
-        logs = now.logs
-
-        def merge(parts: list[Part]) -> list[Part]:
-            log = logs[parts[0].key]
-            work = Work(log.identity, log.topic, ByteRange(parts[0].start, parts[-1].end), token)
-            return list(parquet.merge(root, _attempt(work), parts, compression).parts)
-
-        settlements = [Settlement(new, old) for old, new in zip(ripe, self._each(merge, ripe), strict=True)]
-        following = now.settle(settlements, now_ms, int(self.settings.kept_seconds * 1000))
-        self._commit(following)
-        self.folder.sweep()
-        seconds = round(time.monotonic() - begun, 3)
-        yield Round(following.version, 0, 0, 0, len(following.moves), 0, seconds)
-
-    def _commit(self, following: Manifest) -> None:
-        """Raises Failure: only recovery can tell what became of a failed commit."""
-        try:
-            self.folder.commit(following)
-        except OSError as error:
-            raise Failure(f"commit {following.version} failed: {error}") from error
+        if not shares:
+            return []
+        tasks = self.spark.sparkContext.parallelize(shares, len(shares)).map(write).collect()
+        return [written for task in tasks for written in task]
 
     def _spark_lives(self) -> bool:
         try:
@@ -207,13 +188,6 @@ class Archiver:
         except Exception:
             return False
         return True
-
-    def _each(self, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Apply `function` to each item in the executors, a task each. Results are in order."""
-        items = list(items)
-        if not items:
-            return []
-        return self.spark.sparkContext.parallelize(items, len(items)).map(function).collect()
 
 
 def _attempt(work: Work) -> Work:
@@ -227,7 +201,3 @@ def _attempt(work: Work) -> Work:
 
 def _bytes(wanted: Sequence[RoundTarget]) -> int:
     return sum(target.range.length for target in wanted)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -88,19 +88,6 @@ def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression
     return Written(parts, gaps)
 
 
-def merge(root: Path, work: Work, parts: Sequence[Part], compression: str = "zstd") -> Written:
-    """Rewrite several fresh files of a log into one for each day; a new one begins after each gap."""
-    return write(root, attrs.evolve(work, gaps_allowed=True), _records(root, parts), compression)
-
-
-def _records(root: Path, parts: Sequence[Part]) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        with pq.ParquetFile(root / part.fresh_path, memory_map=True) as file:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["offset", "timestamp", "value"])
-                yield from table.combine_chunks().to_batches()
-
-
 @attrs.frozen
 class _DayRun:
     """Records of one day that follow each other byte by byte."""

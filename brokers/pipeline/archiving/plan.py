@@ -1,12 +1,13 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from operator import attrgetter
 
 import attrs
 
 from brokers.errors import ExitCode, Failure
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest, Part
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, LogState, Manifest
 from brokers.pipeline.archiving.parquet import Work, Written
 from brokers.pipeline.source import ranges
 from brokers.pipeline.source.ranges import Cut, LogRange, fair_shares
@@ -143,25 +144,34 @@ def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]])
     return archived
 
 
-@attrs.frozen
-class Ripe:
-    """When a log's fresh files are settled: at so many bytes or files, or when the oldest is so old."""
+@attrs.define(eq=False)
+class Ripeness:
+    """When what is new in a log is archived: once it is so many bytes, or so old.
+
+    What is there at the first look may be older than anybody knows, so it is ripe.
+    """
 
     file_bytes: int = 128 << 20
-    files: int = 600
     seconds: float = 300.0
+    _since: dict[str, float] | None = attrs.field(default=None, init=False)
+    """When each log's new records were first seen, by identity."""
 
+    def ripe(self, wanted: Sequence[RoundTarget], now: float) -> list[RoundTarget]:
+        before = self._since
+        self._since = {
+            target.identity: before.get(target.identity, now) if before is not None else -inf
+            for target in wanted
+        }
+        return [
+            target
+            for target in wanted
+            if target.event
+            or target.range.length >= self.file_bytes
+            or now - self._since[target.identity] >= self.seconds
+        ]
 
-def ripe(manifest: Manifest, rule: Ripe, now_ms: int, *, everything: bool = False) -> list[list[Part]]:
-    """Return, for each log that is ripe, its fresh files in order."""
-    by_log: dict[str, list[Part]] = {}
-    for part in manifest.hot:
-        by_log.setdefault(part.key, []).append(part)
-    return [
-        parts
-        for parts in by_log.values()
-        if everything
-        or sum(part.file_bytes for part in parts) >= rule.file_bytes
-        or len(parts) >= rule.files
-        or now_ms - parts[0].made_ms >= rule.seconds * 1000
-    ]
+    def archived(self, targets: Iterable[RoundTarget]) -> None:
+        """Of what is new from now on the age counts anew."""
+        for target in targets:
+            if self._since is not None:
+                self._since.pop(target.identity, None)

@@ -17,8 +17,7 @@ from brokers.pipeline.archiving import job, names
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import Files, read_whole
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part, Settlement
-from brokers.pipeline.archiving.plan import Ripe
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part
 from brokers.pipeline.source.options import parse
 
 STEP = 10
@@ -52,11 +51,11 @@ def write_fresh(files: Files, topic: str, start: int, end: int, token: str, *, f
     return part
 
 
-def added(folder: ArchiveFolder, start: int, end: int, *, direct_bytes: int, token: str = "a") -> Manifest:
+def added(folder: ArchiveFolder, start: int, end: int, *, token: str = "a") -> Manifest:
     """The next commit: these records of `orders`."""
     part = write_fresh(folder.files, "orders", start, end, f"{token}-{start}")
     span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(start, end), [part])
-    return folder.manifest.advance([span], 0, direct_bytes)
+    return folder.manifest.advance([span], 0)
 
 
 @attrs.define(eq=False)
@@ -82,15 +81,6 @@ class Archiver:
 
     def _next(self, now: Manifest, token: str) -> Manifest | None:
         current = now.current()
-        for topic, length in LENGTHS.items():
-            log = current.get(topic)
-            at = log.end if log else 0
-            hot = [part for part in now.hot if part.key == names.log_key(identity(topic))]
-            if len(hot) > 1 or (hot and at == length):
-                merged = write_fresh(self.files, topic, hot[0].start, hot[-1].end, f"{token}-m")
-                return now.settle([Settlement([merged], hot)], now.version, kept_ms=2)
-        if (without := now.without_retired(now.version)) is not now:
-            return without
         spans = []
         for topic, length in LENGTHS.items():
             log = current.get(topic)
@@ -101,7 +91,7 @@ class Archiver:
                 part = write_fresh(self.files, topic, at, end, token)
                 spans.append(ArchivedSpan(identity(topic), topic, topic, "", ByteRange(at, end), [part]))
         if spans:
-            return now.advance(spans, now.version, direct_bytes=1 if now.version < 2 else 1 << 30)
+            return now.advance(spans, now.version)
         return None
 
 
@@ -137,13 +127,13 @@ class Spark:
         return []
 
 
-NEVER = job.Settings(trigger_seconds=0.0, ripe=Ripe(1 << 40, 1 << 20, 1e9), task_bytes=1)
-"""Fresh files stay fresh until the end, and little is worth a task."""
+AT_ONCE = job.Settings(trigger_seconds=0.0, file_seconds=0.0, task_bytes=1)
+"""What is new is archived at once, and little is worth a task."""
 
 
 @contextmanager
 def archiver(
-    spark: Any, folder: Path, data: Path, settings: job.Settings = NEVER, **options: str
+    spark: Any, folder: Path, data: Path, settings: job.Settings = AT_ONCE, **options: str
 ) -> Iterator[job.Archiver]:
     """The real one, of all topics of a data folder."""
     feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **options}))

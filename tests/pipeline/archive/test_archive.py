@@ -17,12 +17,12 @@ from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest
-from brokers.pipeline.archiving.plan import Overtaken, Ripe
+from brokers.pipeline.archiving.plan import Overtaken
 from brokers.pipeline.source.folder import FolderReader
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
-from tests.pipeline.archive.model import NEVER, archiver
+from tests.pipeline.archive.model import AT_ONCE, archiver
 from tests.pipeline.folders import in_store, placed
 from tests.support.folders import ALWAYS, fill
 
@@ -58,7 +58,7 @@ def read(spark: "SparkSession", folder: Path) -> Rows:
 
 
 def once(
-    spark: "SparkSession", folder: Path, data: Path, settings: Settings = NEVER, **options: str
+    spark: "SparkSession", folder: Path, data: Path, settings: Settings = AT_ONCE, **options: str
 ) -> list[Round]:
     with archiver(spark, folder, data, settings, **options) as job:
         return list(job.once())
@@ -82,7 +82,7 @@ def test_once_archives_what_is_there_and_a_second_time_only_what_came_since(
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "archive"
     fill(data, {("logmq", "orders"): ORDERS, ("logmq", "123"): [b"a", b"", b"\n\0"]})
-    small = attrs.evolve(NEVER, round_bytes=150_000)  # several rounds, several tasks
+    small = attrs.evolve(AT_ONCE, round_bytes=150_000)  # several rounds, several tasks
     rounds = once(spark, folder, data, small)
     assert len(rounds) > 1
     assert sum(each.records for each in rounds) == 4003
@@ -105,41 +105,21 @@ def test_names_that_a_path_cannot_hold_come_back_as_they_were(spark: "SparkSessi
     assert read(spark, folder) == globbed(folder) == expected(logs)
 
 
-def test_following_archives_what_comes_and_settles_in_the_end(spark: "SparkSession", tmp_path: Path) -> None:
-    data, folder = tmp_path / "data", tmp_path / "archive"
-    fill(data, {("logmq", "orders"): [b"first"]})
-    with archiver(spark, folder, data) as job:
-        rounds = job.follow()
-        assert next(rounds).records == 1
-        fill(data, {("logmq", "orders"): [b"second"]})
-        assert next(rounds).records == 1
-        assert read(spark, folder) == expected({"orders": [b"first", b"second"]})
-        assert globbed(folder) == []
-        job.stop.set()
-        (settled,) = rounds
-        assert settled.settled == 1
-    assert read(spark, folder) == globbed(folder) == expected({"orders": [b"first", b"second"]})
-    assert len(archive.paths(folder)) == 1
-
-
-def test_fresh_files_settle_when_they_are_many_and_stay_for_who_reads_them(
+def test_following_archives_what_comes_and_in_the_end_what_waits(
     spark: "SparkSession", tmp_path: Path
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "archive"
-    fill(data, {("logmq", "orders"): [b"0"]})
-    settings = attrs.evolve(NEVER, ripe=Ripe(1 << 40, 2, 1e9))
-    with archiver(spark, folder, data, settings) as job:
+    fill(data, {("logmq", "orders"): [b"first"]})
+    with archiver(spark, folder, data, attrs.evolve(AT_ONCE, file_seconds=1e9)) as job:
         rounds = job.follow()
-        next(rounds)
-        before = archive.paths(folder)
-        fill(data, {("logmq", "orders"): [b"1"]})
         assert next(rounds).records == 1
-        assert next(rounds).settled == 1
-        assert globbed(folder) == expected({"orders": [b"0", b"1"]})
-        assert all(Path(path).exists() for path in before)
-        assert read(spark, folder) == expected({"orders": [b"0", b"1"]})
+        assert read(spark, folder) == globbed(folder) == expected({"orders": [b"first"]})
+        fill(data, {("logmq", "orders"): [b"second"]})
         job.stop.set()
-        assert list(rounds) == []
+        (last,) = rounds
+        assert last.records == 1
+    assert read(spark, folder) == globbed(folder) == expected({"orders": [b"first", b"second"]})
+    assert len(archive.paths(folder)) == 2
 
 
 def test_a_topic_that_was_made_again_is_archived_as_another_log(
@@ -166,7 +146,7 @@ def test_several_brokers_topics_of_one_name_are_logs_of_it(spark: "SparkSession"
     paths = json.dumps([str(tmp_path / "one"), str(tmp_path / "two")])
     source = ArchiveInput(parse({"paths": paths, "subscribe": "orders"}))
     with opened(folder, source.origin) as place:
-        (one,) = Archiver(spark, source, place, folder, NEVER).once()
+        (one,) = Archiver(spark, source, place, folder, AT_ONCE).once()
     assert one.records == 4
     both = [*expected({"orders": [b"a", b"a"]}), *expected({"orders": [b"b", b"b"]})]
     assert globbed(folder) == sorted(both)
@@ -185,7 +165,7 @@ def test_what_retention_dropped_before_it_was_archived_ends_it_or_is_a_gap(
     changed(data, lambda topics: topics.logs["orders"].drop_below(first))
     with pytest.raises(Overtaken, match=r"orders: offsets \d+ to \d+ were dropped"):
         once(spark, folder, data)
-    settings = attrs.evolve(NEVER, allow_loss=True)
+    settings = attrs.evolve(AT_ONCE, allow_loss=True)
     (one,) = once(spark, folder, data, settings, failOnDataLoss="false")
     assert "were dropped" in one.events[0]
     assert read(spark, folder) == [row for row in everything if row[1] < end or row[1] >= first]

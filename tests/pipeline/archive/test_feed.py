@@ -20,7 +20,7 @@ def names(feed: ArchiveInput, known: Manifest) -> list[str]:
 
 
 def known(*names: str) -> Manifest:
-    logs = [LogState(f"{name}#1", name, "orders", "0", 0, 0, 0) for name in names]
+    logs = [LogState(f"{name}#1", name, "orders", "0", 0, 0) for name in names]
     return Manifest(logs={log.key: log for log in logs})
 
 

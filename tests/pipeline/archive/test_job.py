@@ -16,12 +16,12 @@ from brokers.pipeline.archiving.job import Round, Settings
 from brokers.pipeline.archiving.manifest import Manifest, NotContinuous
 from brokers.pipeline.archiving.plan import NamedLog, Overtaken
 from brokers.pipeline.source.ranges import LogRange
-from tests.pipeline.archive.model import NEVER, Spark, archiver
+from tests.pipeline.archive.model import AT_ONCE, Spark, archiver
 from tests.pipeline.folders import ORDERS, RECORDS, entries_of, offset_of
 from tests.support.folders import fill, flip
 
 
-def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER) -> list[Round]:
+def archived(data: Path, folder: Path, *, once: bool, settings: Settings = AT_ONCE) -> list[Round]:
     """All rounds, or the first of an archive that follows, and dies then."""
     loss = {"failOnDataLoss": "false"} if settings.allow_loss else {}
     with archiver(Spark(), folder, data, settings, **loss) as job:
@@ -29,7 +29,7 @@ def archived(data: Path, folder: Path, *, once: bool, settings: Settings = NEVER
 
 
 def test_all_is_archived_by_several_tasks_in_several_rounds(folder: Path, tmp_path: Path) -> None:
-    small = attrs.evolve(NEVER, round_bytes=offset_of(len(RECORDS)) // 3)
+    small = attrs.evolve(AT_ONCE, round_bytes=offset_of(len(RECORDS)) // 3)
     rounds = archived(folder, tmp_path / "archive", once=True, settings=small)
     assert len(rounds) > 2
     assert [each.version for each in rounds] == list(range(1, len(rounds) + 1))
@@ -67,26 +67,12 @@ def test_a_place_that_leaves_records_out_in_silence_is_found_out(
         committed(LocalFiles(tmp_path / "archive"))
 
 
-def test_once_settles_what_one_that_followed_has_left(folder: Path, tmp_path: Path) -> None:
-    files = LocalFiles(tmp_path / "archive")
-    assert archived(folder, tmp_path / "archive", once=False)[0].records == len(RECORDS)
-    assert committed(files).settled == []
-    assert len(committed(files).fresh) > 1
-    (settled,) = archived(folder, tmp_path / "archive", once=True)
-    assert (settled.settled, settled.records) == (1, 0)
-    manifest = committed(files).manifest
-    assert {each.until_ms - manifest.written_ms for each in manifest.retired} == {600_000}
-    assert len(committed(files).settled) == 1
-    assert committed(files).fresh == []
-    assert faults(files) == []
-
-
 def test_what_cannot_be_read_ends_a_round_or_is_a_gap(folder: Path, tmp_path: Path) -> None:
     second = entries_of(folder)[1]
     flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
     with pytest.raises(Exception, match=f"offsets {second.offset} to {second.end} are lost"):
         archived(folder, tmp_path / "archive", once=True)
-    archived(folder, tmp_path / "archive", once=True, settings=attrs.evolve(NEVER, allow_loss=True))
+    archived(folder, tmp_path / "archive", once=True, settings=attrs.evolve(AT_ONCE, allow_loss=True))
     (log,) = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
     assert log.gaps == ((second.offset, second.end),)
     assert log.records == len(RECORDS) - second.records

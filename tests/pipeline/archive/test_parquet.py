@@ -139,35 +139,12 @@ def test_an_empty_range_of_gaps_alone_has_no_file(tmp_path: Path) -> None:
     assert written == parquet.Written([], [ByteRange(0, 30)])
 
 
-def test_fresh_files_become_one_file_a_day(tmp_path: Path) -> None:
-    first, second = laid([b"a", b"b"], [0, 0]), laid([b"c", b"d"], [0, 1], start=10)
-    parts: list[Part] = []
-    for records in (first, second):
-        parts += write(tmp_path, work(records[0][0], end_of(records)), [batch(records)]).parts
-    merged = parquet.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 20), "a-2"), parts)
-    assert list(rows(tmp_path, merged.parts)) == first + second
-    assert [(part.start, part.end) for part in merged.parts] == [(0, 15), (15, 20)]
-
-
-def test_files_with_a_gap_between_are_settled_and_keep_it(tmp_path: Path) -> None:
-    records = laid([b"a"], [0]) + laid([b"b"], [0], start=20)
-    parts = write(tmp_path, work(0, 25, gaps=True), [batch(records)]).parts
-    merged = parquet.merge(tmp_path, Work("orders#1", "orders", ByteRange(0, 25), "a-2"), parts)
-    assert list(rows(tmp_path, merged.parts)) == records
-    assert merged.gaps == [ByteRange(5, 20)]
-
-
 def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 100)
     records = laid([b"x" * 100] * 5, [0] * 5)
     (part,) = write(tmp_path, work(0, end_of(records)), [batch([each]) for each in records]).parts
     assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
     assert list(rows(tmp_path, [part])) == records
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 250)
-    again = Work("orders#1", "orders", ByteRange(part.start, part.end), "a-2")
-    (merged,) = parquet.merge(tmp_path, again, [part]).parts  # a group of the old file at a time
-    assert pq.read_metadata(tmp_path / merged.fresh_path).num_row_groups == 2
-    assert list(rows(tmp_path, [merged])) == records
 
 
 def test_a_file_says_what_it_holds_and_nothing_unfinished_looks_like_one(tmp_path: Path) -> None:

@@ -15,14 +15,13 @@ from brokers.pipeline.archiving.manifest import (
     Manifest,
     NotContinuous,
     Part,
-    Settlement,
     unpack,
 )
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Overtaken, Ripe, RoundTarget
+from brokers.pipeline.archiving.plan import Overtaken, Ripeness, RoundTarget
 from brokers.pipeline.source.ranges import LogRange
 
-HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, 100, records=10)
+HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, records=10)
 
 
 def found_log(first: int, end: int, id_: int = 7) -> LogRange:
@@ -86,7 +85,7 @@ def test_gaps_of_a_log_are_all_kept_and_one_behind_the_other_is_one() -> None:
     made = Written([part(130, 150)], [ByteRange(120, 130)])
     (found,) = plan.spans([target], [(target.identity, made)])
     assert found.range == ByteRange(100, 150)
-    after = Manifest(logs={known.key: known}).advance([found], 0, 0).logs[known.key]
+    after = Manifest(logs={known.key: known}).advance([found], 0).logs[known.key]
     assert (after.gaps, after.end, after.seen) == ((ByteRange(10, 20), ByteRange(100, 130)), 150, "7")
 
 
@@ -127,22 +126,26 @@ def test_a_round_ends_at_the_first_place_within_a_log_whatever_is_said_of_others
     assert found.range == ByteRange(0, 25)
 
 
-def part(start: int, end: int, *, made_ms: int = 0, size: int = 10) -> Part:
-    return Part(HALF.key, "orders", "2026-01-31", start, end, (end - start) // 10, size, "t", made_ms)
+def part(start: int, end: int) -> Part:
+    return Part(HALF.key, "orders", "2026-01-31", start, end, (end - start) // 10, 10, "t")
 
 
-def test_fresh_files_are_ripe_by_bytes_by_number_and_by_age() -> None:
-    now = Manifest(logs={HALF.key: HALF}, hot=(part(0, 10, made_ms=1000), part(10, 20, made_ms=2000)))
-    never = Ripe(1000, 1000, 1000)
+def test_what_is_new_is_archived_once_it_is_large_or_old_and_what_is_there_at_first_at_once() -> None:
+    ripeness = Ripeness(file_bytes=50, seconds=10.0)
 
-    def ripe(rule: Ripe, now_ms: int = 2000) -> list[list[Part]]:
-        return plan.ripe(now, rule, now_ms)
+    def ripe(end: int, now: float) -> bool:
+        return bool(ripeness.ripe(targets(found_log(0, end)), now))
 
-    assert ripe(never) == []
-    assert ripe(attrs.evolve(never, file_bytes=20)) == [list(now.hot)]
-    assert ripe(attrs.evolve(never, files=2)) == [list(now.hot)]
-    assert ripe(attrs.evolve(never, seconds=1.0)) == [list(now.hot)]
-    assert plan.ripe(now, never, 0, everything=True) == [list(now.hot)]
+    assert ripe(110, 0.0)
+    ripeness.archived(targets(found_log(0, 110)))
+    assert not ripe(120, 1.0)
+    assert ripe(150, 2.0)
+    assert not ripe(130, 10.9)
+    assert ripe(130, 11.0)
+    ripeness.archived(targets(found_log(0, 130)))
+    assert not ripe(130, 20.0)
+    made_again = targets(found_log(0, 10, id_=8))
+    assert ripeness.ripe(made_again, 21.0) == made_again
 
 
 def span(start: int, end: int, *parts: Part, gaps: Sequence[ByteRange] = ()) -> ArchivedSpan:
@@ -166,56 +169,12 @@ def span(start: int, end: int, *parts: Part, gaps: Sequence[ByteRange] = ()) -> 
 )
 def test_a_commit_that_does_not_tile_the_log_is_refused(wrong: ArchivedSpan) -> None:
     with pytest.raises(NotContinuous):
-        Manifest(logs={HALF.key: HALF}).advance([wrong], 0, 0)
-
-
-def test_what_is_large_goes_to_its_final_place_at_once_unless_something_older_is_fresh() -> None:
-    def after(manifest: Manifest, added: ArchivedSpan) -> tuple[int, int, int, int]:
-        following = manifest.advance([added], 0, direct_bytes=50)
-        log = following.logs[HALF.key]
-        return log.settled, log.records, len(following.hot), len(following.moves)
-
-    now = Manifest(logs={HALF.key: HALF})
-    fresh = now.advance([span(100, 110, part(100, 110))], 0, direct_bytes=50)
-    assert after(now, span(100, 110, part(100, 110, size=49))) == (100, 11, 1, 0)
-    assert after(now, span(100, 110, part(100, 110, size=50))) == (110, 11, 0, 1)
-    assert after(now, span(100, 110, gaps=[ByteRange(100, 110)])) == (110, 10, 0, 0)
-    assert after(fresh, span(110, 120, part(110, 120, size=50))) == (100, 12, 2, 0)
-    assert after(fresh, span(110, 120, gaps=[ByteRange(110, 120)])) == (100, 11, 1, 0)
-
-
-def test_a_settlement_of_other_records_than_the_oldest_fresh_ones_is_refused() -> None:
-    hot = (part(100, 110), part(110, 120), part(120, 130))
-    log = attrs.evolve(HALF, end=130)
-    now = Manifest(logs={log.key: log}, hot=hot)
-    for parts, old in (
-        ([part(110, 120)], hot[1:2]),
-        ([part(100, 110)], hot[:2]),
-        ([attrs.evolve(part(100, 120), records=3)], hot[:2]),
-        ([part(100, 110), part(115, 120)], hot[:2]),
-        ([part(100, 110), attrs.evolve(part(115, 120), records=1)], hot[:2]),
-        ([attrs.evolve(part(100, 120), key="0" * 12)], hot[:2]),
-    ):
-        with pytest.raises(NotContinuous):
-            now.settle([Settlement(parts, old)], 0, 0)
-    after = now.settle([Settlement([part(100, 120)], hot[:2])], 0, 0)
-    assert (after.logs[log.key].settled, after.hot) == (120, hot[2:])
-
-
-def test_what_was_settled_is_kept_for_readers_for_so_long_and_then_let_go() -> None:
-    hot = (part(100, 110), part(110, 120))
-    log = attrs.evolve(HALF, end=120)
-    now = Manifest(logs={log.key: log}, hot=hot).settle([Settlement([part(100, 110)], hot[:1])], 1000, 50)
-    assert [(each.path, each.until_ms) for each in now.retired] == [(hot[0].fresh_path, 1050)]
-    later = now.settle([Settlement([part(110, 120)], hot[1:])], 1050, 50)
-    assert [(each.path, each.until_ms) for each in later.retired] == [(hot[1].fresh_path, 1100)]
+        Manifest(logs={HALF.key: HALF}).advance([wrong], 0)
 
 
 def test_a_manifest_comes_back_as_it_was_and_not_at_all_when_a_bit_differs() -> None:
     log = attrs.evolve(HALF, gaps=(ByteRange(3, 9),))
-    now = Manifest(logs={log.key: log}, origin="servers").advance(
-        [span(100, 110, part(100, 110))], 5, 1 << 20
-    )
+    now = Manifest(logs={log.key: log}, origin="servers").advance([span(100, 110, part(100, 110))], 5)
     data = now.pack()
     assert unpack(data) == now
     for at in range(0, len(data), 7):

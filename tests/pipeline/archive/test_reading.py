@@ -4,16 +4,19 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
 import pytest
 
 from brokers.errors import Failure
 from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
-from brokers.pipeline.archiving.files import Files
+from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.files import Files, LocalFiles, write_new
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Settlement
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange
 from brokers.pipeline.archiving.names import FileName
-from tests.pipeline.archive.model import added, archived, identity, write_fresh
+from shared.storage import format
+from tests.pipeline.archive.model import added, archived, glob, identity, write_fresh
 from tests.support.fake_disk import FakeDisk
 
 
@@ -23,27 +26,14 @@ def folder() -> ArchiveFolder:
     folder = ArchiveFolder(FakeDisk(), "logmq")
     folder.recover()
     for start in (0, 40, 80):
-        folder.commit(added(folder, start, start + 40, direct_bytes=1))
+        folder.commit(added(folder, start, start + 40))
     return folder
-
-
-def test_a_reader_sees_each_record_once_though_files_are_settled_meanwhile(
-    folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for start in (120, 130):
-        folder.commit(added(folder, start, start + 10, direct_bytes=1 << 30))
-    before = folder.manifest
-    monkeypatch.setattr(archive, "newest", lambda files: before)
-    merged = write_fresh(folder.files, "orders", 120, 140, "b")
-    folder.commit(before.settle([Settlement([merged], before.hot)], 0, kept_ms=1000))
-    found = committed(folder.files)
-    assert archived(folder.files, [*found.settled, *found.fresh]) == {"orders": list(range(0, 140, 10))}
 
 
 def test_a_reader_finds_a_file_that_is_moved_while_it_looks(
     folder: ArchiveFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    following = added(folder, 120, 160, direct_bytes=1)
+    following = added(folder, 120, 160)
     monkeypatch.setattr(archive, "newest", lambda files: following)
 
     def overtaken(files: Files) -> Iterator[tuple[str, FileName]]:
@@ -78,10 +68,10 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
 
 def test_a_day_may_be_removed_under_an_archive_that_goes_on_writing_it(tmp_path: Path) -> None:
     with opened(tmp_path, "logmq") as folder:
-        folder.commit(added(folder, 0, 10, direct_bytes=1))
+        folder.commit(added(folder, 0, 10))
         for topic in tmp_path.glob("topic=*"):
             shutil.rmtree(topic)
-        folder.commit(added(folder, 10, 20, direct_bytes=1))
+        folder.commit(added(folder, 10, 20))
         found = committed(folder.files)
         assert [(name.start, name.end) for name, _ in found.named()] == [(10, 20)]
         assert [fault.what for fault in faults(folder.files)] == ["removed"]
@@ -93,18 +83,34 @@ def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
     part = write_fresh(folder.files, "orders", 60, 80, "a")
     gaps = [ByteRange(40, 60), ByteRange(80, 90)]
     span = ArchivedSpan(identity("orders"), "orders", "orders", "", ByteRange(40, 90), [part], gaps)
-    folder.commit(folder.manifest.advance([span], 0, direct_bytes=1))
+    folder.commit(folder.manifest.advance([span], 0))
     assert faults(folder.files) == []
     folder.files.unlink(part.path)
     assert faults(folder.files) == [ArchiveFault("orders", "missing", ByteRange(60, 80))]
 
 
-def test_paths_are_of_all_that_is_committed_fresh_or_settled(tmp_path: Path) -> None:
+def test_fresh_files_that_an_older_release_has_left_are_read_and_brought_to_their_places(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(Failure, match="nothing was archived here yet"):
         archive.paths(tmp_path)
     with opened(tmp_path, "logmq") as folder:
-        for start in (0, 40):
-            folder.commit(added(folder, start, start + 40, direct_bytes=1 if start == 0 else 1 << 30))
-    (settled,), (fresh,) = (tmp_path.glob("topic=*/*/*")), (tmp_path.glob("_archive/fresh/*/*/*"))
-    assert archive.paths(tmp_path) == [str(settled), str(fresh)]
-    assert [(log.end, log.settled) for log in archive.position(tmp_path)] == [(80, 40)]
+        folder.commit(added(folder, 0, 40))
+        part = write_fresh(folder.files, "orders", 40, 80, "old")
+        (log,) = folder.manifest.logs.values()
+        head = {"archive": 1, "version": 2, "origin": "logmq", "written_ms": 1}
+        old = attrs.asdict(attrs.evolve(log, end=80, records=8)) | {"settled": 40}
+        lines = [head, {"log": old}, {"hot": attrs.asdict(part) | {"made_ms": 1}}]
+        lines.append({"retired": {"path": "_archive/fresh/x", "until_ms": 2}})
+        write_new(folder.files, names.manifest(2), format.pack_lines(lines))
+    everything = {"orders": list(range(0, 80, 10))}
+    assert archived(LocalFiles(tmp_path), relative(tmp_path)) == everything
+    with opened(tmp_path, "logmq") as folder:
+        assert archived(folder.files, relative(tmp_path)) == everything
+        folder.commit(added(folder, 80, 90))
+        assert archived(folder.files, glob(folder.files)) == {"orders": list(range(0, 90, 10))}
+        assert faults(folder.files) == []
+
+
+def relative(folder: Path) -> list[str]:
+    return [str(Path(path).relative_to(folder)) for path in archive.paths(folder)]

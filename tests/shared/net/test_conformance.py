@@ -282,7 +282,7 @@ class Held(SessionBase):
 
     def apply(self, data: bytes, at: int) -> int:
         if at == 0 and data.startswith(b"first"):
-            self.stop(Stop.FIRST_OWN)
+            self.pause_input(Stop.FIRST_OWN)
             self.connection.write(b"stopped")
             return len(b"first")
         self.connection.write(data[at:])
@@ -322,7 +322,7 @@ async def test_a_peer_that_ends_while_its_input_is_held_back_is_known_and_the_re
         (session,) = opened
         await session.told.wait()
         assert not session.ended_input.is_set()
-        session.go(Stop.FIRST_OWN)
+        session.resume_input(Stop.FIRST_OWN)
         assert await read_all(client, len(rest)) == rest
         await session.ended_input.wait()
 

@@ -55,15 +55,15 @@ class Lines(SessionBase):
             at = end
             self.done.append(line)
             if line == b"stop":
-                self.stop(OWN)
+                self.pause_input(OWN)
             elif line == b"both":
-                self.stop(OWN)
-                self.go(OWN)
-                self.stop(OWN)
-                self.go(OWN)
+                self.pause_input(OWN)
+                self.resume_input(OWN)
+                self.pause_input(OWN)
+                self.resume_input(OWN)
                 return at
             elif line == b"turn":
-                self.let_others()
+                self.yield_turn()
             elif line.startswith(b"skip "):
                 self.skip = int(line[5:])
                 self.amid = True
@@ -132,17 +132,17 @@ def test_however_input_is_cut_and_stopped_the_same_is_applied(
     plain, connection = opened()
     for line in data.splitlines(keepends=True):
         plain.receive(line)
-        plain.go(OWN)
+        plain.resume_input(OWN)
         connection.advance(0)
     cut, connection = opened()
     for piece in pieces(data, cuts):
         cut.receive(piece)
         if not goes_on_late:
-            cut.go(OWN)
+            cut.resume_input(OWN)
             connection.advance(0)
     while cut.stopped:
         assert not connection.reading
-        cut.go(OWN)
+        cut.resume_input(OWN)
         connection.advance(0)
     assert cut.done == plain.done
     assert connection.reading
@@ -181,7 +181,7 @@ def test_what_is_kept_counts_with_the_backlogs_while_it_is_kept() -> None:
     assert connection.held_bytes == 10_000
     session.receive(b"x\n" * 1_000)
     assert connection.held_bytes == 12_000
-    session.go(OWN)
+    session.resume_input(OWN)
     assert connection.held_bytes == 0
     session.gathered_bytes = 9_000
     session.receive(b"x")
@@ -193,16 +193,16 @@ def test_what_is_kept_counts_with_the_backlogs_while_it_is_kept() -> None:
 @pytest.mark.parametrize("reason", [Stop.REPLIES, Stop.OUTBOX, Stop.STORE, OWN])
 def test_input_waits_for_the_last_of_its_reasons(reason: int) -> None:
     session, connection = opened()
-    session.stop(reason)
-    session.stop(OWN << 1)
+    session.pause_input(reason)
+    session.pause_input(OWN << 1)
     assert not connection.reading
     session.receive(b"a\nb")  # it was on its way
     session.receive(b"c\n")
     assert session.done == []
-    session.go(reason)
-    session.go(reason)
+    session.resume_input(reason)
+    session.resume_input(reason)
     assert session.done == []
-    session.go(OWN << 1)
+    session.resume_input(OWN << 1)
     assert session.done == [b"a", b"bc"]
     assert connection.reading
 
@@ -231,9 +231,9 @@ def test_others_have_their_turn_between_two_stretches_and_again_if_need_be() -> 
 def test_who_says_go_from_deep_within_has_input_go_on_a_turn_later() -> None:
     session, connection = opened()
     session.receive(b"stop\na\n")
-    session.go_soon(Stop.STORE)  # which did not stop it
+    session.resume_next_turn(Stop.STORE)  # which did not stop it
     assert session.stopped == OWN
-    session.go_soon(OWN)
+    session.resume_next_turn(OWN)
     assert (session.done, session.stopped) == ([b"stop"], Stop.OTHERS)
     connection.advance(0)
     assert session.done == [b"stop", b"a"]
@@ -367,12 +367,12 @@ def test_what_is_thrown_away_as_it_comes_must_come_in_time_too() -> None:
 def test_time_does_not_run_while_input_is_held_back(begun: bytes) -> None:
     session, connection = opened()
     session.receive(begun)
-    session.stop(OWN)
+    session.pause_input(OWN)
     connection.advance(1000)
     session.receive(b"b")
     connection.advance(1000)
     assert session.told == []
-    session.go(OWN)
+    session.resume_input(OWN)
     connection.advance(SECONDS - 1)
     assert session.told == []
     with pytest.raises(RemoteProtocolError):
@@ -407,7 +407,7 @@ def test_the_end_of_input_comes_behind_what_was_read_and_a_request_that_did_not_
     session.receive(b"stop\na\nb")
     session.receive_eof()
     assert session.told == []
-    session.go(OWN)
+    session.resume_input(OWN)
     assert session.done == [b"stop", b"a"]
     assert session.told == ["input ended", "released"]
     assert connection.finished
@@ -450,8 +450,8 @@ def test_nothing_goes_on_when_the_connection_is_lost() -> None:
     session, _ = opened()
     session.receive(b"stop\na\n")
     session.connection_lost()
-    session.go(OWN)
-    session.go_soon(OWN)
+    session.resume_input(OWN)
+    session.resume_next_turn(OWN)
     assert (session.done, session.told) == ([b"stop"], ["released"])
 
 

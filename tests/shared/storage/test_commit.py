@@ -15,7 +15,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
-from shared.storage import committer
 from shared.storage.committer import Commit
 from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
@@ -150,13 +149,14 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
 async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
     mode: Durability, tail_log_bytes: int, restarted: bool, inline: int
 ) -> None:
-    disk, store = await fresh_store(attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes))
+    settings = attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes, inline_sync_seconds=1e9)
+    disk, store = await fresh_store(settings)
     logs = await logs_of(store, *[mode] * 70)
     for log in logs:
         ticket = log.append(records(b"before"), 1)[1]
     await store.wait(ticket)
     if restarted:
-        store, disk = await reopen(store, disk)
+        store, disk = await reopen(store, disk, settings)
         logs = list(store.namespace("logmq", ALWAYS).logs.values())
     async with running(store):
         before = store.statistics().inline_commits
@@ -219,37 +219,6 @@ async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
         _, ticket = log.append(records(b"x"), 1)
         store.commit_pending()
         assert ticket.done is inline
-
-
-async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
-    disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        return await commits_behind(gate)(work, *arguments)
-
-    settings = attrs.evolve(SMALL, inline_sync_seconds=300e-6)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=in_thread)
-    disk.before = partial(sync_slowly, clock, 1e-3)
-    (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
-    async with running(store):
-        for _ in range(10):  # which of us trio lets go on first is chance
-            gate = trio.Event()
-            first = log.append(records(b"x"), 1)[1]
-            store.commit_pending()
-            await wait_all_tasks_blocked()
-            waited = log.append(records(b"x"), 1)[1]
-            clock.advance(2e-3)
-            before = store.statistics().inline_commits
-
-            async def wait_for_both(*tickets: Ticket) -> None:
-                for ticket in tickets:
-                    await store.wait(ticket)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_both, first, waited)
-                await wait_all_tasks_blocked()
-                gate.set()
-            assert store.statistics().inline_commits == before
 
 
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
@@ -714,64 +683,3 @@ async def test_a_sync_that_fails_beside_others_is_final(number: int, autojump_cl
     again = await open_store(disk.kill())
     for log in again.namespace("things", ALWAYS).logs.values():
         assert await read_all(log) == [b"x"]
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-async def test_what_very_many_logs_got_becomes_visible_in_slices_and_is_acknowledged_last(
-    monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    before = store.statistics().records
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    with trio.CancelScope() as scope:
-        async with running(store):
-            _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-            store.commit_pending()
-            while not told:
-                await trio.lowlevel.checkpoint()
-            shown = [log.visible for log in logs]
-            assert 0 < len(told) < 100
-            assert sorted(shown) == [0] * (100 - len(told)) + [5] * len(told)
-            assert not ticket.done
-            late = logs[0].append(records(b"behind"), 1)[1]
-            store.commit_pending()
-            if stopped:
-                scope.cancel()
-            else:
-                await store.wait(ticket)
-                assert not late.done, "one commit after the other"
-                await store.wait(late)
-    await store.close()
-    assert (outcome(ticket), outcome(late)) == ([None], [None])
-    assert told[:100] == logs
-    assert store.statistics().records == before + 101
-    store = await open_store(disk.kill())
-    again = store.namespace("logmq", ALWAYS).logs
-    assert await read_all(again[logs[0].name]) == [b"x", b"behind"]
-    assert all([await read_all(again[log.name]) == [b"x"] for log in logs[1:]])
-
-
-async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_what_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    async with running(store):
-        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-        store.commit_pending()
-        while not told:
-            await trio.lowlevel.checkpoint()
-        late = logs[0].append(records(b"behind"), 1)[1]
-        fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
-        await store.wait(ticket)
-        with pytest.raises(StoreReadOnly):
-            await store.wait(late)
-        assert [log.end for log in logs] == [log.visible for log in logs] == [5] * 100
