@@ -190,7 +190,7 @@ class AdminClient(Api):
     def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
     ) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
-        """The answer to a request, to be read within the block; and our own address. Raises as `request`, also
+        """The answer to a request, to be read within the block; and our address. Raises as `request`, also
         for its reading."""
         headers = dict(self._headers)
         data = None
