@@ -292,7 +292,7 @@ class ColdOwner(Protocol):
 class Cold(ColdReader):
     """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
 
-    queue_log: QueueLog
+    _queue_log: QueueLog
     _owner: ColdOwner
     count: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
@@ -322,7 +322,7 @@ class Cold(ColdReader):
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self.large.update({message.number: message.body for message in messages if message.head.large})
-        self.queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
+        self._queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
@@ -330,7 +330,7 @@ class Cold(ColdReader):
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
         not used before."""
         self._ours = ours
-        self.queue_log.keep_cold(record_bytes)
+        self._queue_log.keep_cold(record_bytes)
         self._move_to(offset)
 
     def clear(self) -> None:
@@ -338,7 +338,7 @@ class Cold(ColdReader):
         self._fetching = None  # what is on its way is not wanted any more
         self.count = self.body_bytes = 0
         self._expires.clear()
-        self.queue_log.cold_at = None
+        self._queue_log.cold_at = None
 
     def fetch(self) -> None:
         """Read the first messages back, maybe at once."""
@@ -404,7 +404,7 @@ class Cold(ColdReader):
         self.count -= len(messages)
         self.body_bytes -= sum([message.head.body_bytes for message in messages])
         self._date(messages)
-        self.queue_log.loaded(messages)
+        self._queue_log.loaded(messages)
         if self.count:
             self._move_to(start + len(data))
         else:
@@ -412,7 +412,7 @@ class Cold(ColdReader):
         return messages
 
     def _move_to(self, offset: int) -> None:
-        self.offset = self.queue_log.cold_at = offset
+        self.offset = self._queue_log.cold_at = offset
 
     def _note(self, expires: float, last: int) -> None:
         runs = self._expires

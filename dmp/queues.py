@@ -189,7 +189,7 @@ class Queue(QueueBase):
             if not self.deleted and log.rolled_back():
                 self._context.log_changed(log)
 
-        self.log = log
+        self.log = self.row.log = log
         log.log.rolled_back = rolled_back
         if isinstance(self.row.ready, ReadyRow):
             self.row.cold = Cold(log.log, log, self)
@@ -312,13 +312,12 @@ class Queue(QueueBase):
             self._dispatch_ready(check=self._behind)
         if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
             self._expire_ready()
-        if len(self.row):
-            self.trim()
+        self.trim()
 
     def trim(self) -> None:
         """What is ready and too much goes, the oldest first; very much in turns. You have dispatched."""
         row = self.row
-        if not len(row) or self.returning:
+        if self.stops and self.returning:
             return
         arguments = self.kind.arguments
         most, most_bytes = arguments.messages_max, arguments.bytes_max
@@ -340,10 +339,9 @@ class Queue(QueueBase):
                 if self._timed:
                     self._arm()
         warn = self._warn_messages
-        if warn and len(row) > warn:
-            if not self._warned:
-                self._warned = True
-                self._context.queue_above_warning(self)
+        if warn and len(row) > warn and not self._warned:
+            self._warned = True
+            self._context.queue_above_warning(self)
         elif self._warned and len(row) * 2 < warn:
             self._warned = False
 

@@ -187,17 +187,17 @@ class Bridges:
 
         async def apply() -> None:
             try:
-                told = await self.change(config.bridges)
+                changes = await self.change(config.bridges)
             except StoreError as error:
                 self.log.error(
                     "bridges could not be changed: the store takes nothing; look at the disk, then reload",
                     reason=str(error),
                 )
                 return
-            if any(told.values()):
+            if any(changes.values()):
                 self.log.info(
                     "bridges are as the settings now say",
-                    **{key: ", ".join(value) for key, value in told.items()},
+                    **{key: ", ".join(value) for key, value in changes.items()},
                 )
 
         return apply
