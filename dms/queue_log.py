@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
 from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind
+from shared import turns
 from shared.errors import StoreError
 from shared.queues.core import Undoing
 from shared.queues.runs import Run, numbers_of, to_spans
@@ -47,10 +48,6 @@ alone, each as a record and an append of its own."""
 NOTES_MAX = 4096
 """How many notes of a kind are written at once: some hundred microseconds."""
 
-CHANGED_AT_ONCE = 500
-"""Changes applied per slice to what a snapshot has copied: half a millisecond."""
-JOINED_AT_ONCE = 4096
-"""Copies joined per slice: half a millisecond."""
 CHANGED_AGAIN_MAX = 16
 """How often the changes during the copying are copied in slices; then the rest is copied at once."""
 _BLOCK = 512
@@ -135,7 +132,7 @@ class Copies:
                 self._add(kept)
         for _ in range(CHANGED_AGAIN_MAX):
             yield from self._join_changed()
-            if sum(size for size, _ in self._changes) < CHANGED_AT_ONCE:
+            if sum(size for size, _ in self._changes) < turns.ITEMS:
                 break
             yield from self._change(len(self._changes))
 
@@ -155,7 +152,7 @@ class Copies:
             size, change = self._changes.popleft()
             change()
             done += size
-            if done >= CHANGED_AT_ONCE:
+            if done >= turns.ITEMS:
                 done = 0
                 yield
 
@@ -166,16 +163,10 @@ class Copies:
 
     def _join_changed(self) -> Iterator[None]:
         """Join the blocks that are not joined."""
-        messages = size = 0
         for number in tuple(self._blocks):
             if number not in self._joined:
-                if messages >= JOINED_AT_ONCE or size >= KEPT_BYTES:
-                    messages = size = 0
-                    yield
                 self._join(number)
-                for count, data in self._joined[number]:
-                    messages += count
-                    size += len(data)
+                yield
 
     def _join(self, number: int) -> None:
         joined = self._joined[number] = []

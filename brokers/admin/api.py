@@ -103,12 +103,12 @@ def routes(
         kind = KINDS.get(parts[0])
         if kind is None:
             raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
-        those = [(protocol, each) for protocol, each in everything() if each.kind is kind]
+        of_kind = [(protocol, each) for protocol, each in everything() if each.kind is kind]
         if len(parts) > 1:
-            return await _answer_one(kind, those, parts[1:], request, backups)
+            return await _answer_one(kind, of_kind, parts[1:], request, backups)
         if request.method in LOOKING:
-            return as_json(await listed(kind, those, request.query_params))
-        return await _create(those, request, backups)
+            return as_json(await listed(kind, of_kind, request.query_params))
+        return await _create(of_kind, request, backups)
 
     by_path: dict[str, dict[str, Endpoint]] = {"/overview": {"GET": see}, "/openapi.json": {"GET": describe}}
     for each in own:
@@ -186,10 +186,10 @@ async def body_of(request: Request, bytes_max: int) -> bytes:
 
 def is_dry_run(request: Request) -> bool:
     """Whether the query asks for a dry run. Raises HTTPException (400) unless it says 0, 1, false or true."""
-    said = request.query_params.get("dry_run", "0").lower()
-    if said not in ("0", "false", "1", "true"):
+    flag = request.query_params.get("dry_run", "0").lower()
+    if flag not in ("0", "false", "1", "true"):
         raise HTTPException(400, "dry_run is 1 (true) or 0 (false)")
-    return said in ("1", "true")
+    return flag in ("1", "true")
 
 
 async def arguments_of(request: Request) -> Mapping[str, Any]:
@@ -225,10 +225,10 @@ async def _answer_one(
     """Answer a request for one object, or for an action on it."""
     length = len(kind.parts) + kind.by_protocol
     name, rest = (parts[:length], parts[length]) if len(parts) == length + 1 else (parts, "")
-    protocol, objects, found = object_at(kind, those, name)
+    protocol, objects, item = object_at(kind, those, name)
     reads = request.method in LOOKING
     if reads and not rest:
-        row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
+        row = await row_of(protocol, objects, item, LOOK_AT_ONE_SECONDS)
         if row is None:
             raise _missing(kind, name)
         return as_json(row)
@@ -240,8 +240,8 @@ async def _answer_one(
     else:
         arguments = await arguments_of(request)
         # While the body came it may have been deleted, and made anew.
-        protocol, objects, found = object_at(kind, those, name)
-    return await _run_action(protocol, action, found, objects.name(found), arguments, request, backups)
+        protocol, objects, item = object_at(kind, those, name)
+    return await _run_action(protocol, action, item, objects.name(item), arguments, request, backups)
 
 
 def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:
@@ -276,8 +276,8 @@ def object_at(kind: ObjectKind, those: ObjectsByProtocol, name: Sequence[str]) -
         raise HTTPException(404, f"of {kind.name} a name has {length} parts, and one action may follow")
     own = name[1:] if kind.by_protocol else name
     for protocol, each in those:
-        if (not kind.by_protocol or protocol == name[0]) and (found := each.find(own)) is not None:
-            return protocol, each, found
+        if (not kind.by_protocol or protocol == name[0]) and (item := each.find(own)) is not None:
+            return protocol, each, item
     raise _missing(kind, name)
 
 
@@ -411,13 +411,13 @@ def openapi(everything: ObjectsByProtocol, own: Sequence[Operation]) -> Mapping[
         "message": _MESSAGE,
     }
     for kind in KINDS.values():
-        those = [each for _, each in everything if each.kind is kind]
+        of_kind = [each for _, each in everything if each.kind is kind]
         schemas[kind.name] = {
             "type": "object",
             "properties": {column.name: _schema(column) for column in kind.columns},
             "required": [column.name for column in kind.columns],
         }
-        paths |= _paths(kind, those)
+        paths |= _paths(kind, of_kind)
     for each in own:
         query = [_parameter(name, "query", text) for name, text in each.query.items()]
         takes = None if each.method == "GET" else each.takes

@@ -243,15 +243,15 @@ class _Endpoints:
     async def reload(self, request: Request) -> Response:
         arguments = await api.arguments_of(request)
         api.refuse_unknown("reload", arguments, ("action", "name"))
-        said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
-        if not all(isinstance(each, str) and len(each) <= 64 for each in said):
+        words = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
+        if not all(isinstance(each, str) and len(each) <= 64 for each in words):
             raise HTTPException(400, "action, name: short texts")
-        if said[0] not in RELOADS:
+        if words[0] not in RELOADS:
             raise HTTPException(400, f"action is one of {', '.join(RELOADS)}")
-        if api.PEER in request.scope and said != ["reload", ""]:
+        if api.PEER in request.scope and words != ["reload", ""]:
             raise HTTPException(403, "over TCP there is the action reload, without a name")
         user, peer = api.caller_of(request)
-        return api.as_json(await self._host.reload(*said, user=user, peer=peer))
+        return api.as_json(await self._host.reload(*words, user=user, peer=peer))
 
     async def log_lines(self, request: Request) -> Response:
         level = request.query_params.get("level", "debug")

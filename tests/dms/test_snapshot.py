@@ -106,7 +106,6 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
 def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
     short_turns(monkeypatch, 1, 1)
     monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
     monkeypatch.setattr(queue_log, "KEPT_BYTES_LEAST", 1 + 100 * (seed % 2))

@@ -142,6 +142,7 @@ def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatc
 
 def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_log, "NOTES_MAX", 8)
+    short_turns(monkeypatch, 1000)
     world = World()
     peer, bodies = holding(world)
     queue = world.engine.queues[b"orders"]
@@ -249,7 +250,7 @@ def under_rules(peer: Peer, *rules: str) -> None:
 
 def many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Peer]:
     """40 queues, and a peer that may see four of them."""
-    monkeypatch.setattr(session, "LISTED_AT_ONCE", 3)
+    short_turns(monkeypatch, 1, 3)
     world = World(MEMORY)
     peer = world.connect()
     for number in range(COUNT):
@@ -271,7 +272,7 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
     assert len(world.engine.queues) == COUNT, "what comes behind a listing waits"
     other = world.connect()
     assert statuses(other.produce("q00", b"x")) == [Status.OK]
-    peer.pump()
+    world.advance(0.1)
     frames = peer.take()
     assert [frame[3] for frame in frames] == [1, 2, 3, 4]
     names = ["q05", "q15", "q25", "q35"]
@@ -283,9 +284,11 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
 
 def test_what_a_user_may_see_is_listed_wherever_it_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LISTED_MAX", 2)
-    _, peer = many_queues(monkeypatch)
+    world, peer = many_queues(monkeypatch)
     under_rules(peer, "dms:read:q3[8-9]", "dms:read:q38", "dms:read:q39")
-    total, entries = wire.unpack_list(peer.ask(Type.LIST_QUEUES)[0][4])
+    asked = peer.ask(Type.LIST_QUEUES)
+    world.advance(0.1)
+    total, entries = wire.unpack_list([*asked, *peer.take()][0][4])
     assert (total, [name for name, _ in entries]) == (2, ["q38", "q39"])
 
 
@@ -298,7 +301,7 @@ def test_a_listing_under_way_when_the_connection_ends(monkeypatch: pytest.Monkey
         assert peer.connection.taken() == b""
         return
     world.drain()
-    peer.pump()
+    world.advance(0.1)
     frames = peer.take()
     assert [frame[0] for frame in frames] == [Type.LIST_QUEUES_OK, Type.DISCONNECT_OK]
     assert wire.unpack_list(frames[0][4])[0] == 4
