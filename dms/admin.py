@@ -154,7 +154,7 @@ class Admin:
                 if queue.ready.requeued:
                     taken = [queue.ready.take_requeued(RUN_MOST)]
                 else:
-                    taken = queue.front_aside(min(end - queue.head, RUN_MOST))
+                    taken = queue.front(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
                 moved += self._send_back(queue, taken, stay)

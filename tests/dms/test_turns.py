@@ -160,39 +160,6 @@ def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert deliveries == [(body, 1) for body in bodies]
 
 
-@pytest.mark.parametrize("purged", [False, True])
-@pytest.mark.parametrize("options", [b"", b'{"retry_ms": 1000}'])
-def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
-    options: bytes, purged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch, 1, 8)
-    world = World()
-    peer = world.connect()
-    peer.create("orders", options)
-    peer.produce("orders", *(b"%03d" % number for number in range(COUNT)))
-    held = [number for number, _ in peer.consume("orders", 20)]
-    queue = world.engine.queues[b"orders"]
-    assert queue.log is not None
-    queue.log.snapshot()
-    peer.nack(*held[:6])
-    again = [number for number, _ in peer.consume("orders", 3)]
-    assert len(peer.consume("orders", 5)) == 5
-    peer.ack(again[1], *held[10:13])
-    peer.produce("orders", b"new")
-    for run in queue.front_aside(2):  # as a redrive does that moves nothing
-        queue.place(run)
-    if purged:
-        world.call("purge", queue="orders")
-    assert world.engine.counts.snapshots == 0, "there is more to do"
-    expected = sorted(kept for part in queue.older_than_row() for kept in part)
-    while world.engine.long_work.busy:
-        world.advance(0)
-    assert world.engine.counts.snapshots == 1
-    world.kill()
-    queue = world.engine.queues[b"orders"]
-    assert sorted(kept for part in queue.older_than_row() for kept in part) == expected
-
-
 @pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "always"])
 def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     monkeypatch: pytest.MonkeyPatch, settings: DmsSettings
