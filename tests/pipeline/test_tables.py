@@ -11,9 +11,10 @@ import pytest
 from brokers.pipeline import views
 from brokers.pipeline.source.data_source import TableDataSource
 from brokers.pipeline.tables import NoTable, table_of
-from dms import events, records
-from dms.lifecycles import LIFECYCLES
+from dms import records
 from dms.records import RecordKind
+from dms.tables import events
+from dms.tables.lifecycles import LIFECYCLES
 from shared.errors import ConfigError
 from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy

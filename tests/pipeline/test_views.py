@@ -121,7 +121,7 @@ def test_a_query_is_text_or_a_file(passed: Path, tmp_path: Path, spark: "SparkSe
     by_text = cli.sql(str(passed), text)
     assert cli.sql(str(passed), str(tmp_path / "lives.sql")) == by_text
     assert {row["outcome"]: row["messages"] for row in by_text}["acknowledged"] == 5
-    assert len(cli.sql(str(passed), text, limit=1)) == 1
+    assert len(cli.sql(str(passed), f"{text} -- {'x' * 300}", limit=1)) == 1, "longer than a file's name"
     assert cli.sql(str(passed), "CREATE OR REPLACE TEMPORARY VIEW kept_here AS SELECT 1 AS one") is None
 
 
