@@ -156,8 +156,8 @@ def _is_refused(error: BaseException | None) -> bool:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the one of `names` that was probably meant."""
-    found = difflib.get_close_matches(name, list(names), n=1)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, list(names), n=1)
+    return matches[0] if matches else None
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:

@@ -114,21 +114,21 @@ def check_rule(rule: "Rule") -> None:
     if rule.protocol not in ("*", *installed()):
         hint = did_you_mean(rule.protocol, names())
         raise UsersError(f"rule {rule}: no protocol {rule.protocol} is installed{hint}")
-    there = _actions(rule.protocol)
-    if there and rule.action not in ("*", *there):
-        raise UsersError(f"rule {rule}: its action is {', '.join(there)} or *, not {rule.action}")
+    known = _actions(rule.protocol)
+    if known and rule.action not in ("*", *known):
+        raise UsersError(f"rule {rule}: its action is {', '.join(known)} or *, not {rule.action}")
 
 
 @functools.cache
 def _actions(protocol: str) -> tuple[str, ...]:
     """What rules can allow in a protocol, or in one of them (`*`); nothing where one is broken."""
-    found: dict[str, None] = {}
+    actions: dict[str, None] = {}
     for name in names() if protocol == "*" else [protocol]:
         try:
-            found |= dict.fromkeys(load(name).actions)
+            actions |= dict.fromkeys(load(name).actions)
         except Failure:
             return ()
-    return tuple(found)
+    return tuple(actions)
 
 
 @functools.cache
@@ -137,11 +137,11 @@ def installed() -> dict[str, list[EntryPoint]]:
 
     Kept, since it reads the metadata of every installed package; uncached, one command did it six times.
     """
-    found: dict[str, dict[str, EntryPoint]] = {}
+    entry_points_by_name: dict[str, dict[str, EntryPoint]] = {}
     for point in entry_points(group=GROUP):
         # By value: one installation can be seen twice, through an editable install and its folder.
-        found.setdefault(point.name, {}).setdefault(point.value, point)
-    return {name: list(points.values()) for name, points in found.items()}
+        entry_points_by_name.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: list(points.values()) for name, points in entry_points_by_name.items()}
 
 
 def _package(point: EntryPoint) -> str:

@@ -107,16 +107,16 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        asked = {
+        given = {
             name: shown_properties.show_value(value)
             for name, value in attrs.asdict(kind.arguments).items()
             if value != NOT_ASKED[name]
         }
         if kind.arguments.dead_letter_exchange == DEFAULT:
-            asked["dead_letter_exchange"] = DEFAULT_NAME
+            given["dead_letter_exchange"] = DEFAULT_NAME
         return {
             **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
-            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **asked},
+            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
 
     @PURGE
@@ -170,12 +170,12 @@ class Admin:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 return
-            for found in cold.messages_in(data, offset, first):
-                if isinstance(found, Message) and left and count < most:
+            for record in cold.messages_in(data, offset, first):
+                if isinstance(record, Message) and left and count < most:
                     count += 1
                     left -= 1
-                    first = found.number + 1
-                    yield found
+                    first = record.number + 1
+                    yield record
             offset += len(data)
 
     async def _beginning(self, message: Message) -> bytes:
@@ -323,8 +323,8 @@ class Admin:
     def _find_binding(self, parts: Sequence[str]) -> Binding | None:
         source = parts[0].partition("~")[0].replace("%7E", "~").encode()
         exchange = self._broker.exchanges.get(source)
-        those = () if exchange is None else exchange.bindings
-        return next((binding for binding in those if _binding_id(binding) == parts[0]), None)
+        bindings = () if exchange is None else exchange.bindings
+        return next((binding for binding in bindings if _binding_id(binding) == parts[0]), None)
 
     def _binding(self, binding: Binding) -> dict[str, Any] | None:
         exchange = self._broker.exchanges.get(binding.source)

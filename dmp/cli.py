@@ -120,7 +120,7 @@ async def get(
     if bind == ():
         raise UsageError("--bind", "needs EXCHANGE:KEY behind it")
     _short("--queue", feed.encode())
-    bindings = [_binding(said) for said in bind or ()]
+    bindings = [_binding(word) for word in bind or ()]
 
     async def shown() -> AsyncIterator[Any]:
         left = Remaining(max_)

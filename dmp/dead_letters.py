@@ -210,7 +210,9 @@ class DeadLetters:
             queue.leave([message])
             return None
         ticket = broker.append(runs, {queue: [message]}, reserved=True)
-        assert ticket is not None
+        if ticket is None:
+            queue.leave([message])
+            return None
         log.part([message])
 
         def moved(done: "Ticket") -> None:

@@ -61,9 +61,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         name, table = _name_in(row, "name"), table_in(row)
         auto_delete = a_flag(row, "auto_delete")
         kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
-        there = broker.queues.get(name)
-        if there is not None:
-            if _declared(there.kind) != _declared(kind):
+        existing = broker.queues.get(name)
+        if existing is not None:
+            if _declared(existing.kind) != _declared(kind):
                 raise Conflict("it is another here")
             return Made(new=False)
         if dry_run:
@@ -99,20 +99,20 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         destination = _name_in(row, "to_exchange" if to_exchange else "queue")
         key, table = _key_in(row), table_in(row)
         exchange = broker.exchanges.get(source)
-        there = broker.topology.destinations_of(to_exchange).get(destination)
-        for found, section, name in (
+        end = broker.topology.destinations_of(to_exchange).get(destination)
+        for thing, section, name in (
             (exchange, "exchanges", source),
-            (there, "exchanges" if to_exchange else "queues", destination),
+            (end, "exchanges" if to_exchange else "queues", destination),
         ):
-            if found is None and (not dry_run or promised(section, name.decode()) is None):
+            if thing is None and (not dry_run or promised(section, name.decode()) is None):
                 raise ObjectMissing(f"there is no {section[:-1]} {shown(name)}")
-        if exchange is None or there is None:
+        if exchange is None or end is None:
             type_ = (promised("exchanges", source.decode()) or {}).get("type")
             if (type_ if exchange is None else exchange.kind.type) == "headers":
                 HeaderMatch(read_table(table))
             return Made(new=True)
-        new = broker.topology.check_binding(source, there, key, table) is not None
-        return Made(new, None if dry_run else broker.topology.bind(source, there, key, table))
+        new = broker.topology.check_binding(source, end, key, table) is not None
+        return Made(new, None if dry_run else broker.topology.bind(source, end, key, table))
 
     def binding_named(row: Row) -> str:
         return (

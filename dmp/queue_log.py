@@ -65,7 +65,6 @@ class QueueLog:
     _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
     """Messages in memory whose records were written again, likewise by number."""
     _copying: bool = attrs.field(default=False, init=False)
-    _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     _live_bytes: int = attrs.field(default=0, init=False)
@@ -74,7 +73,7 @@ class QueueLog:
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
-    """Records that were rolled back, and those of long purges, until they are appended."""
+    """Records that were rolled back, and those of what was cold, until they are appended."""
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """The records of `messages` were appended at `offset`. Returns where they end."""
@@ -142,21 +141,12 @@ class QueueLog:
                 taken.append(number)
         self._live_bytes -= total
 
-    def has(self, message: Message) -> bool:
-        """Whether the message has a record."""
-        return message.number in self._live or message.number in self._copied
-
-    def taken_later(self, numbers: Sequence[int], cold: tuple[int, int] | None) -> None:
-        """The messages of these numbers leave the queue, and the `cold` ones from the first to the end:
-        `flush` writes that down. `left` is called for each of the former, and the cold ones are counted out
-        (`cold_left`)."""
-        if cold is not None:
-            self._refused.append(records.purged(*cold))
-        if numbers:
-            self._refused.append(records.taken(numbers))
+    def take_cold(self, first: int, end: int) -> None:
+        """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
+        self._refused.append(records.purged(first, end))
 
     def cold_left(self) -> None:
-        """All that is cold has left, or will when `taken_later` is written."""
+        """Nothing is cold any more: it counts as dead."""
         self._live_bytes -= self._cold_bytes
         self._cold_bytes = 0
 
@@ -169,14 +159,6 @@ class QueueLog:
         record."""
         numbers = [message.number for message in messages]
         return records.taken([number for number in numbers if number in self._live or number in self._copied])
-
-    def leave_in_slices(self) -> None:
-        """The record of `leaving` is written, and `left` is called later. No copy is made until `all_left` is
-        called: it would bring a message back."""
-        self._leaving += 1
-
-    def all_left(self) -> None:
-        self._leaving -= 1
 
     def part(self, messages: Sequence[Message]) -> None:
         """That record is appended. Until `left` or `stay` tells what became of it, theirs get no copies:
@@ -228,8 +210,6 @@ class QueueLog:
 
     def _tidy(self) -> None:
         log = self.log
-        if self._leaving:  # some of what a purge is about to write down must not go before the rest
-            return
         dead = log.visible - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return
@@ -292,7 +272,7 @@ class ColdOwner(Protocol):
 class Cold(ColdReader):
     """Messages that are in the log alone: `count`, numbered from `first` up to `end`, maybe with gaps."""
 
-    queue_log: QueueLog
+    _queue_log: QueueLog
     _owner: ColdOwner
     count: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
@@ -322,7 +302,7 @@ class Cold(ColdReader):
         self.body_bytes += sum([message.head.body_bytes for message in messages])
         self.end = messages[-1].number + 1
         self.large.update({message.number: message.body for message in messages if message.head.large})
-        self.queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
+        self._queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
         for expires, those in groupby(messages, attrgetter("expires")):
             self._note(expires, [message.number for message in those][-1])
 
@@ -330,7 +310,7 @@ class Cold(ColdReader):
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
         not used before."""
         self._ours = ours
-        self.queue_log.keep_cold(record_bytes)
+        self._queue_log.keep_cold(record_bytes)
         self._move_to(offset)
 
     def clear(self) -> None:
@@ -338,7 +318,7 @@ class Cold(ColdReader):
         self._fetching = None  # what is on its way is not wanted any more
         self.count = self.body_bytes = 0
         self._expires.clear()
-        self.queue_log.cold_at = None
+        self._queue_log.cold_at = None
 
     def fetch(self) -> None:
         """Read the first messages back, maybe at once."""
@@ -404,7 +384,7 @@ class Cold(ColdReader):
         self.count -= len(messages)
         self.body_bytes -= sum([message.head.body_bytes for message in messages])
         self._date(messages)
-        self.queue_log.loaded(messages)
+        self._queue_log.loaded(messages)
         if self.count:
             self._move_to(start + len(data))
         else:
@@ -412,7 +392,7 @@ class Cold(ColdReader):
         return messages
 
     def _move_to(self, offset: int) -> None:
-        self.offset = self.queue_log.cold_at = offset
+        self.offset = self._queue_log.cold_at = offset
 
     def _note(self, expires: float, last: int) -> None:
         runs = self._expires

@@ -19,7 +19,7 @@ from dmp.message import Message, sizes
 from shared.queues.base import HOT_LEAST_BYTES
 
 if TYPE_CHECKING:
-    from dmp.queue_log import Cold
+    from dmp.queue_log import Cold, QueueLog
 
 _NUMBER = attrgetter("number")
 _FEW = 16  # up to so many are inserted one by one. For more, all that stands among them is sorted again.
@@ -143,6 +143,8 @@ class Row:
     _priority_max: int
     ready: Ready = attrs.field(init=False)
     """The messages in memory."""
+    log: "QueueLog | None" = attrs.field(default=None, init=False)
+    """The queue's, where it is durable."""
     cold: "Cold | None" = attrs.field(default=None, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
     cost_bytes: int = attrs.field(default=0, init=False)
@@ -184,8 +186,8 @@ class Row:
             cold.add(messages)
             self._memory.give(sizes(messages)[1])
             return
-        if cold is not None:
-            cold.queue_log.keep(messages)
+        if self.log is not None:
+            self.log.keep(messages)
         self.ready.extend(messages)
         self._count(messages)
 
@@ -233,7 +235,8 @@ class Row:
         if cold is None or not cold.count:
             return None, []
         numbers, large = (cold.first, cold.end), [*cold.large.values()]
-        cold.queue_log.cold_left()
+        if self.log is not None:
+            self.log.cold_left()
         cold.large = {}
         cold.clear()
         self.tell_loaded()

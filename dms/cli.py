@@ -187,14 +187,14 @@ async def consume(
             _connected(server) as client,
             client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left.count) as consumer,
             _nacked(consumer) as refused,
-            waiting_is_told(queue) as found,
+            waiting_is_told(queue) as has_come,
         ):
             while left:  # it takes no more than that: `at_most`
-                some = left.of(await consumer.several() if continuous else [await consumer.receive()])
-                found()
+                messages = left.of(await consumer.several() if continuous else [await consumer.receive()])
+                has_come()
                 taken: list[Message] = []
                 try:
-                    for portion in reader.portions(some):
+                    for portion in reader.portions(messages):
                         for item in _shown(portion, queue, json=json):
                             yield item
                         await reader.wait_taken()

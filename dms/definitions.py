@@ -22,16 +22,16 @@ def definitions_of(engine: Engine) -> Sequence[DefinitionSection]:
         if not isinstance(options, dict):
             raise BadArgument("options is an object")
         name_untrusted(name.encode())
-        asked = check_options(options, name)
-        there = engine.queues.get(name.encode())
-        if there is not None:
-            if there.options != Options.of(asked, engine.settings.for_queue(name), name):
+        given = check_options(options, name)
+        existing = engine.queues.get(name.encode())
+        if existing is not None:
+            if existing.options != Options.of(given, engine.settings.for_queue(name), name):
                 raise Conflict("it has other options here")
             return Made(new=False)
         if dry_run:
-            engine.check_new(name, asked)
+            engine.check_new(name, given)
             return Made(new=True)
-        made = engine.create(name, asked)
+        made = engine.create(name, given)
         return Made(new=True, ticket=made[1])
 
     def room() -> Room:

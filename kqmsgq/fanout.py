@@ -16,7 +16,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from kqmsgq.queues import KNOWN_BYTES, Consumer, Queues, no_message
-from kqmsgq.repeats import Pattern, Repeat, Repeats
+from kqmsgq.repeats import ONE_BY_ONE, Pattern, Repeat, Repeats
 from kqmsgq.wire import HEADER_BYTES, LENGTH_BYTES, MESSAGE, NAME_AT
 from shared.access import WRITE
 from shared.budget import CacheBytes
@@ -266,7 +266,7 @@ class Producer:
         latest = size - HEADER_BYTES
         messages = self._messages
         stuck = over = False
-        for _ in range(self._repeats.one_by_one):
+        for _ in range(ONE_BY_ONE):
             fixed = at + data[at + 4] + FIXED_BYTES
             route = known.get(data[at:fixed])
             if route is None:

@@ -5,7 +5,6 @@ the message is well-formed, and give its route (`shared.fanout.Routes.known`).
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -34,11 +33,8 @@ if TYPE_CHECKING:
 
     from shared.recording.recorder import Recorder
 
-COUNTED_BYTES_MAX = 16 << 20
-"""The memory of counts of dropped writes, with `COUNTED_ENTRY_BYTES` for each: more than a consumer may lose
-at once by default."""
-COUNTED_ENTRY_BYTES = 256
-"""A bytes object's header, a tuple, a number and a dict entry."""
+COUNTED_MAX = 16
+"""Counts of dropped writes that are remembered: many consumers lose the same few."""
 KNOWN_BYTES = 2
 """The upper half of a message's length, always zero: only messages below 64 KiB have known first bytes."""
 SUBSCRIPTION_BYTES = 128
@@ -91,9 +87,8 @@ class Queues:
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None, cache_books=CacheBytes(routes, math.inf))
         self._counting: Repeats[None] = repeats_for_counting()
-        # Chunk's id to (the chunk, its count), oldest first. A dict would be slow to find its first key.
-        self._counted: OrderedDict[int, tuple[bytes | memoryview, int]] = OrderedDict()
-        self._counted_memory = CacheBytes(self.caches, math.inf)
+        self._counted: dict[int, tuple[bytes | memoryview, int]] = {}
+        """A chunk's id to the chunk and its count."""
 
     def take_settings(self, settings: KqmsgqSettings) -> None:
         """Hold to these limits from now on. What may wait for a consumer stays as it was when it came."""
@@ -237,12 +232,9 @@ class Queues:
         if found is not None and found[0] is chunk:
             return found[1]
         messages = count_messages(bytes(chunk), self._counting)
+        if len(counted) == COUNTED_MAX:
+            counted.clear()
         counted[id(chunk)] = chunk, messages
-        memory = self._counted_memory
-        memory.add(COUNTED_ENTRY_BYTES + len(chunk))
-        while memory.held_bytes > COUNTED_BYTES_MAX or (memory.held_bytes and self.caches.full):
-            _, (oldest, _) = counted.popitem(last=False)
-            memory.add(-COUNTED_ENTRY_BYTES - len(oldest))
         return messages
 
     # Messages.

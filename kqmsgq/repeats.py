@@ -17,18 +17,15 @@ from shared.budget import CacheBytes, Caches, unbounded
 R = TypeVar("R")
 
 MESSAGES_MAX = 64
-"""Messages in a short pattern. A search that finds none looks at as many."""
-LONG_MESSAGES_MAX = 1024
-"""Messages in a long pattern, which is searched for only where its first `SURE_MESSAGES` headers recur."""
-SURE_MESSAGES = 8
+"""Messages in a pattern. A search that finds none looks at as many."""
 TRIES_MAX = 4
 """A pattern may hold its first header several times; so many repetitions are tried as the pattern's end."""
 HEADERS_BYTES_MAX = 32 * 1024
 """The bytes of a pattern's headers. Clients choose them, so they have a bound."""
 SWEPT_MESSAGES = 16
-"""Short patterns are compared several times in one step."""
+"""Patterns of fewer messages are compared several times in one step."""
 ONE_BY_ONE = 64
-"""Messages that are read one by one before the next search for a pattern."""
+"""Messages that are read one by one where no pattern was found, before the next search for one."""
 WORTH_MESSAGES = 8
 """A pattern that covers fewer messages costs more than it saves."""
 PATTERNS_MAX = 64
@@ -82,10 +79,6 @@ class Pattern(Generic[R]):
         self._sweep = Struct(">" + layout * self._times)
         self._swept_headers = self._headers * self._times
 
-    def ahead(self) -> dict[bytes, int]:
-        """The headers of the pattern, and how many messages behind each it begins again."""
-        return {header: self.messages - place for place, header in enumerate(self._headers)}
-
     def count(self, data: bytes, at: int) -> int:
         """How many whole repetitions of the pattern stand at `at`."""
         left = (len(data) - at) // self.size
@@ -101,15 +94,14 @@ class Pattern(Generic[R]):
 class Repeats(Generic[R]):
     """The patterns of one stream, by their first header: a read may begin at any message of a pattern.
 
-    At each message of a short pattern another one begins. Of long ones, which take much memory, there is one,
-    and messages before its beginning are read one by one.
+    At each message of a pattern another one begins.
 
     `look_on(data, at)`: the messages from `at` on, with checked headers, while they are whole and
     well-formed. `cached`: the account of remembered patterns. Without room a pattern is used once and not
     kept.
     """
 
-    __slots__ = ("_ahead", "_cached", "_look_on", "_patterns", "_vain", "_wait", "one_by_one")
+    __slots__ = ("_cached", "_look_on", "_patterns", "_vain", "_wait")
 
     def __init__(
         self, look_on: Callable[[bytes, int], Iterator[Repeat[R]]], cached: CacheBytes | None = None
@@ -117,10 +109,6 @@ class Repeats(Generic[R]):
         self._look_on = look_on
         self._cached = cached or CacheBytes(Caches(unbounded()))
         self._patterns: dict[bytes, Pattern[R]] = {}
-        self._ahead: dict[bytes, int] = {}
-        """Headers of the long pattern, and how many messages on it begins again."""
-        self.one_by_one = ONE_BY_ONE
-        """After `at` has found nothing: messages to read one by one before the next call."""
         self._vain = 0  # failed searches in a row
         self._wait = 0  # calls until the next search
 
@@ -141,7 +129,6 @@ class Repeats(Generic[R]):
 
         Each failed search doubles the pause before the next.
         """
-        self.one_by_one = ONE_BY_ONE
         if self._wait and not self._patterns:
             self._wait -= 1
             return None
@@ -159,11 +146,6 @@ class Repeats(Generic[R]):
                 return None  # nor does a short read: to search anew after each costs more than it saves
             del self._patterns[header]
             self._cached.add(-known.memory_bytes)
-            if header in self._ahead:
-                self._ahead.clear()
-        elif header in self._ahead:
-            self.one_by_one = self._ahead[header]
-            return None
         if self._wait:
             self._wait -= 1
             return None
@@ -179,8 +161,6 @@ class Repeats(Generic[R]):
                 if self._cached.fits(searched.memory_bytes):
                     self._cached.add(searched.memory_bytes)
                     self._patterns[header] = searched
-                    if searched.messages > MESSAGES_MAX:
-                        self._ahead = searched.ahead()
                 return searched, count
         self._vain = min(self._vain + 1, VAIN_MAX)
         self._wait = 1 << self._vain
@@ -194,7 +174,6 @@ class Repeats(Generic[R]):
     def _clear(self) -> None:
         if self._patterns:
             self._patterns.clear()
-            self._ahead.clear()
             self._cached.cleared()
 
 
@@ -204,7 +183,7 @@ def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
     best: Pattern[R] | None = None
     header = before = b""
     covered = tries = headers_bytes = 0
-    for message in islice(messages, LONG_MESSAGES_MAX + 1):
+    for message in islice(messages, MESSAGES_MAX + 1):
         this = data[message.begins : message.body]
         if not seen:
             header = this
@@ -219,21 +198,9 @@ def find(data: bytes, messages: Iterable[Repeat[R]]) -> Pattern[R] | None:
         headers_bytes += len(this)
         if headers_bytes > HEADERS_BYTES_MAX:
             break
-        if len(seen) == MESSAGES_MAX and (best is not None or not _recurs(data, header, seen)):
-            break
         before = this
         seen.append(message)
     return best
-
-
-def _recurs(data: bytes, header: bytes, seen: Sequence[Repeat[R]]) -> bool:
-    """Whether the first headers come again behind all that was `seen`, in the same places, with room for two
-    rounds."""
-    first = seen[0].begins
-    apart = data.find(header, seen[-1].ends) - first
-    return 0 < apart <= (len(data) - first) // 2 and all(
-        data.startswith(data[each.begins : each.body], each.begins + apart) for each in seen[:SURE_MESSAGES]
-    )
 
 
 def count_messages(data: bytes, repeats: Repeats[None]) -> int:
@@ -247,7 +214,7 @@ def count_messages(data: bytes, repeats: Repeats[None]) -> int:
                 count += pattern.messages * times
                 at += pattern.size * times
                 continue
-            one_by_one = repeats.one_by_one
+            one_by_one = ONE_BY_ONE
         one_by_one -= 1
         count += 1
         at = _ends(data, at)[1]

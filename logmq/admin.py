@@ -199,10 +199,10 @@ class Admin:
     @FORGET
     async def _delete(self, found: tuple[Log, bytes], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         log, key = found
-        there = self._committed(found) is not None
-        if there and not dry_run:
+        exists = self._committed(found) is not None
+        if exists and not dry_run:
             await self._broker.store.wait(self._broker.groups.delete(group_of(key), log))
-        return {"deleted": int(there)}
+        return {"deleted": int(exists)}
 
     def _committed(self, found: tuple[Log, bytes]) -> Committed | None:
         log, key = found

@@ -240,8 +240,8 @@ async def topics(*, server: Server, json: Json = False) -> Sequence[Mapping[str,
 async def offsets(topic: Topic, *, server: Server, json: Json = False) -> Mapping[str, Any]:
     """Show a topic's first offset that is kept, and its end."""
     async with _connected(server) as client:
-        found = await client.offsets(topic)
-    return {"topic": topic, "first": found.first, "end": found.end}
+        bounds = await client.offsets(topic)
+    return {"topic": topic, "first": bounds.first, "end": bounds.end}
 
 
 @command("seek orders 1h", "seek orders 2026-01-31T12:00", "seek orders 1769860800000 --json | jq .offset")
@@ -309,8 +309,8 @@ def reset(
     place = _place("--to", where)
 
     def ask(api: AdminApi) -> Mapping[str, Any]:
-        said = _for_api(place, lambda: api.get("topics", topic))
-        answer = api.post("groups", group, topic, "reset", dry_run=dry_run, **said)
+        arguments = _for_api(place, lambda: api.get("topics", topic))
+        answer = api.post("groups", group, topic, "reset", dry_run=dry_run, **arguments)
         return {"group": group, "topic": topic, **answer}
 
     return ApiRequest(ask)
@@ -360,8 +360,8 @@ async def delete(
     """Delete a topic for good: its messages, its groups' offsets and its writers."""
     async with _connected(server) as client:
         if dry_run:
-            found = await client.offsets(topic)
-            return {"topic": topic, "deleted": False, "bytes": found.end - found.first}
+            bounds = await client.offsets(topic)
+            return {"topic": topic, "deleted": False, "bytes": bounds.end - bounds.first}
         await client.delete(topic)
     return {"topic": topic, "deleted": True}
 
@@ -408,18 +408,18 @@ def _for_api(place: TopicPlace, ask: Callable[[], Mapping[str, Any]]) -> Mapping
 
 async def _back(client: Client, topic: str, count: int) -> int:
     """Where the last `count` messages begin; the first offset that is kept where there are fewer."""
-    found = await client.offsets(topic)
+    bounds = await client.offsets(topic)
     span = BACK_BYTES
     while True:
-        begin = max(found.first, found.end - span)
-        marks = await client.marks(topic, begin, found.end)
-        begin = max(marks[0].offset, found.first) if marks else found.first
+        begin = max(bounds.first, bounds.end - span)
+        marks = await client.marks(topic, begin, bounds.end)
+        begin = max(marks[0].offset, bounds.first) if marks else bounds.first
         last: deque[int] = deque(maxlen=count)
         records = client.records(topic, begin)
-        while records.offset < found.end and (chunk := await records.chunk()):
-            last.extend(record.offset for record in chunk if record.offset < found.end)
-        if len(last) == count or begin <= found.first:
-            return last[0] if last else found.end
+        while records.offset < bounds.end and (chunk := await records.chunk()):
+            last.extend(record.offset for record in chunk if record.offset < bounds.end)
+        if len(last) == count or begin <= bounds.first:
+            return last[0] if last else bounds.end
         span *= 4
 
 
@@ -433,9 +433,9 @@ async def _start(
             return await _back(client, topic, number)
         if word == "time":
             return await client.seek(topic, number)
-        found = await client.offsets(topic)
+        bounds = await client.offsets(topic)
         if place is None and group is not None:
-            return _after(topic, group, await client.committed(group, topic), found.first)
+            return _after(topic, group, await client.committed(group, topic), bounds.first)
     except LogmqError as error:
         if error.code == "NO_TOPIC" and missing is not None:
             warn(f"there is no topic {topic} yet: what is written to it is shown")
@@ -443,7 +443,7 @@ async def _start(
         raise
     if word == "offset":
         return number
-    return found.end if word == "end" else found.first
+    return bounds.end if word == "end" else bounds.first
 
 
 def _after(topic: str, group: str, committed: int | None, first: int) -> int:

@@ -34,10 +34,10 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             durability = Durability.parse(a_text(row, "durability", "always"))
         except ValueError as error:
             raise BadArgument(str(error)) from None
-        there = broker.topics.find(name)
-        if there is not None:
-            if "durability" in row and there.mode != durability:
-                raise Conflict(f"its durability is {there.mode} here")
+        existing = broker.topics.find(name)
+        if existing is not None:
+            if "durability" in row and existing.mode != durability:
+                raise Conflict(f"its durability is {existing.mode} here")
             return Made(new=False)
         if dry_run:
             return Made(new=True)
@@ -58,10 +58,10 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         if log is None or (offset and not log.visible):
             raise LeftOut("its topic has no records here, so it begins where it is told to")
         key = broker.groups.find(group, log)
-        found = None if key is None else broker.groups.read(log, key)
-        if found is not None:
-            if found.offset != offset:
-                raise LeftOut(f"it has committed {found.offset} here, and goes on there")
+        committed = None if key is None else broker.groups.read(log, key)
+        if committed is not None:
+            if committed.offset != offset:
+                raise LeftOut(f"it has committed {committed.offset} here, and goes on there")
             return Made(new=False)
         try:
             if not log.first <= offset <= log.visible:

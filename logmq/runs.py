@@ -90,32 +90,6 @@ def encode(messages: Sequence[bytes]) -> tuple[bytes, list[int]]:
     return b"".join(parts), lengths
 
 
-def encode_each(messages: Sequence[bytes]) -> list[bytes]:
-    """The record of each of `messages`."""
-    try:
-        return [_HEADERS[len(message)] + message for message in messages]
-    except IndexError:
-        return [len(message).to_bytes(HEADER_BYTES, "big") + message for message in messages]
-
-
-def mixed(data: bytes, size_max: int) -> tuple[Sequence[bytes], Sequence[bytes], int] | None:
-    """The topics and the messages of the PRODUCE lines that begin `data`, and where they end.
-
-    None where a line needs a closer look: it is another request, ends in CR LF, or its message is above
-    `size_max`; and where lines are long.
-    """
-    if data.find(b"\n", 0, LINE_BYTES_MAX) < 0 or b"\r" in data:
-        return None
-    *lines, rest = data.split(b"\n")
-    try:
-        words, topics, messages = zip(*[line.split(b" ", 2) for line in lines], strict=True)
-    except ValueError:
-        return None
-    if words.count(b"PRODUCE") < len(words) or len(max(messages, key=len)) > size_max:
-        return None
-    return topics, messages, len(data) - len(rest)
-
-
 def ok_lines(first: int, count: int, lengths: Lengths) -> bytes:
     """`OK <offset>` for each of `count` records from offset `first` on."""
     if isinstance(lengths, int):

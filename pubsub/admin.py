@@ -72,14 +72,14 @@ class Admin:
     def _receivers(self, topic: str) -> list[Subscription]:
         """The subscriptions that match `topic`: their clients get its messages, or have them kept."""
         name = topic.encode()
-        found: list[Subscription] = []
+        subscriptions: list[Subscription] = []
         for client in chain(self._all.live.match(name), self._all.away.match(name)):
             patterns: RoutingIndex[bytes] = RoutingIndex(WILDCARDS)
             for pattern, keeps in client.topics.items():
                 if keeps or client.connection is not None:
                     patterns.subscribe(pattern, pattern)
-            found += [(client, pattern) for pattern in patterns.match(name)]
-        return found
+            subscriptions += [(client, pattern) for pattern in patterns.match(name)]
+        return subscriptions
 
     def _find_subscription(self, parts: Sequence[str]) -> Subscription | None:
         client = self._all.clients.get(parts[0].encode())

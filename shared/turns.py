@@ -89,7 +89,6 @@ class LongWork:
     deadline: float = math.inf
     scheduled: float = math.inf
     _left: deque[Iterator[None]] = attrs.Factory(deque)
-    _when_idle: list[Callable[[], None]] = attrs.Factory(list)
 
     @property
     def busy(self) -> bool:
@@ -102,10 +101,6 @@ class LongWork:
         self._left.append(steps)
         if len(self._left) == 1:
             self._take_turn()
-
-    def when_idle(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when no work is left."""
-        self._when_idle.append(callback)
 
     def expire(self, now: float) -> None:
         """Go on: the next turn has come."""
@@ -125,6 +120,3 @@ class LongWork:
             if left and turn.over_now():
                 self._later(self)
                 return
-        waiting, self._when_idle = self._when_idle, []
-        for callback in waiting:
-            callback()

@@ -137,7 +137,7 @@ ENDS = {
         "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
         "threads watch"
     ),
-    "shared/storage/tools": "backup copying fsck logs repair view",
+    "shared/storage/tools": "backup fsck logs repair view",
 }
 """By folder, the modules with a loop, a socket, a file or a clock, and what stands on those. All else of the
 protocols and of shared is sans-IO, as is whatever is added: bytes and events in, bytes and events out."""

@@ -29,16 +29,16 @@ def tell_terminal(text: str) -> None:
 def load(config: Config, tell: Tell = tell_terminal) -> dict[str, User] | None:
     """The users by the settings; None where there is no file, and nobody named one. Raises ConfigError."""
     path = config.users_file
-    found = read(path, tell)
-    if found is None and config.access.users_file is not None:
+    loaded = read(path, tell)
+    if loaded is None and config.access.users_file is not None:
         raise ConfigError("access.users_file", f"{path} is not there; `brokers user add` makes it")
-    for user in (found or {}).values():
+    for user in (loaded or {}).values():
         for rule in user.allow:
             try:
                 check_rule(rule)
             except UsersError as error:
                 raise ConfigError("access.users_file", f"{path}: users.{user.name}.allow: {error}") from None
-    return found
+    return loaded
 
 
 def read(path: Path, tell: Tell = tell_terminal) -> dict[str, User] | None:

@@ -76,7 +76,7 @@ def application(host: "Host") -> Starlette:
             Route("/metrics", endpoints.metrics),
             Route("/metrics/detailed", endpoints.detailed_metrics),
             *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
-            *api.routes(host.objects, host.overview, operations, host.backups),
+            *api.routes(host.objects, operations, host.backups),
             *views.routes(host.objects, host.overview, host.status),
             Route("/verbs", _removed),
             Route("/{protocol}/{verb}", _removed, methods=["POST"]),
@@ -87,7 +87,7 @@ def application(host: "Host") -> Starlette:
 
 def of_objects(everything: Callable[[], ObjectsByProtocol]) -> Starlette:
     """The API alone, over the objects of services that nobody serves."""
-    return _starlette(api.routes(everything, dict, (), Path()))
+    return _starlette(api.routes(everything, (), Path()))
 
 
 def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
@@ -120,6 +120,7 @@ class _Endpoints:
 
     def operations(self) -> Sequence[Operation]:
         return (
+            Operation("/overview", "What runs, and how it is.", self.overview),
             Operation(
                 "/history",
                 "What it did in the last 15 minutes, every 5 s.",
@@ -207,6 +208,9 @@ class _Endpoints:
 
         return Stream(pieces(), media_type=metrics.CONTENT_TYPE)
 
+    async def overview(self, _: Request) -> Response:
+        return api.as_json(self._host.overview())
+
     async def history(self, request: Request) -> Response:
         return api.as_json(self._host.rates.history(request.query_params.get("after", "")))
 
@@ -243,15 +247,15 @@ class _Endpoints:
     async def reload(self, request: Request) -> Response:
         arguments = await api.arguments_of(request)
         api.refuse_unknown("reload", arguments, ("action", "name"))
-        said = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
-        if not all(isinstance(each, str) and len(each) <= 64 for each in said):
+        words = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
+        if not all(isinstance(each, str) and len(each) <= 64 for each in words):
             raise HTTPException(400, "action, name: short texts")
-        if said[0] not in RELOADS:
+        if words[0] not in RELOADS:
             raise HTTPException(400, f"action is one of {', '.join(RELOADS)}")
-        if api.PEER in request.scope and said != ["reload", ""]:
+        if api.PEER in request.scope and words != ["reload", ""]:
             raise HTTPException(403, "over TCP there is the action reload, without a name")
         user, peer = api.caller_of(request)
-        return api.as_json(await self._host.reload(*said, user=user, peer=peer))
+        return api.as_json(await self._host.reload(*words, user=user, peer=peer))
 
     async def log_lines(self, request: Request) -> Response:
         level = request.query_params.get("level", "debug")

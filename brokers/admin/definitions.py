@@ -204,9 +204,9 @@ def _without_room(
     for (section, protocol), names in new.items():
         room = own[section, protocol].room
         if room is not None:
-            setting, there, most = room()
-            if there + len(names) > most:
-                yield f"{section} {protocol}: {len(names)} more than the {there} there: {setting} = {most}"
+            setting, count, most = room()
+            if count + len(names) > most:
+                yield f"{section} {protocol}: {len(names)} more than the {count} there: {setting} = {most}"
 
 
 def _check_keys(row: Row, section: DefinitionSection, number: int) -> None:
@@ -256,9 +256,9 @@ def of_users(access: Access, path: Path, giver: str | None = None) -> Definition
             raise BadArgument(
                 f"users.{name}.password: users come without secrets; brokers user passwd sets one"
             )
-        there = (access.users or {}).get(name)
-        if there is not None:
-            if (set(there.allow), there.certificate) != (set(user.allow), user.certificate):
+        existing = (access.users or {}).get(name)
+        if existing is not None:
+            if (set(existing.allow), existing.certificate) != (set(user.allow), user.certificate):
                 raise Conflict(f"{name} has other rules here")
             return Made(new=False)
         if giver is not None and (refusal := access.refusal_of_gift(giver, user)):

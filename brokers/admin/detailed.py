@@ -73,17 +73,17 @@ async def text(
         parts: dict[str, list[str]] = {column.name: [] for column in columns}
         series = 0
         for protocol, each in [those for those in everything if those[1].kind is kind]:
-            found = each.items()
+            items = each.items()
             readers = [reader(protocol, each, name) for name in FAMILIES[kind.name][2]]
             values = {column: reader(protocol, each, column.name) for column in columns}
-            for some in batched(found):
+            for batch in batched(items):
                 if turn.over_now():
                     await turn.others()
                 if glob != "*":
-                    some = [item for item in some if matches(text_of(each.name(item)))]
-                series += len(columns) * len(some)
-                if some and series <= SERIES_MAX:
-                    _write(kind, [_labels(kind, readers, item) for item in some], some, values, parts)
+                    batch = [item for item in batch if matches(text_of(each.name(item)))]
+                series += len(columns) * len(batch)
+                if batch and series <= SERIES_MAX:
+                    _write(kind, [_labels(kind, readers, item) for item in batch], batch, values, parts)
         if series > SERIES_MAX:
             yield f"# {kind.name}: some are left out, above {SERIES_MAX} series; use name=\n".encode()
         for column in columns:
@@ -99,8 +99,8 @@ def _metric(kind: ObjectKind, column: KindColumn) -> str:
 
 
 def _labels(kind: ObjectKind, readers: Sequence[Callable[[Any], Any]], item: Any) -> str:
-    said = zip(FAMILIES[kind.name][2], readers, strict=True)
-    labels = [f'{name}="{str(read(item)).translate(_ESCAPED)}"' for name, read in said]
+    read_labels = zip(FAMILIES[kind.name][2], readers, strict=True)
+    labels = [f'{name}="{str(read(item)).translate(_ESCAPED)}"' for name, read in read_labels]
     return f"{{{','.join(labels)}}} "
 
 
@@ -113,13 +113,13 @@ def _write(
 ) -> None:
     """Add a line for each object to each column's, where it has that number."""
     for column, read in values.items():
-        found = [*map(read, some)]
+        row_values = [*map(read, some)]
         those = labels
-        if None in found:
-            those = [label for label, value in zip(labels, found, strict=True) if value is not None]
-            found = [value for value in found if value is not None]
-        if found:
+        if None in row_values:
+            those = [label for label, value in zip(labels, row_values, strict=True) if value is not None]
+            row_values = [value for value in row_values if value is not None]
+        if row_values:
             begins = "\n" + _metric(kind, column)
-            numbers = map(int, found) if column.unit == "flag" else found
+            numbers = map(int, row_values) if column.unit == "flag" else row_values
             lines = begins.join(map(add, those, map(str, numbers)))
             parts[column.name].append(f"{begins[1:]}{lines}\n")

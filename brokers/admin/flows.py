@@ -79,7 +79,7 @@ class Flows:
         """Read all objects, in turns with other tasks. Returns the CPU seconds it took."""
         now = self._clock()
         ends = self._newer_at is None or now - self._newer_at >= WINDOW_SECONDS
-        found: dict[Any, _Flow] = {}
+        flows: dict[Any, _Flow] = {}
         spent = 0.0
         turn = TaskTurn()
         for protocol, objects in self._everything():
@@ -87,11 +87,11 @@ class Flows:
             if totals is None or (protocol, objects.kind.name) in self._failed:
                 continue
             try:
-                for some in batched(objects.items()):
+                for batch in batched(objects.items()):
                     began = thread_time()
-                    self._read_some(some, totals, found, now, ends)
+                    self._read_some(batch, totals, flows, now, ends)
                     spent += thread_time() - began
-                    if turn.over(len(some)):
+                    if turn.over(len(batch)):
                         await turn.others()
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
@@ -102,7 +102,7 @@ class Flows:
                     list=objects.kind.name,
                     exc_info=error,
                 )
-        self._flows = found
+        self._flows = flows
         if ends:
             self._older_at, self._newer_at = self._newer_at, now
         return spent

@@ -249,17 +249,17 @@ class Gate:
         elif refusal is None and changes and scope["path"] == LOGOUT:
             refusal = self._log_out(headers, cookies)
         elif refusal is None and (changes or not self._is_open(scope["path"])):
-            found = await self._user(scope, headers, caller, cookies)
-            refusal = self._denied(scope, found, caller) if isinstance(found, str) else found
-            if isinstance(found, str):
-                refusal = refusal or self._crowded(found, caller)
-                scope["brokers.user"], scope["brokers.peer"] = found, caller.peer
-                ASKER.set("" if found == TOKEN_USER else found)
+            user = await self._user(scope, headers, caller, cookies)
+            refusal = self._denied(scope, user, caller) if isinstance(user, str) else user
+            if isinstance(user, str):
+                refusal = refusal or self._crowded(user, caller)
+                scope["brokers.user"], scope["brokers.peer"] = user, caller.peer
+                ASKER.set("" if user == TOKEN_USER else user)
                 # A stream checks the user's rights again while it runs.
-                scope["brokers.allowed"] = partial(self._may, found, self._action(scope))
-                scope["brokers.manages"] = self._may(found, MANAGE)
-                if found != TOKEN_USER:
-                    scope[READS], scope[GIVER] = self._may(found, READ), found
+                scope["brokers.allowed"] = partial(self._may, user, self._action(scope))
+                scope["brokers.manages"] = self._may(user, MANAGE)
+                if user != TOKEN_USER:
+                    scope[READS], scope[GIVER] = self._may(user, READ), user
         if refusal is not None or not caller.user:
             await (refusal or self._app)(scope, receive, answer)
             return
@@ -273,8 +273,8 @@ class Gate:
         target = len(scope["raw_path"]) + len(scope["query_string"])
         if target + sum(len(name) + len(value) for name, value in headers.raw) > HEAD_BYTES_MAX:
             return problem(431, f"the target and the headers have more than {HEAD_BYTES_MAX} bytes")
-        said = headers.getlist("host")
-        host = said[0] if len(said) == 1 else ""
+        hosts = headers.getlist("host")
+        host = hosts[0] if len(hosts) == 1 else ""
         if scope["path"] not in HEALTH and not self._is_ours(host, scope):
             return problem(
                 421, "Host is no name of this server: where it is called so, add that to admin.names"
@@ -357,9 +357,9 @@ class Gate:
                 where = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
                 return RedirectResponse(where + (f"?{urlencode(rest)}" if rest else ""), 303)
             return TOKEN_USER
-        said = headers.get("authorization")
-        if said is not None:
-            return await self._by_header(said, headers, caller)
+        authorization = headers.get("authorization")
+        if authorization is not None:
+            return await self._by_header(authorization, headers, caller)
         if user := self._by_cookie(headers, caller):
             return user
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):

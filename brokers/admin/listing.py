@@ -51,8 +51,8 @@ class ListQuery:
         """Raise HTTPException (400) for unknown parameters. `also`: further parameters that are allowed."""
         narrow = {name for _, each in those for name in each.narrow}
         if unknown := sorted(set(query) - {"match", "sort", *also, *kind.filters, *narrow}):
-            there = ", ".join(sorted({*kind.filters, *narrow, "match"}))
-            raise HTTPException(400, f"{unknown[0]}: no parameter of this list, which is narrowed by {there}")
+            known = ", ".join(sorted({*kind.filters, *narrow, "match"}))
+            raise HTTPException(400, f"{unknown[0]}: no parameter of this list, which is narrowed by {known}")
         match = query.get("match", "")
         if len(match) > MATCH_MAX:
             raise HTTPException(400, f"match has at most {MATCH_MAX} characters")
@@ -87,9 +87,9 @@ async def listed(kind: ObjectKind, those: ObjectsByProtocol, query: Mapping[str,
     limit = int(text)
     if "sort" in query and "after" in query:
         raise HTTPException(400, "after: a list that is sorted by a column has no other pages")
-    found, _ = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
-    more = "sort" not in query and len(found) > limit
-    return {"items": await _rows(found[:limit]), "next": found[limit - 1][0] if more else None}
+    ranked, _ = await _first(kind, those, wanted, limit + 1, query.get("after", ""))
+    more = "sort" not in query and len(ranked) > limit
+    return {"items": await _rows(ranked[:limit]), "next": ranked[limit - 1][0] if more else None}
 
 
 def sorts(column: KindColumn) -> bool:
@@ -106,8 +106,8 @@ async def selected(
     kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, skip: int, limit: int
 ) -> Selection:
     """`limit` rows after the first `skip`, in the order of the query."""
-    found, total = await _first(kind, those, wanted, skip + limit)
-    return Selection(await _rows(found[skip:]), total)
+    ranked, total = await _first(kind, those, wanted, skip + limit)
+    return Selection(await _rows(ranked[skip:]), total)
 
 
 def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:
@@ -186,9 +186,9 @@ async def _first(
             elif value is not None or not after or key > after:
                 ranked.append((key, protocol, objects, item))
     pick = nlargest if wanted.descending else nsmallest
-    found = pick(most, ranked, key=itemgetter(0))
+    picked = pick(most, ranked, key=itemgetter(0))
     # Objects without a value come last.
-    return [*found, *without[: most - len(found)]], len(ranked) + len(without)
+    return [*picked, *without[: most - len(picked)]], len(ranked) + len(without)
 
 
 def _plain(key: str) -> str:

@@ -16,13 +16,13 @@ CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 async def computed(samples: Iterable[Sample]) -> list[Sample]:
     """The samples with their values. Others have their turn in between: some add up what 50,000 queues have,
     which takes milliseconds."""
-    found: list[Sample] = []
+    read: list[Sample] = []
     turn = TaskTurn()
     for each in [*samples]:  # at once: between turns others change what is read
-        found.append(each.computed())
+        read.append(each.computed())
         if turn.over_now():
             await turn.others()
-    return found
+    return read
 
 
 def render(samples: Sequence[Sample]) -> bytes:

@@ -200,8 +200,8 @@ class AdminPort:
     @property
     def address(self) -> tuple[str, int]:
         """The first address that was bound."""
-        found = self.sockets[0].getsockname()
-        return found[0], found[1]
+        bound = self.sockets[0].getsockname()
+        return bound[0], bound[1]
 
     @property
     def page(self) -> str:

@@ -86,8 +86,8 @@ class Rates:
         for number, (_, beat) in enumerate(beats):
             for line, values in beat.values.items():
                 for protocol, value in values.items():
-                    found = lines.setdefault(line, {}).setdefault(protocol, [None] * len(beats))
-                    found[number] = value
+                    points = lines.setdefault(line, {}).setdefault(protocol, [None] * len(beats))
+                    points[number] = value
         return {"seconds": BEAT_SECONDS, "times": [text for text, _ in beats], "lines": lines}
 
 
@@ -108,16 +108,16 @@ def _grown(totals: Totals, before: Totals) -> Totals:
 
 def _lines(grown: Totals, seconds: float) -> dict[str, dict[str, float]]:
     """What counters have grown by in so many seconds, as rates, by line and protocol."""
-    found: dict[str, dict[str, float]] = {}
+    rates: dict[str, dict[str, float]] = {}
     for (protocol, name), value in grown.items():
         line, owner = LINE_OF.get(name), protocol
         if line is None:
             owner, _, own = name.partition("_")
             line = LINE_OF.get(own)
         if line is not None:
-            of = found.setdefault(line, {})
+            of = rates.setdefault(line, {})
             of[owner] = round(of.get(owner, 0) + value / max(seconds, 0.001), 3)
-    return found
+    return rates
 
 
 def _totals(samples: Iterable[Sample]) -> Totals:

@@ -89,21 +89,21 @@ class KeptPositions:
 
     @classmethod
     def read(cls, table: Table, bridge: str) -> "KeptPositions":
-        found = cls(table, bridge)
+        positions = cls(table, bridge)
         try:
-            kept = json.loads(table.get(found._key()) or b"{}")
+            kept = json.loads(table.get(positions._key()) or b"{}")
         except ValueError:
             kept = {}
-        found.source = kept.get("source")
-        found.first_run = not kept.get("started", False)
-        found.paused = bool(kept.get("paused", False))
-        found.start = kept.get("start")
-        found.removed_ms = kept.get("removed_ms")
-        return found
+        positions.source = kept.get("source")
+        positions.first_run = not kept.get("started", False)
+        positions.paused = bool(kept.get("paused", False))
+        positions.start = kept.get("start")
+        positions.removed_ms = kept.get("removed_ms")
+        return positions
 
     def get(self, name: bytes) -> bytes | None:
-        found = self._table.get(self._key(name))
-        return self._begun.get(name) if found is None else found
+        stored = self._table.get(self._key(name))
+        return self._begun.get(name) if stored is None else stored
 
     def begin(self, name: bytes, value: bytes) -> None:
         self._begun[name] = value
@@ -321,15 +321,15 @@ class Bridge:
             return {"result": fate, "to": None, "body": None}
         (written,) = forms.bodies_of(self.settings.form, run, (*trail, self.name), *self._host.stamp())
         to = self._template.name_for(origin)
-        told: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
+        outcome: dict[str, Any] = {"result": "carried", "to": f"{self._target_protocol}:{shown(to)}"}
         refused = self._refusal(to, written)
         if refused is not None:
             policy = self._policy(refused)
             result = {"wait": "waits", "drop": "dropped"}.get(policy, "dead")
-            told |= {"result": result, "reason": refused.reason, "error": str(refused)}
+            outcome |= {"result": result, "reason": refused.reason, "error": str(refused)}
             if policy == "dead":
-                told["to"] = f"{self._dead_protocol}:{shown(self._dead_template.name_for(origin))}"
-        return {**told, "bytes": len(written), "body": shown(written)}
+                outcome["to"] = f"{self._dead_protocol}:{shown(self._dead_template.name_for(origin))}"
+        return {**outcome, "bytes": len(written), "body": shown(written)}
 
     def _refusal(self, name: bytes, body: bytes) -> BridgeRefusal | None:
         """Why the target would refuse a message now; None if it would take it."""
@@ -604,8 +604,8 @@ class Bridge:
             yield len(bodies), "circled" if self.name in trail else "", trail
             return
         for at, body in enumerate(bodies, 1):
-            found = forms.bridges_passed(body, self._host.key)
-            passed = (*trail, *(name for name in found if name not in trail))
+            bridges = forms.bridges_passed(body, self._host.key)
+            passed = (*trail, *(name for name in bridges if name not in trail))
             fate = "circled" if self.name in passed else ""
             yield at, fate if self.settings.filter.fits(body) else "filtered", passed
 
@@ -752,16 +752,16 @@ class Bridge:
         return target
 
     def _end(self, protocol: str) -> Any:
-        found = self._host.ends(protocol)
-        if found is None:
+        ends = self._host.ends(protocol)
+        if ends is None:
             raise BridgeRefusal("missing", f"{protocol} has no ends for bridges")
-        return found
+        return ends
 
     def _template_of(self, address: str) -> NameTemplate:
         protocol, place = split(address)
-        found = self._host.ends(protocol)
-        assert found is not None, "the settings were checked"
-        return found.target_name(place)
+        ends = self._host.ends(protocol)
+        assert ends is not None, "the settings were checked"
+        return ends.target_name(place)
 
     def _context(self, protocol: str) -> BridgeContext:
         return BridgeContext(

@@ -137,8 +137,9 @@ class Bridges:
         return table
 
     def _repair(self, table: Table) -> None:
-        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed.
-        In mode `none` a power cut takes a topic's newest records. What comes next would be taken for them.
+        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed:
+        what comes next would be taken for what they had carried. Versions that did not journal the records of
+        mode `none` left such positions after a power cut.
         """
         sources = {name: KeptPositions.read(table, name).source for name in self._kept}
         for key, position in table.items():
@@ -187,17 +188,17 @@ class Bridges:
 
         async def apply() -> None:
             try:
-                told = await self.change(config.bridges)
+                changes = await self.change(config.bridges)
             except StoreError as error:
                 self.log.error(
                     "bridges could not be changed: the store takes nothing; look at the disk, then reload",
                     reason=str(error),
                 )
                 return
-            if any(told.values()):
+            if any(changes.values()):
                 self.log.info(
                     "bridges are as the settings now say",
-                    **{key: ", ".join(value) for key, value in told.items()},
+                    **{key: ", ".join(value) for key, value in changes.items()},
                 )
 
         return apply

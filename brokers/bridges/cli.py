@@ -96,5 +96,5 @@ def try_out(
 
 
 def _ask(at: ServerAddress, bridge: str, action: str, **arguments: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = at.client().post(BRIDGES.name, bridge, action, **arguments)
-    return found
+    answer: Mapping[str, Any] = at.client().post(BRIDGES.name, bridge, action, **arguments)
+    return answer

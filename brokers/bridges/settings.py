@@ -130,7 +130,7 @@ def parse_bridges(
     problems: list[Problem] = []
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         return (), [Problem("bridge", "write [[bridge]] and its keys below it", source)]
-    found: dict[str, BridgeSettings] = {}
+    bridges: dict[str, BridgeSettings] = {}
     lines = _LineNumbers(text)
 
     def wrong(number: int, key: str, why: str) -> None:
@@ -150,21 +150,21 @@ def parse_bridges(
         except _WrongError as error:
             wrong(number, error.key, str(error))
             continue
-        if bridge.name in found:
+        if bridge.name in bridges:
             wrong(number, "name", f"there are two bridges {bridge.name!r}")
-        found[bridge.name] = bridge
-    if len(found) > BRIDGES_MAX:
-        problems.append(Problem("bridge", f"there are {len(found)} bridges; at most {BRIDGES_MAX}", source))
+        bridges[bridge.name] = bridge
+    if len(bridges) > BRIDGES_MAX:
+        problems.append(Problem("bridge", f"there are {len(bridges)} bridges; at most {BRIDGES_MAX}", source))
     if not problems:
-        numbers = {name: number for number, name in enumerate(found)}
-        for circle in circles(tuple(found.values()), ends):
+        numbers = {name: number for number, name in enumerate(bridges)}
+        for circle in circles(tuple(bridges.values()), ends):
             way = " -> ".join((*circle, circle[0]))
             why = (
                 f"messages would go round for ever ({way}): change an address, or say may_circle = true "
                 "where something else ends it"
             )
             wrong(numbers[circle[0]], "to", why)
-    return tuple(found.values()), problems
+    return tuple(bridges.values()), problems
 
 
 def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
@@ -175,7 +175,7 @@ def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
     form = _text(table, "as", "raw")
     if form not in ("raw", "text", "json"):
         raise _WrongError("as", f"{form!r} is none of raw, text and json")
-    found = BridgeSettings(
+    bridge = BridgeSettings(
         name,
         _text(table, "from"),
         _text(table, "to"),
@@ -186,22 +186,23 @@ def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
         _text(table, "on_refused", ""),
         _flag(table, "may_circle"),
     )
-    check_source(found.source, ends, "from")
-    check_target(found.target, ends, "to")
-    if "start" in table and not _ends_of(split(found.source)[0], ends).keeps_position:
+    check_source(bridge.source, ends, "from")
+    check_target(bridge.target, ends, "to")
+    if "start" in table and not _ends_of(split(bridge.source)[0], ends).keeps_position:
         raise _WrongError(
-            "start", f"{found.source} has no places to begin at: what is there and what comes is carried once"
+            "start",
+            f"{bridge.source} has no places to begin at: what is there and what comes is carried once",
         )
-    if found.on_refused not in ("", "wait", "drop"):
-        if not found.on_refused.startswith("dead:"):
-            raise _WrongError("on_refused", f"{found.on_refused!r} is none of wait, drop and dead:<address>")
-        check_target(found.dead, ends, "on_refused")
-        of, source = split(found.source)
-        if _ends_of(of, ends).gives_back(source) and _leads_to(found.dead, found.source, ends):
+    if bridge.on_refused not in ("", "wait", "drop"):
+        if not bridge.on_refused.startswith("dead:"):
+            raise _WrongError("on_refused", f"{bridge.on_refused!r} is none of wait, drop and dead:<address>")
+        check_target(bridge.dead, ends, "on_refused")
+        of, source = split(bridge.source)
+        if _ends_of(of, ends).gives_back(source) and _leads_to(bridge.dead, bridge.source, ends):
             # It has passed this bridge, which would take it out of the queue and carry it nowhere.
             why = "what is set apart would come back to this bridge, and be lost: name another place"
             raise _WrongError("on_refused", why)
-    return found
+    return bridge
 
 
 def check_source(address: str, ends: Ends, key: str) -> None:
@@ -223,10 +224,10 @@ def check_target(address: str, ends: Ends, key: str) -> NameTemplate:
 
 
 def _ends_of(protocol: str, ends: Ends) -> BridgeEnds:
-    found = ends(protocol)
-    if found is None:
+    protocol_ends = ends(protocol)
+    if protocol_ends is None:
         raise ValueError(f"no protocol {protocol!r} that has ends for bridges is installed")
-    return found
+    return protocol_ends
 
 
 def _text(table: Mapping[str, Any], key: str, default: str | None = None) -> str:
@@ -248,8 +249,8 @@ def _flag(table: Mapping[str, Any], key: str) -> bool:
 def _rate(table: Mapping[str, Any]) -> float | None:
     if "rate" not in table:
         return None
-    found = _RATE.fullmatch(_text(table, "rate"))
-    rate = float(found[1]) if found else 0.0
+    match = _RATE.fullmatch(_text(table, "rate"))
+    rate = float(match[1]) if match else 0.0
     if not 0 < rate <= RATE_MAX:
         raise _WrongError("rate", 'is so many messages a second, as "1000/s"')
     return rate
@@ -308,7 +309,7 @@ def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str
         bridge.name: [other.name for other in bridges if _feeds(bridge, other, ends)] for bridge in bridges
     }
     may = {bridge.name for bridge in bridges if bridge.may_circle}
-    told: set[str] = set()
+    named: set[str] = set()
     for first in feeds:
         ways: list[tuple[str, ...]] = [(first,)]
         seen: set[str] = set()
@@ -316,8 +317,8 @@ def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str
             way = ways.pop(0)
             following = feeds[way[-1]]
             if first in following:
-                if not told & set(way) and not may & set(way):
-                    told |= set(way)
+                if not named & set(way) and not may & set(way):
+                    named |= set(way)
                     yield way
                 break
             ways += [(*way, name) for name in following if name not in seen]
@@ -334,8 +335,8 @@ def _feeds(one: BridgeSettings, other: BridgeSettings, ends: Ends) -> bool:
 def _leads_to(target_address: str, source_address: str, ends: Ends) -> bool:
     """Whether messages written to the one may come out of the other."""
     (to, target), (of, source) = split(target_address), split(source_address)
-    found = ends(to)
-    return to == of and found is not None and found.may_feed(target, source)
+    target_ends = ends(to)
+    return to == of and target_ends is not None and target_ends.may_feed(target, source)
 
 
 class _LineNumbers:

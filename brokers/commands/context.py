@@ -76,15 +76,15 @@ def add(
     file = ContextsFile.read()
     if name in file.contexts:
         raise Failure(f"there is a context {name} already: brokers context rm {name} forgets it")
-    said = {
+    fields = {
         field: str(value.expanduser().absolute()) if isinstance(value, Path) else value
         for field, value in given.items()
         if value is not None
     }
-    for field, text in said.items():
+    for field, text in fields.items():
         if any("\udc80" <= each <= "\udcff" for each in text):
             raise UsageError(f"--{field}".replace("_", "-"), "is not UTF-8, which a file of contexts is")
-    file.contexts[name] = said
+    file.contexts[name] = fields
     file.write()
     return f"context {name} added"
 
@@ -108,8 +108,8 @@ def list_(*, json: Json = False) -> Sequence[Mapping[str, Any]]:
     file = ContextsFile.read()
     used = os.environ.get(CONTEXT_VARIABLE) or file.use
     return [
-        {"context": name, "used": name == used, **{field: said.get(field) for field in FIELDS}}
-        for name, said in file.contexts.items()
+        {"context": name, "used": name == used, **{field: fields.get(field) for field in FIELDS}}
+        for name, fields in file.contexts.items()
     ]
 
 

@@ -27,13 +27,13 @@ def in_use() -> str | None:
 def context(name: str) -> Mapping[str, Any]:
     """What a context says, by the fields of `ServerAddress`. Raises NotThere and Failure."""
     file = ContextsFile.read()
-    said = file.context(name)
-    if unknown := sorted(set(said) - set(FIELDS)):
+    fields = file.context(name)
+    if unknown := sorted(set(fields) - set(FIELDS)):
         raise Failure(f"{file.path}: context {name} has an unknown {unknown[0]}", ExitCode.CONFIGURATION)
-    if ("url" in said) is ("data_dir" in said):
+    if ("url" in fields) is ("data_dir" in fields):
         text = f"{file.path}: context {name} has to have a url or a data_dir"
         raise Failure(text, ExitCode.CONFIGURATION)
-    return {field: value if field in ("url", "user") else Path(value) for field, value in said.items()}
+    return {field: value if field in ("url", "user") else Path(value) for field, value in fields.items()}
 
 
 @attrs.define(eq=False)
@@ -48,8 +48,8 @@ class ContextsFile:
     def read(cls) -> "ContextsFile":
         path = Path("~/.config/brokers/contexts.toml").expanduser()
         try:
-            said = tomllib.loads(path.read_text())
-            use, contexts = said.get("use"), dict(said.get("contexts", {}))
+            tables = tomllib.loads(path.read_text())
+            use, contexts = tables.get("use"), dict(tables.get("contexts", {}))
             texts = [*filter(None, [use]), *(value for each in contexts.values() for value in each.values())]
             if not all(isinstance(text, str) for text in texts):
                 raise ValueError("what stands in it is text in quotes")
@@ -64,18 +64,18 @@ class ContextsFile:
 
     def context(self, name: str) -> dict[str, str]:
         """Raises NotThere."""
-        found = self.contexts.get(name)
-        if found is None:
+        fields = self.contexts.get(name)
+        if fields is None:
             hint = did_you_mean(name, self.contexts, "; brokers context add makes one")
             raise NotThere(f"there is no context {name} in {self.path}{hint}")
-        return found
+        return fields
 
     def write(self) -> None:
         """Replace the file, whole or not at all (0600). Raises Failure."""
         lines = [] if self.use is None else [f"use = {_quoted(self.use)}", ""]
-        for name, said in self.contexts.items():
+        for name, fields in self.contexts.items():
             lines += [f"[contexts.{_quoted(name)}]"]
-            lines += [f"{field} = {_quoted(value)}" for field, value in said.items()]
+            lines += [f"{field} = {_quoted(value)}" for field, value in fields.items()]
             lines += [""]
         path = self.path.resolve()  # it may be a link to somebody's collection of such files
         try:

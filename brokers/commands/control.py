@@ -115,9 +115,9 @@ class Api:
         while True:
             size = PAGE if limit is None else min(PAGE, limit - len(rows))
             behind = {} if after is None else {"after": after}
-            found = self.get(kind, **{**query, "limit": size, **behind})
-            rows += found["items"]
-            after = found["next"]
+            page = self.get(kind, **{**query, "limit": size, **behind})
+            rows += page["items"]
+            after = page["next"]
             if after is None or (limit is not None and len(rows) >= limit):
                 return rows, after
 
@@ -134,15 +134,15 @@ class Api:
         if status < 400:
             return result
         problem = result if isinstance(result, dict) else {}
-        said = str(problem.get("detail") or f"the server answered {status} {reason}")
+        text = str(problem.get("detail") or f"the server answered {status} {reason}")
         code = ExitCode.MISSING if status == 404 and is_api else ExitCode.FAILED
         if status == 401:
-            said = f"{self.name} wants a login ({said}): --token-file, or --user and --password-file"
-        elif status == 403 and said == "denied":
-            said = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
-        elif status == 404 and said == "Not Found":
-            said = f"{self.name} has no {path}: it is of another version"
-        raise Failure(said, _exit_code(problem.get("exit_code"), code))
+            text = f"{self.name} wants a login ({text}): --token-file, or --user and --password-file"
+        elif status == 403 and text == "denied":
+            text = f"{self.name} refuses that to this user: a rule admin:read or admin:manage allows it"
+        elif status == 404 and text == "Not Found":
+            text = f"{self.name} has no {path}: it is of another version"
+        raise Failure(text, _exit_code(problem.get("exit_code"), code))
 
 
 @attrs.frozen
@@ -158,12 +158,20 @@ class AdminClient(Api):
     _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        with self._answer(method, path, body) as response:
+        with self._answer(method, path, body) as (response, _):
             return self._result(path, response, response.read())
+
+    def status(self) -> tuple[Mapping[str, Any], bool]:
+        """The server's status, and whether it sees this process at its own address: nothing on the way
+        changes addresses, as tunnels and published ports of containers do.
+        """
+        with self._answer("GET", "/status") as (response, own):
+            status = self._result("/status", response, response.read())
+        return status, status.get("client") == list(own[:2])
 
     def read(self, path: str) -> bytes:
         """An answer as it is."""
-        with self._answer("GET", path) as response:
+        with self._answer("GET", path) as (response, _):
             answer = response.read()
             if response.status != 200:
                 self._result(path, response, answer)
@@ -171,7 +179,7 @@ class AdminClient(Api):
 
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that goes on, until either side ends it."""
-        with self._answer("GET", path) as response:
+        with self._answer("GET", path) as (response, _):
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
                 raise Failure(f"{self.name} does not follow {path}: it is of another version")
@@ -181,8 +189,9 @@ class AdminClient(Api):
     @contextlib.contextmanager
     def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
-    ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request, to be read within the block. Raises as `request`, also for its reading."""
+    ) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
+        """The answer to a request, to be read within the block; and our address. Raises as `request`, also
+        for its reading."""
         headers = dict(self._headers)
         data = None
         if method != "GET":
@@ -196,10 +205,11 @@ class AdminClient(Api):
                 raise Failure(self._unreachable(error), ExitCode.UNAVAILABLE) from None
             if method != "GET":
                 connection.sock.settimeout(None)  # a backup takes as long as it takes
+            own = connection.sock.getsockname()
             with self._errors():
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
                     connection.request(method, path, data, headers)
-                yield connection.getresponse()
+                yield connection.getresponse(), own
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -216,15 +226,6 @@ class AdminClient(Api):
                 why = str(error) or type(error).__name__
             text = f"{self.name} went away before it answered ({why})"
             raise Failure(text, ExitCode.UNAVAILABLE) from None
-
-    def is_direct(self) -> bool:
-        """Whether the server sees this process at its own address: nothing on the way changes addresses, as
-        tunnels and published ports of containers do. For a server that has answered already.
-        """
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            connection.request("GET", "/status", headers=dict(self._headers))
-            host, port, *_ = connection.sock.getsockname()
-            return bool(json.loads(connection.getresponse().read())["client"] == [host, port])
 
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()
@@ -314,18 +315,18 @@ def address_in(url: str) -> tuple[str, int, bool]:
     """Host, port and whether TLS is spoken, of an admin port's URL. Raises UsageError."""
     form = "http://HOST:PORT or https://HOST:PORT is expected"
     try:
-        found = urlsplit(url)
-        port = found.port
-        host = (found.hostname or "").encode("idna")
+        parts = urlsplit(url)
+        port = parts.port
+        host = (parts.hostname or "").encode("idna")
     except ValueError:
         raise UsageError("--url", form) from None
-    if found.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
+    if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host) or port == 0:
         raise UsageError("--url", form)
-    if found.username is not None or found.query or found.fragment:
+    if parts.username is not None or parts.query or parts.fragment:
         raise UsageError("--url", f"holds no login: --token-file FILE, or --user; {form}")
-    if found.path not in ("", "/"):
+    if parts.path not in ("", "/"):
         raise UsageError("--url", form)
-    secure = found.scheme == "https"
+    secure = parts.scheme == "https"
     return host.decode(), port or (443 if secure else 80), secure
 
 

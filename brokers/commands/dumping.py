@@ -26,15 +26,15 @@ def decoder(namespace: str, log: str) -> Decode | None:
 
     Raises ImportError if the tables cannot be loaded.
     """
-    there = [
+    tables = [
         table
         for plugin in plugins.load_all()[0]
         for table in tables_of(plugin)
         if table.namespace == namespace and re.fullmatch(table.logs, log) and table.gather is None
     ]
     # The table of the messages themselves comes first.
-    full = [table for table in there if {PAYLOAD, VALUE} & set(table.schema.names)]
-    table = next(iter(full or there), None)
+    full = [table for table in tables if {PAYLOAD, VALUE} & set(table.schema.names)]
+    table = next(iter(full or tables), None)
     if table is None or table.name == RECORDS:
         return None
     return lambda records: _decoded(table, log, records)
@@ -72,5 +72,5 @@ def _rows(table: LogTable, log: str, records: list[RecordRow]) -> Iterator[Row]:
     }
     for row in table.decode(pa.RecordBatch.from_pydict(columns, schema=schema)).to_pylist():
         time = row.get("time")
-        told = row | ({} if time is None else {"time": time.isoformat(timespec="milliseconds")})
-        yield {name: value for name, value in told.items() if name not in _SAID_ALREADY}
+        shown = row | ({} if time is None else {"time": time.isoformat(timespec="milliseconds")})
+        yield {name: value for name, value in shown.items() if name not in _SAID_ALREADY}

@@ -222,8 +222,8 @@ _LISTED = re.compile(r"List the (\w+)")
 
 def listed(command: Callable[..., Any]) -> str | None:
     """Return what a command lists, by its help (`List the queues ...`); None for another command."""
-    said = _LISTED.match(command.__doc__ or "")
-    return said[1] if said else None
+    match = _LISTED.match(command.__doc__ or "")
+    return match[1] if match else None
 
 
 def with_table_flags(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,8 +131,8 @@ def _decoder(namespace: str, name: str) -> Any:
 def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row like a line of the server's log: where and when, then all values by name."""
     first = {name: row.get(name) for name in ("offset", "time")}
-    said = {name: value for name, value in row.items() if value is not None and name not in first}
-    return {**first, **{name: f"{name}={cell(value)}" for name, value in said.items()}}
+    values = {name: value for name, value in row.items() if value is not None and name not in first}
+    return {**first, **{name: f"{name}={cell(value)}" for name, value in values.items()}}
 
 
 @command("verify", "verify logmq orders")

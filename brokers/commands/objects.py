@@ -94,9 +94,9 @@ def _listing(
         first = client.get(kind.name, **{**query, "sort": order, "limit": limit})
         return Listing(first["items"], units, sorted_by=sort)
     rows, _ = client.pages(kind.name, query)
-    there = [row for row in rows if row[sort] is not None]
-    there.sort(key=lambda row: row[sort], reverse=descending)
-    ranked = [*there, *(row for row in rows if row[sort] is None)]
+    with_value = [row for row in rows if row[sort] is not None]
+    with_value.sort(key=lambda row: row[sort], reverse=descending)
+    ranked = [*with_value, *(row for row in rows if row[sort] is None)]
     return Listing(ranked[:limit], units, sorted_by=sort)
 
 

@@ -88,15 +88,15 @@ def _with_server(command: Callable[..., Any], plugin: Plugin) -> Callable[..., A
         is_sure = given.pop("yes", True)
         server = ServerAddress.of_flags(given)
         place = None
-        said = signature.bind_partial(*own.args, **own.keywords).arguments  # type: ignore[attr-defined]
-        asks = may_ask and not any(map(said.get, speaks_for))
+        arguments = signature.bind_partial(*own.args, **own.keywords).arguments  # type: ignore[attr-defined]
+        asks = may_ask and not any(map(arguments.get, speaks_for))
         if wanted is None or (asks and server.is_admin()):
             name = server.name(folder_of(plugin)) if destroys else ""
         else:
             place = server.protocol(kind, plugin)
             name = f"{place.host}:{place.port}"
-        if destroys is not None and not is_sure and not said.get("dry_run"):
-            confirm(f"{destroys.format(**said)} on the server {name}")
+        if destroys is not None and not is_sure and not arguments.get("dry_run"):
+            confirm(f"{destroys.format(**arguments)} on the server {name}")
         result = own() if wanted is None else own(**{wanted: place})
         return _for_server(result, server, name if destroys else None)
 

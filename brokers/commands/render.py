@@ -231,8 +231,8 @@ class Output:
     def _note(self, laid: "Laid") -> None:
         """Say what of a table did not fit, and how to see it."""
         how = "--wide or --columns" if self._listed is not None else "--json"
-        said = f"Not shown: {', '.join(laid.left_out)} ({how})." if laid.left_out else f"Cut at … ({how})."
-        for line in textwrap.wrap(said, shutil.get_terminal_size().columns, break_long_words=False):
+        note = f"Not shown: {', '.join(laid.left_out)} ({how})." if laid.left_out else f"Cut at … ({how})."
+        for line in textwrap.wrap(note, shutil.get_terminal_size().columns, break_long_words=False):
             self._line(line)
 
     def _cell(self, name: str, value: Any, unit: str | None = None) -> str:

@@ -41,15 +41,15 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     ready: starting, draining, read-only, a protocol down, or no answer in 30
     s. --json has all numbers of the store.
     """
-    found = at.client().request("GET", "/status")
-    found.pop("client", None)
-    code = ExitCode.OK if found["state"] == "ready" else ExitCode.FAILED
+    answer = at.client().request("GET", "/status")
+    answer.pop("client", None)
+    code = ExitCode.OK if answer["state"] == "ready" else ExitCode.FAILED
     if json:
-        return CommandResult(found, code)
-    found = dict(found)
-    protocols = found.pop("protocols")
-    store = {name: value for name, value in found.pop("store").items() if name in STORE_SHOWN}
-    return CommandResult(Several((found, protocols, store)), code)
+        return CommandResult(answer, code)
+    answer = dict(answer)
+    protocols = answer.pop("protocols")
+    store = {name: value for name, value in answer.pop("store").items() if name in STORE_SHOWN}
+    return CommandResult(Several((answer, protocols, store)), code)
 
 
 @host_command("metrics", "brokers metrics | grep brokers_connections")
@@ -66,9 +66,9 @@ def reload(*, at: ServerAddress) -> str:
     SIGHUP, but it says what changed, what takes a restart, or why nothing was taken
     up.
     """
-    found = at.client().request("POST", "/reload", {})
-    lines = [f"reloaded: {found['users']} users", f"changed: {', '.join(found['changed']) or 'no setting'}"]
-    lines += [f"these take a restart: {', '.join(found['restart'])}"] if found["restart"] else []
+    answer = at.client().request("POST", "/reload", {})
+    lines = [f"reloaded: {answer['users']} users", f"changed: {', '.join(answer['changed']) or 'no setting'}"]
+    lines += [f"these take a restart: {', '.join(answer['restart'])}"] if answer["restart"] else []
     return "\n".join(lines)
 
 
@@ -114,10 +114,10 @@ def backup(
     folder = server.data_dir if server.url is None else None
     if folder is not None:
         require_folder(folder)
-    there = target if folder is None else target.absolute()
+    server_path = target if folder is None else target.absolute()
     with progress(f"backing up {folder or server.url}"), copy_errors(target):
         try:
-            report = client.request("POST", "/backup", {"target": str(there)})
+            report = client.request("POST", "/backup", {"target": str(server_path)})
         except Failure as error:
             if error.code != ExitCode.UNAVAILABLE or folder is None:
                 raise

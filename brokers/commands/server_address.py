@@ -65,11 +65,11 @@ def data_folder(given: Path | None, config: Path | None = None, default: Path = 
 
 def local_folder(given: Path | None, config: Path | None) -> Path:
     """The folder of a command that works on files. Raises UsageError where a context names a URL."""
-    found = ServerAddress(data_dir=given, config=config).resolved()
-    if found.data_dir is None:
-        text = f"which folder? The context in use names {found.url}, and this command works on files here"
+    address = ServerAddress(data_dir=given, config=config).resolved()
+    if address.data_dir is None:
+        text = f"which folder? The context in use names {address.url}, and this command works on files here"
         raise UsageError("--data-dir", text)
-    return found.data_dir
+    return address.data_dir
 
 
 def path_setting(section: str, name: str, config: Path | None) -> Path | None:
@@ -147,10 +147,10 @@ class ServerAddress:
             how = "--url http(s)://HOST:15800, --context or --data-dir names one"
             text = f"names a protocol's own port, and this command asks an admin port: {how}"
             raise UsageError("--port" if self.host is None else "--host", text)
-        found = self._of_context()
-        if found.url is not None:
-            return found
-        return attrs.evolve(found, data_dir=data_folder(found.data_dir, self.config, default))
+        address = self._of_context()
+        if address.url is not None:
+            return address
+        return attrs.evolve(address, data_dir=data_folder(address.data_dir, self.config, default))
 
     @property
     def _is_protocols(self) -> bool:
@@ -182,16 +182,16 @@ class ServerAddress:
             name = contexts.in_use()
             if name is None:
                 return self
-        said = dict(contexts.context(name))
+        fields = dict(contexts.context(name))
         if self.token_file is not None or self.user is not None:  # another login than the context's
-            said = {flag: value for flag, value in said.items() if flag not in LOGIN}
+            fields = {flag: value for flag, value in fields.items() if flag not in LOGIN}
         own = {flag: value for flag, value in attrs.asdict(self).items() if value}
-        return attrs.evolve(ServerAddress(**{**said, **own}), context=None)
+        return attrs.evolve(ServerAddress(**{**fields, **own}), context=None)
 
     def name(self, default: Path = DEFAULT_FOLDER) -> str:
         """What questions and answers call the server: its URL or its data folder."""
-        found = self.resolved(default)
-        return found.url or str(found.data_dir)
+        address = self.resolved(default)
+        return address.url or str(address.data_dir)
 
     def client(self, default: Path = DEFAULT_FOLDER) -> "AdminClient":
         """What asks it. Raises UsageError and Failure."""
@@ -249,20 +249,20 @@ class ServerAddress:
         Raises InvalidSettings, UsageError, NotThere, and Failure where nothing says which port it is.
         """
         self._check_one()
-        found = _settled(plugin, self.config)
-        found |= _of_url(plugin, found["host"], "client.host")
+        fields = _settled(plugin, self.config)
+        fields |= _of_url(plugin, fields["host"], "client.host")
         if not self._is_protocols:
-            found |= self._told(plugin, is_elsewhere=found["named"])
+            fields |= self._told(plugin, is_elsewhere=fields["named"])
         elif self.host is not None:
-            found |= {**_of_url(plugin, self.host, "--host"), "named": True}
+            fields |= {**_of_url(plugin, self.host, "--host"), "named": True}
         flags = ("port", "user", "password_file", "tls", *TLS_FILES)
-        found |= {flag: value for flag in flags if (value := getattr(self, flag))}
-        if not found["port"]:
+        fields |= {flag: value for flag in flags if (value := getattr(self, flag))}
+        if not fields["port"]:
             text = f"{plugin.name}.port is 0: the system picked one, which `brokers status` shows; say --port"
             raise Failure(text, ExitCode.CONFIGURATION)
         if kind is Place:
-            return Place(host=found["host"], port=found["port"], settings=found["settings"])
-        return kind(**found)
+            return Place(host=fields["host"], port=fields["port"], settings=fields["settings"])
+        return kind(**fields)
 
     def _told(self, plugin: "Plugin", *, is_elsewhere: bool) -> dict[str, Any]:
         """What the running server says of a protocol, by the fields of `Server`. Raises Failure.
@@ -285,14 +285,14 @@ class ServerAddress:
             server = attrs.evolve(server, data_dir=folder)
         client = server._asking()
         try:
-            told = client.request("GET", "/status")
+            status, is_direct = client.status()
         except Failure as error:
             if not is_named and error.code == ExitCode.UNAVAILABLE:
                 return {}
             raise Failure(
                 f"{error}; or --host and --port name {plugin.name}'s own port", error.code
             ) from None
-        row = next((row for row in told["protocols"] if row["protocol"] == plugin.name), None)
+        row = next((row for row in status["protocols"] if row["protocol"] == plugin.name), None)
         address = next((each for each in row["addresses"] if "/" not in each), None) if row else None
         if row is None or address is None:
             if is_named:
@@ -300,15 +300,15 @@ class ServerAddress:
             return {}
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        found = {"port": int(port), "tls": row["tls"], **login}
+        fields = {"port": int(port), "tls": row["tls"], **login}
         if server.url is None:
-            return {**found, "host": _EVERYWHERE.get(host, host)}
+            return {**fields, "host": _EVERYWHERE.get(host, host)}
         files = {flag: getattr(server, flag) for flag in TLS_FILES}
-        host = _dialled(plugin, client, server.url, host)
-        return {**found, **files, "host": host, "named": True, "pinned": None}
+        host = _dialled(plugin, client.name, server.url, host, is_direct=is_direct)
+        return {**fields, **files, "host": host, "named": True, "pinned": None}
 
 
-def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> str:
+def _dialled(plugin: "Plugin", server: str, url: str, bound: str, *, is_direct: bool) -> str:
     """The host of a protocol's port, of a server that has a URL. `bound`: the address that it listens on.
 
     Raises Failure where another server may be at that address.
@@ -319,10 +319,10 @@ def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> s
     how = "--host and --port say where it is from here"
     if not is_loopback(host):
         if is_loopback(bound):
-            text = f"{client.name} has {plugin.name} at {bound}, where only that machine reaches it; {how}"
+            text = f"{server} has {plugin.name} at {bound}, where only that machine reaches it; {how}"
             raise Failure(text, ExitCode.UNAVAILABLE)
-    elif not client.is_direct():
-        text = f"{client.name} leads to another machine or container, whose ports may have other numbers here"
+    elif not is_direct:
+        text = f"{server} leads to another machine or container, whose ports may have other numbers here"
         raise Failure(f"{text}; {how}", ExitCode.UNAVAILABLE)
     if bound in _EVERYWHERE:
         return host
@@ -358,8 +358,8 @@ def _of_url(plugin: "Plugin", host: str, where: str) -> dict[str, Any]:
             raise UsageError(where, f"a host has no port in it: --host {name} --port {port}")
         return {"host": host}
     files = {name: Path(value) for name, value in url.files.items()}
-    said = {"host": url.host, "port": url.port, "tls": url.tls, "user": url.user, **files}
-    return {name: value for name, value in said.items() if value}
+    fields = {"host": url.host, "port": url.port, "tls": url.tls, "user": url.user, **files}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _settled(plugin: "Plugin", file: Path | None) -> dict[str, Any]:

@@ -113,9 +113,9 @@ def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFil
     given = _rules("RULES", rules, least=1)
     with file.changing() as users:
         user = file.user(name)
-        found = tuple(dict.fromkeys((*user.allow, *given)))
-        users[name] = attrs.evolve(user, allow=found)
-    return file.tell("user-allow", name, f"user {name} has {len(found)} rules")
+        merged = tuple(dict.fromkeys((*user.allow, *given)))
+        users[name] = attrs.evolve(user, allow=merged)
+    return file.tell("user-allow", name, f"user {name} has {len(merged)} rules")
 
 
 @command("deny ann 'logmq:read:orders.*'")
@@ -130,9 +130,9 @@ def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile
             if rule not in user.allow:
                 has = ", ".join(map(str, user.allow)) or "none"
                 raise NotThere(f"user {name} has no rule {rule}; there are: {has}")
-        found = tuple(rule for rule in user.allow if rule not in taken)
-        users[name] = attrs.evolve(user, allow=found)
-    return file.tell("user-deny", name, f"user {name} has {len(found)} rules")
+        kept = tuple(rule for rule in user.allow if rule not in taken)
+        users[name] = attrs.evolve(user, allow=kept)
+    return file.tell("user-deny", name, f"user {name} has {len(kept)} rules")
 
 
 @command("list", "list --json | jq -r .user", name="list")
@@ -162,23 +162,23 @@ def check(
     config: ConfigFile = None,
 ) -> CommandResult:
     """Say whether a user may do something (exit 0), or not (exit 1)."""
-    (asked,) = _rules("RULE", (rule,))
-    if "*" in (asked.protocol, asked.action):
+    (wanted,) = _rules("RULE", (rule,))
+    if "*" in (wanted.protocol, wanted.action):
         raise UsageError("RULE", "name one protocol and one action")
     file = _UsersFile(data_dir, config)
     access = Access(file.users)
     if name not in file.users and not has_rules_alone(name):
         raise Failure(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
     if name not in file.users:  # without an entry they may do all that they can
-        allowed = asked.protocol != ADMIN
-    elif asked.protocol == ADMIN:
-        allowed = access.may_admin(name, asked.action)
+        allowed = wanted.protocol != ADMIN
+    elif wanted.protocol == ADMIN:
+        allowed = access.may_admin(name, wanted.action)
     else:
-        guard = access.guard(asked.protocol)
-        allowed = guard.may(name, asked.action, asked.pattern)
-        if plugins.load(asked.protocol).topics:
-            reads = guard.may_subscribe(name, asked.pattern.encode()) if asked.action == "read" else False
-            writes = asked.action == "write" and guard.may_send_topic(name, asked.pattern.encode())
+        guard = access.guard(wanted.protocol)
+        allowed = guard.may(name, wanted.action, wanted.pattern)
+        if plugins.load(wanted.protocol).topics:
+            reads = guard.may_subscribe(name, wanted.pattern.encode()) if wanted.action == "read" else False
+            writes = wanted.action == "write" and guard.may_send_topic(name, wanted.pattern.encode())
             allowed = reads or writes
     return CommandResult("allowed" if allowed else "denied", ExitCode.OK if allowed else ExitCode.FAILED)
 
@@ -207,10 +207,10 @@ class _UsersFile:
 
     def user(self, name: str) -> User:
         """Raises NotThere."""
-        found = self.users.get(name)
-        if found is None:
+        user = self.users.get(name)
+        if user is None:
             raise NotThere(f"there is no user {name}{did_you_mean(name, self.users)}")
-        return found
+        return user
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, User]]:
@@ -244,7 +244,7 @@ def _rules(
     """Raises UsageError for what is no rule, and with `asked_for` for what nothing here asks for."""
     if len(texts) < least:
         raise UsageError(argument, "name a rule")
-    found = []
+    parsed = []
     for text in texts:
         try:
             rule = Rule.parse(text)
@@ -252,8 +252,8 @@ def _rules(
                 plugins.check_rule(rule)
         except UsersError as error:
             raise UsageError(argument, str(error)) from None
-        found.append(rule)
-    return tuple(found)
+        parsed.append(rule)
+    return tuple(parsed)
 
 
 def _secret(from_input: bool) -> Secret:

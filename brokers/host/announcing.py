@@ -79,14 +79,14 @@ def ready(
             **({"tls": True} if each.tls else {}),
         )
     if ready_file is not None:
-        found = {
+        ready_row = {
             "pid": os.getpid(),
             "data_dir": str(config.serve.data_dir.absolute()),
             "addresses": [attrs.asdict(each) for each in bound],
             **shown,
         }
         with _temporary_for(ready_file) as near:  # renamed, so that no reader sees half of it
-            near.write_text(json.dumps(found) + "\n")
+            near.write_text(json.dumps(ready_row) + "\n")
             near.replace(ready_file)
     tell.info("ready", data_dir=str(config.serve.data_dir), pid=os.getpid(), **shown)
     if page and token and sys.stderr.isatty():

@@ -124,9 +124,9 @@ class Host:
         self._budget = Account("process", memory_for_clients(self._memory_bytes))
         self._budget.on_refused = self._tell_refused
         self._told_refused: dict[str, float] = {}
-        found = users.load(config, log.warning)
+        loaded = users.load(config, log.warning)
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
-        self._access = Access(found, audit=logs.audit, denied=denied)
+        self._access = Access(loaded, audit=logs.audit, denied=denied)
         self._access.user_share = config.access.user_share
         self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
@@ -299,12 +299,12 @@ class Host:
         return apply
 
     async def _prepare_users(self, config: Config) -> Apply:
-        found = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
-        if found is None and self._access.users is not None:
+        loaded = await self._in_thread(users.load, config, self._log.warning, abandon_on_cancel=True)
+        if loaded is None and self._access.users is not None:
             raise ConfigError("access.users_file", f"{config.users_file} is gone; its users stay")
 
         async def apply() -> None:
-            self._access.replace(found)
+            self._access.replace(loaded)
             if self._store is not None:  # what ends with a right is in no connection's turn, which commits
                 self._store.commit_pending()
 
@@ -462,8 +462,8 @@ class Host:
 
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
-        found = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        return [*found, ("bridges", self._bridges.objects)] if self._bridges is not None else found
+        with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
+        return [*with_rates, ("bridges", self._bridges.objects)] if self._bridges is not None else with_rates
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)
@@ -523,13 +523,13 @@ class Host:
         try:
             if action.startswith("user-"):  # it must not fail for settings that are being edited
                 await self._reloader.take_up(self._prepare_users)
-                found = Reloaded()
+                reloaded = Reloaded()
             else:
-                found = await self._reloader.reload()
+                reloaded = await self._reloader.reload()
             result = "done"
         finally:
             logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
-        return {"users": len(self._access.users or ()), **attrs.asdict(found)}
+        return {"users": len(self._access.users or ()), **attrs.asdict(reloaded)}
 
     @property
     def backups(self) -> Path:

@@ -125,16 +125,16 @@ class SupervisedService:
     async def prepare(self, config: Config) -> Apply:
         """`reloading.Prepare`: certificates, the networks of datagrams, whether to log in, its section."""
         section, tls = config.tls_of(self.name)
-        found = await self._in_thread(ServerTls.load, tls, section)
+        loaded = await self._in_thread(ServerTls.load, tls, section)
         networks = self._networks(config)
 
         async def apply() -> None:
             before, self._config = self._settings, config
             self._guard()
             if self._group:
-                self._group.take_settings(found, networks)
+                self._group.take_settings(loaded, networks)
                 self.bound = [
-                    attrs.evolve(each, tls=found is not None and each.transport == "tcp")
+                    attrs.evolve(each, tls=loaded is not None and each.transport == "tcp")
                     for each in self.bound
                 ]
             if self._service and self._settings != before:

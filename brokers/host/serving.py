@@ -167,13 +167,13 @@ async def _reload(host: Host, log: structlog.stdlib.BoundLogger) -> None:
     """SIGHUP: somebody has changed something, or the terminal that we were started on is gone."""
     announcing.reloading()
     try:
-        found = await host.reload(peer="SIGHUP")
+        result = await host.reload(peer="SIGHUP")
     except PartlyReloaded as error:
         log.error("reloaded in part", error=str(error))
     except BrokerError as error:
         log.error("reload refused: nothing has changed; put it right and reload again", error=str(error))
     else:
-        log.info("reloaded; to stop the server send SIGTERM", signal="SIGHUP", **found)
+        log.info("reloaded; to stop the server send SIGTERM", signal="SIGHUP", **result)
     finally:
         announcing.notify("READY=1")
 

@@ -42,8 +42,8 @@ def url(name: str) -> str:
 
 def routes() -> list[Route]:
     async def file(request: Request) -> Response:
-        found = FILES[request.url.path]
+        file = FILES[request.url.path]
         headers = {"Cache-Control": f"public, max-age={YEAR_SECONDS}, immutable"}
-        return Response(found.data, media_type=found.kind, headers=headers)
+        return Response(file.data, media_type=file.kind, headers=headers)
 
     return [Route(path, file) for path in FILES]

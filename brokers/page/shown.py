@@ -50,8 +50,8 @@ def cell(value: Any, unit: str, name: str = "") -> str | Markup:
     if isinstance(value, list | tuple):
         return ", ".join(text(each) for each in value)
     if isinstance(value, Mapping):
-        there = {key: each for key, each in value.items() if each}  # an unset flag shows nothing
-        parts = [f"{text(label(key).lower())} {statistic(each, key)}" for key, each in there.items()]
+        values = {key: each for key, each in value.items() if each}  # an unset flag shows nothing
+        parts = [f"{text(label(key).lower())} {statistic(each, key)}" for key, each in values.items()]
         return ", ".join(parts) if parts else NOTHING
     return text(value)
 

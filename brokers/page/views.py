@@ -163,8 +163,8 @@ def routes(
 
     @_as_page
     async def front(_: Request) -> Mapping[str, Any]:
-        found = overview()
-        return {"template": "overview.html", "title": "Overview", "found": found, **_state(found)}
+        state = overview()
+        return {"template": "overview.html", "title": "Overview", "found": state, **_state(state)}
 
     @_as_page
     async def store(_: Request) -> Mapping[str, Any]:
@@ -293,38 +293,38 @@ async def _list(
     of: Callable[[ObjectKind], ObjectsByProtocol],
     request: Request,
 ) -> Mapping[str, Any]:
-    those = of(kind)
+    of_kind = of(kind)
     query = {name: value for name, value in request.query_params.items() if value}
-    wanted = ListQuery.parse(kind, those, query, ("page",))
+    wanted = ListQuery.parse(kind, of_kind, query, ("page",))
     text = query.get("page", "1")
     if not (is_number(text) and int(text) >= 1):
         raise HTTPException(400, "page is a number from 1")
     number = int(text)
-    found = await selected(kind, those, wanted, (number - 1) * ROWS, ROWS)
-    narrow = sorted({name for _, each in those for name in each.narrow})
+    selection = await selected(kind, of_kind, wanted, (number - 1) * ROWS, ROWS)
+    narrow = sorted({name for _, each in of_kind for name in each.narrow})
     filtered = bool(wanted.match or wanted.filters or wanted.narrow)
-    columns = _filled(kind, found.items, wanted.sort)
+    columns = _filled(kind, selection.items, wanted.sort)
     return {
         "template": "list.html",
         "title": shown.label(kind.name),
         "kind": kind,
         "heads": [_head(kind, column, wanted, query) for column in columns],
-        "body": await _body(kind, found.items, columns),
-        "shown": len(found.items),
-        "total": found.total,
+        "body": await _body(kind, selection.items, columns),
+        "shown": len(selection.items),
+        "total": selection.total,
         "first": (number - 1) * ROWS + 1,
         "previous": _with(query, page=number - 1 if number > 2 else None) if number > 1 else None,
-        "following": _with(query, page=number + 1) if number * ROWS < found.total else None,
+        "following": _with(query, page=number + 1) if number * ROWS < selection.total else None,
         "filtered": filtered,
-        "protocols": sorted(protocol for protocol, _ in those),
+        "protocols": sorted(protocol for protocol, _ in of_kind),
         "filters": [name for name in kind.filters if name != "protocol"] + narrow,
         "makes": [
             ActionForm(each.make, f"{ROOT}/{kind.name}", "POST", "")
-            for _, each in those
+            for _, each in of_kind
             if each.make is not None
         ],
         "data_dir": data_dir(),
-        "begins": [each.begin for _, each in those if each.begin],
+        "begins": [each.begin for _, each in of_kind if each.begin],
     }
 
 
@@ -360,8 +360,8 @@ async def _body(kind: ObjectKind, rows: Sequence[Row], columns: Sequence[KindCol
     """The rows of a table, in turns: 100 of them take 10 ms."""
     parts: list[str] = []
     turn = TaskTurn()
-    for some in batched(rows):
-        parts.append(shown.render("rows.html", rows=[_row(kind, row, columns) for row in some]))
+    for batch in batched(rows):
+        parts.append(shown.render("rows.html", rows=[_row(kind, row, columns) for row in batch]))
         if turn.over_now():
             await turn.others()
     return Markup("".join(parts))
@@ -397,8 +397,8 @@ def path_of(kind: ObjectKind, row: Row) -> str:
 async def _one(
     kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], request: Request
 ) -> Mapping[str, Any]:
-    protocol, objects, found = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
-    row = await row_of(protocol, objects, found, LOOK_AT_ONE_SECONDS)
+    protocol, objects, item = object_at(kind, of(kind), parts_behind(request, f"/{kind.name}"))
+    row = await row_of(protocol, objects, item, LOOK_AT_ONE_SECONDS)
     if row is None:
         raise ObjectMissing(f"{kind.name}: there is none of this name")
     path = path_of(kind, row)
@@ -417,7 +417,7 @@ async def _one(
             key=lambda form: form.dangerous,  # the same order for all protocols' queues
         ),
         "looks": [action for action in objects.actions if action.looks],
-        "seen": await _seen(objects, found, request),
+        "seen": await _seen(objects, item, request),
         "related": [
             await _related(KINDS[other], of, column, str(row[kind.parts[-1]]))
             for other, column in RELATED.get(kind.name, ())
@@ -472,13 +472,13 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
 async def _related(
     kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], column: str, name: str
 ) -> Mapping[str, Any]:
-    found = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
-    rows: Sequence[Row] = found["items"]
+    page = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
+    rows: Sequence[Row] = page["items"]
     columns = _filled(kind, rows)
     return {
         "kind": kind,
         "heads": [Heading(each, None, None) for each in columns],
         "body": await _body(kind, rows, columns),
         "shown": len(rows),
-        "more": f"/{kind.name}?" + urlencode({column: name}) if found["next"] is not None else None,
+        "more": f"/{kind.name}?" + urlencode({column: name}) if page["next"] is not None else None,
     }

@@ -83,12 +83,12 @@ def replay(
     folder = data_folder(at.data_dir, at.config)
     server = attrs.evolve(at, data_dir=None, config=None) if at.url or at.context else at
     server = server.resolved()
-    found, chosen = sources.opened(source, folder, chosen)
+    opened, chosen = sources.opened(source, folder, chosen)
     if not source.startswith("archive:"):
         require_folder(folder)
     if to is None and map is None and server.url is None and source.startswith(f"{sources.TOPICS}:"):
         raise UsageError("--to", "each topic would be appended to itself: give --to or --map")
-    protocol, place, name_of = _target(to, found.protocol, renamed)
+    protocol, place, name_of = _target(to, opened.protocol, renamed)
     replays = sources.replays_to(protocol)
     reached = server.protocol(Server, plugins.load(protocol))
     assert isinstance(reached, Server)
@@ -101,18 +101,18 @@ def replay(
     noted = engine.Progress(None if resume is None else notes_file(resume), of)
     position = noted.load()
     if position is None:
-        position = noted.begin(sources.extents_of(found), now)
+        position = noted.begin(sources.extents_of(opened), now)
     else:
         chosen = within(position.began_ms, chosen.names)
     unread: Counter[str] = Counter()
 
     def records(ranges: engine.Ranges) -> Iterator[engine.SourcedRecord]:
-        return filter(chosen.takes, sources.records_of(found, ranges, lambda text: unread.update([text])))
+        return filter(chosen.takes, sources.records_of(opened, ranges, lambda text: unread.update([text])))
 
     async def run() -> engine.Replayed:
         async with replays.open(address) as target:
-            with counting("messages") as told:
-                return await engine.replay(records, target, position, noted, pace, name_of=name_of, told=told)
+            with counting("messages") as tell:
+                return await engine.replay(records, target, position, noted, pace, name_of=name_of, told=tell)
 
     done = trio.run(run)
     rows = {
@@ -152,11 +152,11 @@ def _target(
 def _pace(text: str) -> engine.Pace:
     if text == "max":
         return engine.Pace()
-    found = _RATE.fullmatch(text)
-    number = float(found[1]) if found else 0.0
-    if found is None or not number:
+    match = _RATE.fullmatch(text)
+    number = float(match[1]) if match else 0.0
+    if match is None or not number:
         raise UsageError("--rate", f"{text!r} is not 1x, 10x, 500/s or max")
-    return engine.Pace(speed=number) if found[2] == "x" else engine.Pace(rate=number)
+    return engine.Pace(speed=number) if match[2] == "x" else engine.Pace(rate=number)
 
 
 def _moment(flag_: str, text: str | None, now_ms: int, otherwise: float) -> float:

@@ -117,15 +117,15 @@ class Progress:
         if self._file is None:
             return None
         try:
-            found = ReplayPosition(**json.loads(self._file.read_bytes()))
+            position = ReplayPosition(**json.loads(self._file.read_bytes()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
             text = f"{self._file} is not the file of a replay of this version"
             raise UsageError("--resume", text) from None
-        if found.of != self._of:
+        if position.of != self._of:
             raise UsageError("--resume", f"{self._file} is of another replay; give this one another")
-        return found
+        return position
 
     def begin(self, extents: Ranges, began_ms: int) -> ReplayPosition:
         """Note what a new replay sends: each log from its first offset to its end."""

@@ -205,13 +205,13 @@ class FromFolder:
 
     def logs(self) -> Ranges:
         with viewing(self.folder) as view:
-            found = {label: (log.first, log.end) for label, log in self._logs(view).items()}
-        if not found:
+            extents = {label: (log.first, log.end) for label, log in self._logs(view).items()}
+        if not extents:
             text = f"no topic in {self.folder} matches {self.glob}"
             if self.frames is not None:
                 text = f"nothing of {self.protocol} was recorded in {self.folder} (brokers serve --record)"
             raise Failure(text, ExitCode.MISSING)
-        return found
+        return extents
 
     @contextmanager
     def rows(self, told: Told) -> Iterator[Callable[[str, int, int], Iterator[Row]]]:

@@ -37,45 +37,45 @@ def checked(file: Path | None, *, ports: bool = True) -> Config:
     `ports`: try the ports and addresses, too.
     """
     working, broken = load_working()
-    found: list[Problem] = []
-    config = load(working, file=file, environ=os.environ, broken=broken, wrong=found)
+    problems: list[Problem] = []
+    config = load(working, file=file, environ=os.environ, broken=broken, wrong=problems)
     names = {str(file), os.environ.get(FILE_VARIABLE, "")}
-    if not any(problem.key in names for problem in found):  # else too little of them is known
+    if not any(problem.key in names for problem in problems):  # else too little of them is known
         try:
             protocols = [plugin.name for plugin in config.enabled(working)]
         except InvalidSettings as error:
-            found += error.problems
+            problems += error.problems
             protocols = [plugin.name for plugin in working if plugin.name in config.serve.enable]
-        told = {problem.key for problem in found}
+        named = {problem.key for problem in problems}
         start = start_problems(config, protocols)
         of_users = [Problem(error.key, error.text) for error in _raised_by(users.load, config)]
         document = config.serve.definitions
         chosen = [plugin for plugin in working if plugin.name in protocols]
         of_document = (
             []
-            if document is None or found
+            if document is None or problems
             else _raised_by(trio.run, _try_definitions, document, config, chosen)
         )
         unmade = [Problem(error.key, error.text) for error in of_document]
         taken = taken_ports(config, protocols) if ports else ()
         more = (*start, *of_users, *_folder_problems(config), *unmade, *taken)
-        found += [problem for problem in more if problem.key not in told]
-    if found:
-        raise InvalidSettings(tuple(found))
+        problems += [problem for problem in more if problem.key not in named]
+    if problems:
+        raise InvalidSettings(tuple(problems))
     return config
 
 
 def require_startable(config: Config, protocols: Sequence[str]) -> None:
     """Raise InvalidSettings with all that would keep a start from serving these, except taken ports."""
-    found = tuple(start_problems(config, protocols))
-    if found:
-        raise InvalidSettings(found)
+    problems = tuple(start_problems(config, protocols))
+    if problems:
+        raise InvalidSettings(problems)
 
 
 def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with files that the settings name, and with addresses that others reach."""
-    found = [error for protocol in protocols for error in _faults(config, protocol)]
-    errors = dict.fromkeys((error.key, error.text) for error in (*found, *_admin_faults(config)))
+    faults_found = [error for protocol in protocols for error in _faults(config, protocol)]
+    errors = dict.fromkeys((error.key, error.text) for error in (*faults_found, *_admin_faults(config)))
     yield from (Problem(*error) for error in errors)
     ports: dict[int, str] = {}
     for protocol in protocols:
@@ -126,8 +126,8 @@ def _faults(config: Config, protocol: str) -> Iterator[ConfigError]:
             yield ConfigError("access.required", text)
     yield from _raised_by(check_exposure, key, host, tls, logs_in=config.logs_in(protocol), insecure=insecure)
     allow = getattr(config.protocols[protocol], "allow", None)
-    for some in [[text] for text in allow or ()] or ([[]] if allow is not None else []):
-        yield from _raised_by(allowed_networks, f"{protocol}.allow", host, some)
+    for networks in [[text] for text in allow or ()] or ([[]] if allow is not None else []):
+        yield from _raised_by(allowed_networks, f"{protocol}.allow", host, networks)
 
 
 async def _try_definitions(path: Path, config: Config, plugins: Sequence[Plugin]) -> None:
@@ -162,15 +162,15 @@ def _folder_problems(config: Config) -> Iterator[Problem]:
     source = config.sources.get(("serve", "data_dir"), "")
     try:
         with folder_errors(folder):
-            there = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+            nearest = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
             try:
-                if not there.is_dir():
+                if not nearest.is_dir():
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-                tempfile.TemporaryDirectory(dir=there).cleanup()
+                tempfile.TemporaryDirectory(dir=nearest).cleanup()
             except OSError as error:  # it names a file that nobody asked for
                 raise OSError(error.errno, error.strerror, str(folder)) from None
-            if there == folder:
-                with OsDisk(there, create=False, read_only=True) as disk:
+            if nearest == folder:
+                with OsDisk(nearest, create=False, read_only=True) as disk:
                     check_number(format_number(disk) or 0)
     except (Failure, StoreError) as error:
         yield Problem("serve.data_dir", str(error), source)
@@ -216,8 +216,8 @@ def _try(host: str, port: int, kind: socket.SocketKind) -> None:
 def _served(folder: Path) -> set[int]:
     """Return the ports of the server that runs on the folder, if one does."""
     try:
-        found = control.request(folder, "GET", "/status")
+        status = control.request(folder, "GET", "/status")
     except Failure:
         return set()
-    addresses = [address for protocol in found["protocols"] for address in protocol["addresses"]]
+    addresses = [address for protocol in status["protocols"] for address in protocol["addresses"]]
     return {int(address.rpartition(":")[2]) for address in addresses if not address.endswith("/udp")}

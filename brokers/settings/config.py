@@ -266,9 +266,9 @@ def _bridges(
     if given is None:
         return ()
     tables, text = given.value
-    found, wrong = parse_bridges(tables, ends_of(plugins), given.source, text)
+    bridges, wrong = parse_bridges(tables, ends_of(plugins), given.source, text)
     problems += wrong
-    return found
+    return bridges
 
 
 def _from_environment(

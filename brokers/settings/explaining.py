@@ -92,15 +92,15 @@ def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
 
     Raises UsageError for an unknown name.
     """
-    there = list(rows)
-    found: dict[str, Explained] = {}
+    every = list(rows)
+    by_name: dict[str, Explained] = {}
     for name in names or [""]:
-        named = [row for row in there if not name or f"{row.setting}.".startswith(f"{name}.")]
+        named = [row for row in every if not name or f"{row.setting}.".startswith(f"{name}.")]
         if not named:
-            hint = did_you_mean(name, (row.setting for row in there))
+            hint = did_you_mean(name, (row.setting for row in every))
             raise UsageError("SETTINGS", f"there is no {name}{hint}")
-        found |= {row.setting: row for row in named}
-    return list(found.values())
+        by_name |= {row.setting: row for row in named}
+    return list(by_name.values())
 
 
 def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
@@ -125,13 +125,13 @@ def _meanings(settings: type[Any]) -> dict[str, str]:
     except OSError:
         return {}
     (declared,) = (node for node in module.body if isinstance(node, ast.ClassDef))
-    said: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for field, behind in zip(declared.body, declared.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             text = behind.value if isinstance(behind, ast.Expr) else None
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                said[field.target.id] = " ".join(text.value.split())
-    return said
+                meanings[field.target.id] = " ".join(text.value.split())
+    return meanings
 
 
 def _takes(field: "attrs.Attribute[Any]") -> str:

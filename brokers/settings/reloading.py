@@ -171,8 +171,8 @@ class Reloader:
         self.config = config
         self._seen |= seen
         if bugs:
-            found = ", ".join(map(repr, bugs))
-            raise PartlyReloaded(f"a bug, and it is done in part until a restart; report it: {found}")
+            listed = ", ".join(map(repr, bugs))
+            raise PartlyReloaded(f"a bug, and it is done in part until a restart; report it: {listed}")
 
     @contextmanager
     def _bugs_refuse(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ Seen = Mapping[Path, Collection[int]]
 
 def _stat(path: Path) -> Collection[int]:
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

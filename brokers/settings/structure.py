@@ -331,8 +331,8 @@ def _choice(value: Any, kind: Any) -> Any:
     choices = {choice: choice for choice in typing.get_args(kind)}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         choices = {choice.value: choice for choice in kind}
-    for said, choice in choices.items():
-        if said == value and type(said) is type(value):
+    for word, choice in choices.items():
+        if word == value and type(word) is type(value):
             return choice
     hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
     raise ValueError(f"{value!r} is none of {', '.join(map(str, choices))}{hint}")

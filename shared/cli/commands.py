@@ -67,16 +67,16 @@ def keyed(argument: str, words: Iterable[str]) -> dict[str, Any]:
     """KEY=VALUE words as a dict; a value that is JSON is decoded. Raises UsageError."""
     from json import loads
 
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not (equals and key):
             raise UsageError(argument, f"{word!r} is not KEY=VALUE")
         try:
-            found[key] = loads(value)
+            arguments[key] = loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            arguments[key] = value
+    return arguments
 
 
 @attrs.define(eq=False)

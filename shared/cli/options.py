@@ -164,8 +164,8 @@ class Server(Place):
         if url is None:
             return self.at(host, port)
         files: dict[str, Any] = {name: Path(value) for name, value in url.files.items()}
-        found = self.at(url.host, port or url.port)
-        return attrs.evolve(found, tls=url.tls or self.tls, user=url.user or self.user, **files)
+        server = self.at(url.host, port or url.port)
+        return attrs.evolve(server, tls=url.tls or self.tls, user=url.user or self.user, **files)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """None: no TLS. Raises UsageError for a file that cannot be read."""
@@ -174,9 +174,9 @@ class Server(Place):
         from shared.client.dial import pinned_context, tls_context
 
         if self.pinned is not None and self.ca is None:
-            found = pinned_context(self.pinned, certificate=self.certificate, key=self.key, named=self.named)
-            if found is not None:
-                return found
+            pinned = pinned_context(self.pinned, certificate=self.certificate, key=self.key, named=self.named)
+            if pinned is not None:
+                return pinned
         return tls_context(True, self.ca, self.certificate, self.key)
 
     def login(self) -> Login:

@@ -159,8 +159,8 @@ class Address:
             error.filename, error.strerror = f"{self.host}:{self.port}", in_words(error)
             raise
         except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            said = f"no {self.kind} server answers ({_why(error)})"
-            raise ConnectionRefusedError(errno.ECONNREFUSED, said, f"{self.host}:{self.port}") from error
+            text = f"no {self.kind} server answers ({_why(error)})"
+            raise ConnectionRefusedError(errno.ECONNREFUSED, text, f"{self.host}:{self.port}") from error
 
 
 def _why(error: Exception) -> str:

@@ -131,27 +131,27 @@ def url_of(text: str, protocol: str) -> Url | None:
             raise ValueError(f"a host's name has no @; a URL is {form}")
         return None
     try:
-        found = urlsplit(text)
-        port = found.port
+        parts = urlsplit(text)
+        port = parts.port
     except ValueError:
         raise ValueError(f"not the URL of a server: {form} is expected") from None
-    scheme, plus, tls = found.scheme.partition("+")
+    scheme, plus, tls = parts.scheme.partition("+")
     if scheme != protocol or (plus and tls != "tls"):
         raise ValueError(f"not the URL of a server of {protocol}: {form} is expected")
-    if found.password is not None:
+    if parts.password is not None:
         raise ValueError(
             "a URL holds no password: name a file with password-file, or with the variable "
             f"{PASSWORD_FILE_VARIABLE}"
         )
-    if not found.hostname or found.path not in ("", "/") or found.fragment or port == 0:
+    if not parts.hostname or parts.path not in ("", "/") or parts.fragment or port == 0:
         raise ValueError(f"not the URL of a server: {form} is expected")
-    said = dict(parse_qsl(found.query, keep_blank_values=True))
-    if not set(said) <= set(FILES) or not all(said.values()):
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if not set(query) <= set(FILES) or not all(query.values()):
         raise ValueError(f"behind the ? of a URL may stand {', '.join(FILES)}, each with =FILE")
     return Url(
-        host=found.hostname,
+        host=parts.hostname,
         port=port,
         tls=bool(plus),
-        user=unquote(found.username or ""),
-        files={FILES[name]: value for name, value in said.items()},
+        user=unquote(parts.username or ""),
+        files={FILES[name]: value for name, value in query.items()},
     )

@@ -55,14 +55,14 @@ class Receiver(Generic[Item]):
     async def batch(self) -> list[Item]:
         """All items that have arrived; waits for one. Raises Disconnected, RemoteProtocolError."""
         if self._items:
-            found = self._items[::-1]
+            items = self._items[::-1]
             self._items = []
-            return found
+            return items
         while True:
-            found, end = self._take(self._data)
+            items, end = self._take(self._data)
             del self._data[:end]
-            if found:
-                return found
+            if items:
+                return items
             try:
                 received = await self._stream.receive_some(RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:

@@ -99,16 +99,17 @@ class Sender:
             if self._lost is not None:
                 return
             self._lost = Disconnected("all is sent already")
-            said = bytearray()
+            received = bytearray()
             try:
                 async with open_nursery() as looking:
                     looking.start_soon(_end_look, looking.cancel_scope)
-                    await self._read_to_end(said)
-                    raise self._words(said) or Disconnected("the server closed before it had read everything")
+                    await self._read_to_end(received)
+                    early = Disconnected("the server closed before it had read everything")
+                    raise self._words(received) or early
                 with trio.fail_after(CLOSING_SECONDS):
                     if isinstance(self._stream, trio.abc.HalfCloseableStream):
                         await self._stream.send_eof()
-                        await self._read_to_end(said)
+                        await self._read_to_end(received)
                     else:  # under TLS both ends close with a TLS alert
                         assert isinstance(self._stream, trio.SSLStream)
                         transport, _ = await self._stream.unwrap()
@@ -117,20 +118,20 @@ class Sender:
                 why = f"the server has not read everything in {CLOSING_SECONDS:g} s"
                 raise Disconnected(why) from None
             except trio.BrokenResourceError as error:
-                raise self._words(said) or broken(error) from error
-            words = self._words(said)
+                raise self._words(received) or broken(error) from error
+            words = self._words(received)
             if words is not None:
                 raise words
 
     async def _read_rest(self) -> BrokerError | None:
-        said = bytearray()
-        await self._read_to_end(said)
-        return self._words(said)
+        received = bytearray()
+        await self._read_to_end(received)
+        return self._words(received)
 
-    async def _read_to_end(self, said: bytearray) -> None:
+    async def _read_to_end(self, received: bytearray) -> None:
         while data := await self._stream.receive_some(_RECEIVE_BYTES):
-            if len(said) < _RECEIVE_BYTES:
-                said += data
+            if len(received) < _RECEIVE_BYTES:
+                received += data
 
     def _words(self, said: bytearray) -> BrokerError | None:
         if self._last_words is not None:

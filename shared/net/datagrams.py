@@ -121,7 +121,7 @@ class DatagramEndpoint:
             return True
         try:
             count, frames, lengths = self._slots.receive(
-                self._socket, TURN_DATAGRAMS, self._is_allowed if self._networks else None
+                self._socket, self._is_allowed if self._networks else None
             )
         except BlockingIOError:
             return False

@@ -23,7 +23,7 @@ SENDERS_MAX = 4096
 """Senders whose addresses are cached as text; above that the cache is emptied."""
 
 
-Receive = Callable[[socket.socket, int], tuple[list[int], bytes]]
+Receive = Callable[[socket.socket], tuple[list[int], bytes]]
 """Fills frames; returns the datagrams' lengths, and their senders' sockaddrs, `NAME_BYTES` each."""
 
 
@@ -46,13 +46,13 @@ class Slots:
         self._receive: Receive = bulk or self._receive_each
 
     def receive(
-        self, sock: socket.socket, most: int, allowed: Callable[[str], bool] | None
+        self, sock: socket.socket, allowed: Callable[[str], bool] | None
     ) -> tuple[int, bytes, list[int]]:
-        """Receive up to `most` datagrams: how many came, and the frames and lengths of those allowed.
+        """Receive what is there, `count` at most: how many came, and the frames and lengths of those allowed.
 
         Raises BlockingIOError if there are none, and OSError.
         """
-        lengths, names = self._receive(sock, min(most, self._count))
+        lengths, names = self._receive(sock)
         count = len(lengths)
         self._used = max(self._used, count)
         if not self._stamps.startswith(names):
@@ -112,14 +112,14 @@ class Slots:
         self._stamps = bytes(self._count * NAME_BYTES)
         self._tail = self._used = 0
 
-    def _receive_each(self, sock: socket.socket, most: int) -> tuple[list[int], bytes]:
+    def _receive_each(self, sock: socket.socket) -> tuple[list[int], bytes]:
         """One system call per datagram, for systems without recvmmsg."""
         layout, view = self._layout, self._view
         room = sum(size for _, size in layout.parts)
         lengths: list[int] = []
         names: list[bytes] = []
         at = 0
-        while len(lengths) < most:
+        while len(lengths) < self._count:
             parts = [view[at + offset : at + offset + size] for offset, size in layout.parts]
             try:
                 length, _, flags, address = sock.recvmsg_into(parts)
@@ -195,9 +195,9 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
     length_at, stride = _Message.length.offset // 4, ctypes.sizeof(_Message) // 4
     flags = socket.MSG_DONTWAIT | socket.MSG_TRUNC  # TRUNC: the full length even if cut
 
-    def receive(sock: socket.socket, most: int) -> tuple[list[int], bytes]:
+    def receive(sock: socket.socket) -> tuple[list[int], bytes]:
         # Naming `parts` here keeps it alive as long as the structures that point to it, as `names` is below.
-        received = call(sock.fileno(), messages, most, flags, None)
+        received = call(sock.fileno(), messages, count, flags, None)
         if received < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

@@ -13,7 +13,7 @@ would take long, several share the syncs. Otherwise a stop would take a second f
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from shared.storage.inventory import CatalogSnapshot, Inventory
 from shared.storage.journal import Journal, PoisonError
 from shared.storage.log import Log, opaque
 from shared.storage.log_writer import LogWriter
+from shared.task_turns import TaskTurn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -40,8 +41,6 @@ _TOGETHER_SECONDS = 0.01
 _WRITE_BACK_SECONDS = 1.0
 """The system is asked for so long at most to write before the sync."""
 _PAUSE_SECONDS_MAX = 0.05
-_PINNED_AT_ONCE = 125
-"""Logs pinned before other tasks run."""
 BATCHES_MAX = 65536
 """A checkpoint is due after so many batches, however small: replay takes time for each."""
 
@@ -74,8 +73,6 @@ class Checkpointer:
     _waited_for: int = 0
     """Callers in `make_room`."""
     _failing: bool = False
-    _next_dirty: dict[Log, None] = attrs.Factory(dict)
-    """The next `Tails.dirty`. Two take turns: the garbage collector walks a new dict while it grows."""
     _journal: Journal = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -131,11 +128,8 @@ class Checkpointer:
         return False
 
     async def _checkpoint(self, clean: bool) -> bool:
-        """Before the snapshot write as many tails, index entries and catalog lines as possible, so that few
-        are left after it.
-        """
+        """Before the snapshot write as many tails and index entries as possible, so that few are left."""
         await self._log_writer.flush()
-        await _in_slices(self._inventory.pack_stale())
         if not clean and self._journal.needs_segment:
             # Replay must begin in a segment that is there: one that is not could have been lost, and is told.
             await self._prepare()
@@ -145,8 +139,10 @@ class Checkpointer:
         pinned: list[tuple[LogFile, int]] = []
         good = False
         try:
-            await _in_slices(self._inventory.pack_changed(snapshot))
-            await _in_slices(self._pin(snapshot.changed, pinned))
+            turn = TaskTurn()
+            for log in snapshot.changed:
+                pinned += [(file, self._files.pin(file)) for file in (log.file, log.index_file)]
+                await turn.item()
             if await self._log_writer.flush():
                 if not clean and len(snapshot.changed) > self._sync_all_logs:
                     await self._start_write_back(pinned)
@@ -156,24 +152,22 @@ class Checkpointer:
                     await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
                     good = True
                 self._committer.tails.unlooked |= dict.fromkeys(nameless)
-            await _in_slices(self._unpin(pinned))
         except PoisonError as error:
             self._committer.poison(error)
         except OSError as error:
             self._complain(error)
         finally:
-            for _ in self._unpin(pinned):
-                pass
+            for file, _ in pinned:
+                self._files.unpin(file)
             if good:
                 self.checkpoints += 1
                 self._failing = False
-                for log, end in zip(snapshot.changed, snapshot.ends, strict=True):
-                    if log.referred_from < end:
-                        log.referred_from = end
+                self._inventory.written(snapshot)
+                for log, line in snapshot.changed.items():
+                    if log.referred_from < line.end:
+                        log.referred_from = line.end
             else:
-                self._committer.tails.dirty.update(dict.fromkeys(self._inventory.take_back(snapshot)))
-            snapshot.changed.clear()
-            self._next_dirty = snapshot.changed
+                self._inventory.take_back(snapshot)
         return good
 
     def _complain(self, error: OSError) -> None:
@@ -194,28 +188,13 @@ class Checkpointer:
         if committer.read_only is not None or committer.tails.unwritable:
             return None  # the journal still holds what a log file lacks
         tails = committer.tails
-        logs, tails.dirty, self._next_dirty = tails.dirty, self._next_dirty, {}
+        changed, tails.dirty = tails.dirty, {}
         committer.referred_bytes = 0
         committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
         committer.replay_lsn = self._journal.position
         for log in tails.unindexed:
             log.close_entry()
-        return self._inventory.snapshot(self._journal.position, logs, clean)
-
-    def _pin(self, logs: Iterable[Log], pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
-        for number, log in enumerate(logs, 1):
-            for file in (log.file, log.index_file):
-                pinned.append((file, self._files.pin(file)))
-            if number % _PINNED_AT_ONCE == 0:
-                yield
-
-    def _unpin(self, pinned: list[tuple[LogFile, int]]) -> Iterator[None]:
-        """Unpin, and remove from the list."""
-        while pinned:
-            for file, _ in pinned[-_PINNED_AT_ONCE:]:
-                self._files.unpin(file)
-            del pinned[-_PINNED_AT_ONCE:]
-            yield
+        return self._inventory.snapshot(self._journal.position, changed, clean)
 
     async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
         """Have the system write most of it first, in steps that leave the disk to commits in between.
@@ -223,8 +202,7 @@ class Checkpointer:
         One sync of all that is dirty holds up every commit's sync. For 1,000 logs 17 to 263 ms were seen, and
         3 to 18 ms after this. What is not started in time is left to the sync.
         """
-        left: Work = deque()
-        await _in_slices(self._list_write_back(pinned, left))
+        left: Work = deque(partial(self._disk.start_write_back, fd) for _, fd in pinned if fd >= 0)
         counts = self._committer.counts
         ends = self._clock.monotonic() + _WRITE_BACK_SECONDS
         pause = 0.0
@@ -235,13 +213,6 @@ class Checkpointer:
             commits_wait = counts.sync_seconds_last > 2 * counts.sync_quantile(0.5)
             pause = min(max(took, 2 * pause if commits_wait else pause / 2), _PAUSE_SECONDS_MAX)
             await trio.sleep(pause)
-
-    def _list_write_back(self, pinned: list[tuple[LogFile, int]], left: Work) -> Iterator[None]:
-        for number, (_, fd) in enumerate(pinned, 1):
-            if fd >= 0:
-                left.append(partial(self._disk.start_write_back, fd))
-            if number % _PINNED_AT_ONCE == 0:
-                yield
 
     async def _sync_files(self, snapshot: CatalogSnapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Sync the logs' files and their names. Raises PoisonError."""
@@ -295,17 +266,10 @@ class Checkpointer:
 
     def _nameless(self, snapshot: CatalogSnapshot) -> list[Log]:
         """Logs of which the next start would not find what was synced."""
-        ends = zip(snapshot.changed, snapshot.ends, strict=True)
-        return [log for log, end in ends if not self.vouches(log, end)]
+        return [log for log, line in snapshot.changed.items() if not self.vouches(log, line.end)]
 
     def _put_in_place(self, snapshot: CatalogSnapshot, clean: bool) -> None:
-        replace_file(self._disk, catalog.PATH, catalog.pack(snapshot.head, snapshot.lines.values()))
+        replace_file(self._disk, catalog.PATH, snapshot.pack())
         self._journal.release(snapshot.head.replay_lsn)
         if not clean:  # after a clean end nothing more is written
             self._journal.prepare()
-
-
-async def _in_slices(steps: Iterable[None]) -> None:
-    """Let the loop's other tasks run between the steps."""
-    for _ in steps:
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

@@ -26,11 +26,10 @@ from shared.storage.disk import Disk, size_of, write_all
 from shared.storage.files import FileGone, LogFile, OpenFiles, describe
 from shared.storage.log import Log, opaque
 from shared.storage.log_writer import LogWriter
+from shared.task_turns import TaskTurn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_LOOKED_AT_ONCE = 128
-"""Logs looked at before other tasks run: a millisecond."""
 _COPY_BYTES = 1 << 20
 
 
@@ -57,11 +56,11 @@ class FileNames:
         20 us a log: of 10,000 that are written each second, a fifth of what writing them takes.
         """
         written, self._tails.unlooked = self._tails.unlooked, {}
-        for number, log in enumerate({**dict.fromkeys(logs), **written, **self._tails.nameless}, 1):
+        turn = TaskTurn()
+        for log in {**dict.fromkeys(logs), **written, **self._tails.nameless}:
             if not self.vouches(log, log.tail_start if log.file.fd >= 0 else 0):
                 await self._write_anew(log)
-            if number % _LOOKED_AT_ONCE == 0:
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            await turn.item()
 
     def nameless_files(self, log: Log) -> list[LogFile]:
         """The log's open files whose names lead to nothing, or to another file. From any thread."""

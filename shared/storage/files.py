@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import islice
 
 import structlog
 
@@ -69,8 +68,6 @@ class DamagedPlaces:
 
 
 ROOM_LEAST = 16
-_CLOSED_AT_ONCE = 512
-"""Files closed before other tasks run: a millisecond. 8,192 took 14."""
 _EVICT_LOOKS = 8  # pinned files are skipped, so bound how many are looked at
 
 
@@ -227,15 +224,9 @@ class OpenFiles:
             self._close(file)
 
     def close_all(self) -> None:
-        for _ in self.closing():
-            pass
-
-    def closing(self) -> Iterator[None]:
-        """Close all files, whoever uses them, some in each step."""
-        while self._open:
-            for file in list(islice(self._open, _CLOSED_AT_ONCE)):
-                self._close(file)
-            yield
+        """Close all files, whoever uses them: 8,192 took 14 ms."""
+        for file in list(self._open):
+            self._close(file)
 
     def _close(self, file: LogFile) -> None:
         if file.fd >= 0:

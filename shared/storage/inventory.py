@@ -1,7 +1,6 @@
 """The logs of a store: namespaces, their logs, and which of them are durable (the catalog)."""
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import structlog
@@ -20,30 +19,25 @@ from shared.storage.settings import Durability, Mode, Retention
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 KEEP_ALL = Retention()
-_PACKED_AT_ONCE = 125
-"""Lines of the catalog (2 us each) packed before other tasks run: commits come between."""
-
 Beside = Callable[[Log], tuple[Log, bytes, int]]
 """From a log that is being created to an append for another log, as `Store.append_all` takes it."""
 
 
 @attrs.frozen
 class CatalogSnapshot:
-    """The catalog as of one moment. `lines`: packed, by log id. `changed`: logs whose lines are still to be
-    packed; `modes`, `firsts` and `ends` are theirs as of that moment. `folders`: whose names may have changed
-    since the last snapshot; complete once all lines are packed.
-
-    The garbage collector walks each new list or dict of 50,000 logs three times, 10 to 38 ms each. So
-    `changed` is the committer's own dict, which is older, and numbers stand in arrays, which are not walked.
+    """The catalog as of one moment. `lines`: packed, by log id. `changed`: lines that are still to be packed.
+    `folders`: whose names may have changed since the last snapshot.
     """
 
     head: Catalog
     lines: dict[int, bytes]
-    changed: dict[Log, None]
-    modes: list[Durability]
-    firsts: "array[int]"
-    ends: "array[int]"
+    changed: dict[Log, LogLine]
     folders: dict[str, None]
+
+    def pack(self) -> bytes:
+        """The catalog's bytes. In a thread."""
+        self.lines.update((line.id, catalog.pack_line(line)) for line in self.changed.values())
+        return catalog.pack(self.head, self.lines.values())
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -100,7 +94,6 @@ class Inventory:
     """By id: logs whose CREATE is durable and whose DELETE is not."""
     folds_case: bool = False
     _lines: dict[int, bytes] = attrs.Factory(dict)  # the catalog's, packed
-    _stale: dict[Log, None] = attrs.Factory(dict)  # logs whose line in `_lines` is outdated
     _folders: dict[str, None] = attrs.Factory(dict)  # whose names changed since the last checkpoint
     _unclaimed: dict[str, list[Log]] = attrs.Factory(dict)  # by namespace that is not open yet
     _folded: set[tuple[str, str]] = attrs.Factory(set)
@@ -210,12 +203,11 @@ class Inventory:
         log = change.log
         if change.kind is EntryKind.CREATE:
             self.logs[log.id] = log
-            self._stale[log] = None
+            self._committer.tails.dirty[log] = None
             self._folders[log.namespace] = None
         elif change.kind is EntryKind.DELETE:
             self.logs.pop(log.id, None)
             self._lines.pop(log.id, None)
-            self._stale.pop(log, None)
             self._folders[log.namespace] = None
             self._committer.tails.drop(log)
             self._reader.forget(log)
@@ -223,10 +215,10 @@ class Inventory:
             self._files.forget(log.index_file)
         elif change.kind is EntryKind.FIRST:
             log.first_kept = max(log.first_kept, change.offset)
-            self._stale[log] = None
+            self._committer.tails.dirty[log] = None
         else:
             log.mode_kept = Durability.parse(change.body.decode())
-            self._stale[log] = None
+            self._committer.tails.dirty[log] = None
 
     def undone(self, change: Change) -> None:
         """The change was rolled back: all is as before."""
@@ -254,61 +246,32 @@ class Inventory:
 
     # -- calls of checkpoints
 
-    def pack_stale(self) -> Iterator[None]:
-        """Pack the lines of stale logs, some at each step. Logs that change in between are stale or dirty
-        again.
-        """
-        stale = list(self._stale)
-        for at in range(0, len(stale), _PACKED_AT_ONCE):
-            for log in stale[at : at + _PACKED_AT_ONCE]:
-                if log in self._stale:
-                    del self._stale[log]
-                    self._lines[log.id] = catalog.pack_line(line_of(log))
-            yield
-
-    def snapshot(self, replay_lsn: int, changed: dict[Log, None], clean: bool) -> CatalogSnapshot:
-        """The catalog as of now. Takes 0.15 us per changed log; packing takes ten times that and more.
-        `changed` stays as it is meanwhile.
-        """
-        for _ in self.pack_stale():  # few: most were packed just before
-            pass
+    def snapshot(self, replay_lsn: int, changed: Iterable[Log], clean: bool) -> CatalogSnapshot:
+        """The catalog as of now. `changed`: logs that changed since the last snapshot."""
         head = Catalog(self._journal_id, replay_lsn, self._next_log_id, self._clock.wall_ms(), clean, ())
         folders, self._folders = self._folders, {}
-        return CatalogSnapshot(
-            head,
-            self._lines.copy(),
-            changed,
-            [log.mode_kept for log in changed],
-            array("q", [log.first_kept for log in changed]),
-            array("q", [log.visible for log in changed]),
-            folders,
-        )
+        lines = {log: line_of(log) for log in changed}
+        folders |= dict.fromkeys(log.namespace for log in lines)  # a file is made with its first bytes
+        return CatalogSnapshot(head, self._lines.copy(), lines, folders)
 
-    def pack_changed(self, snapshot: CatalogSnapshot) -> Iterator[None]:
-        """Pack the lines of changed logs, some at each step. Logs may change in between."""
-        rows = zip(snapshot.changed, snapshot.modes, snapshot.firsts, snapshot.ends, strict=True)
-        for number, (log, mode, first, end) in enumerate(rows, 1):
-            line = snapshot.lines[log.id] = catalog.pack_line(_line_of(log, mode, first, end))
-            snapshot.folders[log.namespace] = None  # its file may be new: it is made with its first bytes
+    def written(self, snapshot: CatalogSnapshot) -> None:
+        """The snapshot is on the disk."""
+        for log in snapshot.changed:
             if log.id in self.logs:
-                self._lines[log.id] = line
-            if number % _PACKED_AT_ONCE == 0:
-                yield
+                self._lines[log.id] = snapshot.lines[log.id]
 
-    def take_back(self, snapshot: CatalogSnapshot) -> Iterator[Log]:
-        """The snapshot did not get to the disk: undo `snapshot`. Returns those of its logs that are there."""
+    def take_back(self, snapshot: CatalogSnapshot) -> None:
+        """The snapshot did not get to the disk: what it had is changed as before."""
         self._folders |= snapshot.folders
-        return (log for log in snapshot.changed if log.id in self.logs)
+        dirty = self._committer.tails.dirty
+        dirty |= dict.fromkeys(log for log in snapshot.changed if log.id in self.logs)
 
 
 def line_of(log: Log) -> LogLine:
     """The log's line for the next catalog."""
-    return _line_of(log, log.mode_kept, log.first_kept, log.visible)
-
-
-def _line_of(log: Log, mode: Durability, first: int, end: int) -> LogLine:
-    file = log.path.removeprefix(log.namespace + "/")
-    return LogLine(log.id, log.namespace, log.name, file, str(mode), log.created_ms, first, end)
+    file, mode = log.path.removeprefix(log.namespace + "/"), str(log.mode_kept)
+    first, end = log.first_kept, log.visible
+    return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, first, end)
 
 
 def _fold(log: Log) -> tuple[str, str]:

@@ -39,8 +39,6 @@ ENTRY_ENDS = (0, 0, 0)
 
 LATE_SECONDS = 1.0
 """A tail is written once its oldest record has this age."""
-_STEP_BYTES = 64 << 10
-"""Light appends are charged in steps of this size, or of a 16th of what all tails may take."""
 
 _NOT_INDEXED_MAX = 256
 """Commits whose records are indexed together: a bound on their list, not on the work."""
@@ -170,7 +168,6 @@ class CommitBatch:
     log_count: int = 0
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
-    held: bool = False  # more of what belongs together comes: it is not committed yet
     unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
@@ -231,7 +228,6 @@ class CommitBatch:
             except Exception as error:
                 self.broken = error
         self.gathering.clear()
-        self.held = False
         self.sealed = True
         for log, part in self.appends.items():
             log.pending = None
@@ -614,17 +610,13 @@ class Tails:
     _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
     _long: dict[Log, None] = attrs.Factory(dict)
     _charged: int = 0
-    _step_bytes: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._step_bytes = min(_STEP_BYTES, self.bytes_max // 16)
 
     def takes(self, log: Log, size: int) -> bool:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
         tail: that is one large write anyway, and saves two copies.
         """
         return (
-            size < self.log_bytes // 16 or log in self.writing or log in self.failing or log in self.nameless
+            size < self.log_bytes // 8 or log in self.writing or log in self.failing or log in self.nameless
         )
 
     def add(self, log: Log, data: memoryview, now: float) -> None:
@@ -645,7 +637,7 @@ class Tails:
         the logs that somebody watches.
 
         One loop, without a call for each of a thousand logs. Index entries are made later
-        (`Log.make_entries`). Tails are charged in steps: each such commit has few bytes.
+        (`Log.make_entries`).
         """
         moved = dict.fromkeys(map(_LOG_OF, appends))
         self.unindexed |= moved
@@ -674,8 +666,7 @@ class Tails:
                 self._long[log] = None
             if log.watchers or log.advanced is not None:
                 watched.append(log)
-        if self.bytes - self._charged >= self._step_bytes or self._long or self.crowded:
-            self.charge()
+        self.charge()
         return watched
 
     def charge(self) -> None:

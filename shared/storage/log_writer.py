@@ -5,10 +5,9 @@ there. Writes go in steps of many logs, in a thread, while commits go on.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import attrs
@@ -22,19 +21,13 @@ from shared.storage.entries import ENTRY_COVERS_SECONDS
 from shared.storage.files import FileGone, OpenFiles, describe
 from shared.storage.format import IndexEntry
 from shared.storage.log import UNKNOWN, Log, opaque
+from shared.task_turns import TaskTurn
+from shared.turns import Turn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
-_STEP_LOGS = 64
-"""Logs of one step: 0.3 ms of the loop before and after it. Amid checkpoints of 1,000 logs the p99 of a
-commit is 1.4 to 1.9 times that without; with 256 logs a step 2.4 to 2.9 times (`bench logmq --modes
-checkpoint`).
-"""
 STEP_BYTES = 4 << 20
 """Bytes of one step. They are copied in the trio thread first, which takes less than 1 ms."""
-
-_LOOKED_AT_ONCE = 1024
-"""Logs looked at before other tasks run: 1 ms."""
 
 
 @attrs.define(eq=False)
@@ -114,14 +107,16 @@ class LogWriter:
         async with self.lock:
             now = self._clock.monotonic()
             due: dict[Log, None] = {}
-            async for logs in _in_slices(self._tails.due(now)):
-                due |= dict.fromkeys(logs)
-            async for logs in _in_slices(list(self._tails.unindexed)):
-                for log in logs:
-                    if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
-                        log.close_entry()
-                    if log not in due and log.entries_below(log.tail_start):
-                        due[log] = None
+            turn = TaskTurn()
+            for log in self._tails.due(now):
+                due[log] = None
+                await turn.item()
+            for log in list(self._tails.unindexed):
+                if now - log.open_since >= ENTRY_COVERS_SECONDS and not log.busy:
+                    log.close_entry()
+                if log not in due and log.entries_below(log.tail_start):
+                    due[log] = None
+                await turn.item()
             return await self._flush(due)
 
     async def flush(self) -> bool:
@@ -157,7 +152,8 @@ class LogWriter:
         """Take logs for a step. Between two commits, so that no commit under way holds their entries."""
         step: list[_Writing] = []
         size = 0
-        while left and len(step) < _STEP_LOGS and size < STEP_BYTES:
+        turn = Turn()
+        while left and size < STEP_BYTES and not turn.over():
             log = left.popleft()
             if log.gone or log.indexed:
                 self._tails.unindexed.pop(log, None)
@@ -287,11 +283,3 @@ class LogWriter:
         end = writing.entries[0].offset
         write.fd = index.open_at(self._disk, self._files, log, writing.number, end)
         return True
-
-
-async def _in_slices(logs: Iterable[Log]) -> AsyncIterator[list[Log]]:
-    """The logs, a slice at a time; other tasks run between slices."""
-    left = iter(logs)
-    while part := list(islice(left, _LOOKED_AT_ONCE)):
-        yield part
-        await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone

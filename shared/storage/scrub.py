@@ -15,11 +15,11 @@ from shared.storage.index import entry_matches
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log, Tails, opaque
 from shared.storage.reading import Reader
+from shared.task_turns import TaskTurn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _IDLE_SECONDS = 10.0
-_LOGS_AT_ONCE = 128  # of which nothing is to be read; about a millisecond
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -42,9 +42,9 @@ class Scrub:
             return
         while True:
             await trio.sleep(_IDLE_SECONDS)
-            for number, log in enumerate(self._inventory.all_logs(), 1):
-                if number % _LOGS_AT_ONCE == 0:
-                    await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            turn = TaskTurn()
+            for log in self._inventory.all_logs():
+                await turn.item()
                 self._tails.unlooked[log] = None  # so that its files are looked at
                 try:
                     await self._scrub(log)

@@ -124,7 +124,6 @@ class Store:
         # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
         self.append_all = committer.append_all
-        self.hold = committer.hold
         self.together = committer.together
         self.when_uncongested = committer.when_uncongested
         self._reader_threads.commit_pending = committer.commit_pending
@@ -338,7 +337,6 @@ class Store:
             return
         try:
             self._watch.look_at_files()
-            committer.end_hold()
             committer.commit_pending()
             if committer.read_only is None:
                 await self.keep_names()
@@ -347,8 +345,6 @@ class Store:
             clean = committer.read_only is None and await self._checkpointer.checkpoint(clean=True)
             if committer.read_only is not None:
                 raise StoreReadOnly(str(committer.read_only))
-            for _ in self._files.closing():
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
             if not clean:
                 logger.warning(
                     "the shutdown checkpoint failed: nothing is lost, the next start replays the journal; "

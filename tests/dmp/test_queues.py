@@ -402,6 +402,15 @@ async def test_priorities_hold_over_a_restart_and_for_what_comes_back(world: Wor
     assert first is not None
     queue.requeue([first])
     assert ready(queue) == [b"9", b"9", b"4", b"1"]
+    world.publish(b"", b"q", b"5", properties=b"\x18\x00\x02\x05")
+    world.settle()
+    for body in (b"9", b"9", b"5"):
+        message = queue.get(no_ack=True)
+        assert message is not None
+        assert message.body == body
+    world.settle()
+    world = await world.again()
+    assert ready(world.broker.queues[b"q"]) == [b"4", b"1"], "what has left stays gone"
 
 
 async def test_a_full_queue_that_rejects_has_room_for_what_a_consumer_takes(world: World) -> None:

@@ -4,7 +4,6 @@ from random import Random
 from typing import cast
 
 from kqmsgq.fanout import Producer
-from kqmsgq.queues import Consumer
 from kqmsgq.wire import message, subscribe
 from shared.access import Guard
 from shared.budget import CACHES_STEP_BYTES, Account
@@ -57,22 +56,6 @@ def test_what_a_producer_knows_that_may_not_write_everywhere_stays_in_the_budget
     for producer in producers:
         producer.end()
     assert caches.held_bytes == 0
-
-
-def test_counts_of_what_slow_consumers_lose_are_forgotten_where_the_budget_has_no_room() -> None:
-    budget = Account("process", 1 << 20)
-    world = World(budget=budget)
-    caches, consumer = world.queues.caches, Consumer(world.consumer().connection)
-    lost = [message(b"a", bytes(10_000)) for _ in range(100)]
-    for chunk in lost:
-        world.queues.count_dropped(consumer, chunk)
-        assert caches.held_bytes <= (1 << 20) // 4 + CACHES_STEP_BYTES
-    assert caches.held_bytes > (1 << 20) // 8
-    budget.account("others").charge(1 << 20)
-    for chunk in lost:
-        world.queues.count_dropped(consumer, chunk)
-    assert caches.held_bytes < CACHES_STEP_BYTES
-    assert world.counts.messages_dropped == 2 * len(lost)
 
 
 def test_what_is_remembered_of_who_gets_what_stays_in_the_budget_and_everybody_gets_all() -> None:

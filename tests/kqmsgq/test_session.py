@@ -1,7 +1,5 @@
 """What a producer's events bring about at consumers, and what closes a connection."""
 
-import gc
-import tracemalloc
 from typing import Any
 
 import attrs
@@ -9,7 +7,6 @@ import pytest
 
 from kqmsgq import queues, repeats
 from kqmsgq.fanout import ALIKE_MAX, Producer
-from kqmsgq.queues import Consumer
 from kqmsgq.repeats import count_messages
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
@@ -278,23 +275,6 @@ def test_what_is_remembered_of_queues_has_a_bound(monkeypatch: pytest.MonkeyPatc
         producer.send(message(body, body))
         assert len(world.queues.routes.known) <= 4
     assert consumer.bodies() == bodies
-
-
-def test_what_is_remembered_of_dropped_chunks_has_a_bound_with_all_that_it_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bytes_max = 1 << 18
-    monkeypatch.setattr(queues, "COUNTED_BYTES_MAX", bytes_max)
-    world = World()
-    consumer = Consumer(world.consumer().connection)
-    gc.collect()
-    tracemalloc.start()
-    for number in range(20_000):
-        world.queues.count_dropped(consumer, message(b"a", b"") * (number % 3 + 1))
-    held_bytes, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert held_bytes < 2 * bytes_max
-    assert world.counts.messages_dropped == consumer.dropped == sum(n % 3 + 1 for n in range(20_000))
 
 
 @pytest.mark.parametrize(

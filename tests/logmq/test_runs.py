@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logmq import runs
-from tests.logmq.world import record, records
+from tests.logmq.world import records
 
 
 def record_starts(data: bytes) -> Iterable[tuple[int, int]]:
@@ -86,41 +86,6 @@ def test_a_run_is_taken_exactly_when_every_line_belongs_to_it(bodies: list[bytes
     assert runs.ok_lines(first, count, lengths) == slow_ok_lines(first, [len(body) for body in expected])
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([b"PRODUCE", b"PRODUCE", b"PRODUCE", b"CONSUME", b""]),
-            st.sampled_from([b"t", b"u", b""]),
-            messages,
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.sampled_from([b"", b"PRODUCE t", b"PRODUCE t x\r"]),
-)
-@example([(b"PRODUCE", b"t", b"x" * (SIZE_MAX + 1))], b"")
-@example([(b"PRODUCE", b"t", b"with a blank"), (b"PRODUCE", b"u", b" ")], b"PRODUCE")
-def test_lines_of_several_topics_are_taken_exactly_when_all_are_plain(
-    rows: list[tuple[bytes, bytes, bytes]], rest: bytes
-) -> None:
-    lines = [b" ".join(row) + b"\n" for row in rows]
-    data = b"".join(lines) + rest
-    whole = data[: data.rfind(b"\n")].split(b"\n")
-    expected = []
-    for line in whole:
-        fields = line.split(b" ", 2)
-        plain = len(fields) == 3 and fields[0] == b"PRODUCE" and len(fields[2]) <= SIZE_MAX
-        expected.append((fields[1], fields[2]) if plain and b"\r" not in data else None)
-    found = runs.mixed(data, SIZE_MAX)
-    if None in expected or len(lines[0]) > runs.LINE_BYTES_MAX:
-        assert found is None
-        return
-    assert found is not None
-    topics, bodies, end = found
-    assert list(zip(topics, bodies, strict=True)) == expected
-    assert end == sum(len(line) + 1 for line in whole)
-
-
 @given(same_sizes, st.binary(max_size=30), st.data())
 def test_alike_appends_are_taken_at_once_and_no_others(
     bodies: list[bytes], tail: bytes, data: st.DataObject
@@ -145,7 +110,6 @@ def test_alike_appends_are_taken_at_once_and_no_others(
 @example([b"z" * 5000, b""])
 def test_encoding_gives_records_and_their_lengths(bodies: list[bytes]) -> None:
     assert runs.encode(bodies) == (records(*bodies), [4 + len(body) for body in bodies])
-    assert runs.encode_each(bodies) == [record(body) for body in bodies]
 
 
 @given(payloads, st.integers(0, 2**62))

@@ -24,6 +24,7 @@ MODES = [ALWAYS, INTERVAL, NONE]
 
 SMALL = StorageSettings(
     segment_bytes=64 * KIB,
+    tail_log_bytes=128 * KIB,
     zero_fill=False,
     reserve_bytes_min=0,
     reserve_bytes_max=0,

@@ -10,6 +10,7 @@ each log goes, and its indexes are written to match. What happens to a log meanw
 takes bytes away. Records that retention drops are dropped there too, and a log that is deleted is not in it.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,11 +35,11 @@ from shared.storage.journal import segment_path
 from shared.storage.os_disk import OsDisk
 from shared.storage.rebuild import BACKUPS, LOST_AND_FOUND, QUARANTINE
 from shared.storage.store import Store
-from shared.storage.tools import copying
 from shared.storage.tools.fsck import FsckReport, check
 from shared.storage.tools.view import FolderView, LogView, viewing
 
 _NUMBER = 1
+_PIECE_BYTES = 1 << 20
 _FORMAT = format.FORMAT_TEXT % format.FORMAT_NUMBER
 
 
@@ -230,9 +231,34 @@ def _copy_file(source: Disk, target: Disk, path: str, start: int, end: int) -> F
     """Copy a file from `start` to `end` and sync it; below `start` the copy has a hole."""
     target.make_folder(path.rpartition("/")[0])
     with opened(source, path) as fd, opened(target, path, create=True, exclusive=True) as out:
-        copying.copy_range(fd, out, start, end)
+        _copy_range(source, fd, target, out, start, end)
         target.sync_data(out)
-        return FileLine(path, start, end, copying.crc_of_range(out, start, end))
+        return FileLine(path, start, end, _crc_of_range(target, out, start, end))
+
+
+def _copy_range(source: Disk, fd: int, target: Disk, out: int, start: int, end: int) -> None:
+    """Copy [start, end) to the same place in an empty file, which is then `end` long; zeros become holes."""
+    for position, piece in _pieces(source, fd, start, end):
+        if any(piece):
+            write_all(target, out, piece, position)
+    target.truncate(out, end)
+
+
+def _crc_of_range(disk: Disk, fd: int, start: int, end: int) -> int:
+    crc = 0
+    for _, piece in _pieces(disk, fd, start, end):
+        crc = crc32c(piece, crc)
+    return crc
+
+
+def _pieces(disk: Disk, fd: int, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of [start, end). Raises OSError; EIO if the file is shorter."""
+    for position in range(start, end, _PIECE_BYTES):
+        length = min(end - position, _PIECE_BYTES)
+        piece = disk.read(fd, length, position)
+        if len(piece) < length:
+            raise OSError(errno.EIO, "the file ended before its time")
+        yield position, piece
 
 
 def _finish(folder: Path, target: OsDisk, made: Manifest) -> BackupReport:
@@ -286,14 +312,14 @@ def _copy_log(disk: OsDisk, snapshot: LogSnapshot, target: OsDisk) -> tuple[LogL
     if line.end == 0:
         return line, []  # nothing was ever written to it
     if len(snapshot.tail) == line.end and not snapshot.log.gone:  # it may have no file yet
-        return _copy_opened(snapshot, None, [], target)
+        return _copy_opened(disk, snapshot, None, [], target)
     try:
         with opened(disk, line.log_path) as fd:
             # In this order: if the index is still this log's, so is the file that was opened before it.
             stored = _stored_entries(disk, line)
             if stored is None or snapshot.log.gone:
                 return None
-            return _copy_opened(snapshot, fd, stored, target)
+            return _copy_opened(disk, snapshot, fd, stored, target)
     except FileNotFoundError:
         if snapshot.log.gone:
             return None
@@ -309,7 +335,7 @@ def _stored_entries(disk: OsDisk, line: LogLine) -> list[IndexEntry] | None:
 
 
 def _copy_opened(
-    snapshot: LogSnapshot, fd: int | None, stored: list[IndexEntry], target: OsDisk
+    disk: OsDisk, snapshot: LogSnapshot, fd: int | None, stored: list[IndexEntry], target: OsDisk
 ) -> tuple[LogLine, list[FileLine]]:
     """Returns the copy's line, and its files. Bad entries are made anew there."""
     line = snapshot.line
@@ -319,8 +345,8 @@ def _copy_opened(
     target.make_folder(line.namespace)
     with opened(target, line.log_path, create=True, exclusive=True) as out:
         start = index.checked_from(good, line.first)
-        if fd is not None and (end := min(line.end, os.fstat(fd).st_size)) > start:
-            copying.copy_range(fd, out, start, end)
+        if fd is not None and (end := min(line.end, disk.size(fd))) > start:
+            _copy_range(disk, fd, target, out, start, end)
         if snapshot.tail:
             write_all(target, out, snapshot.tail, line.end - len(snapshot.tail))
         target.truncate(out, line.end)
@@ -328,7 +354,7 @@ def _copy_opened(
         # Ask after the copy: retention makes holes only below it.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
         start = index.checked_from(good, first)
-        copied = FileLine(line.log_path, start, line.end, copying.crc_of_range(out, start, line.end))
+        copied = FileLine(line.log_path, start, line.end, _crc_of_range(target, out, start, line.end))
         wanted, _ = index.whole(target, out, good, first, line.end, line.created_ms)
     packed = index.pack_index(line.id, line.created_ms, wanted)
     return line._replace(first=first), [copied, _write(target, line.index_path, packed)]

@@ -50,7 +50,7 @@ def received(
     frames, lengths = b"", list[int]()
     while count > 0:
         select.select([far], [], [])
-        taken, some, more = slots.receive(far, 4, is_allowed)
+        taken, some, more = slots.receive(far, is_allowed)
         assert len(more) <= taken <= 4
         frames, lengths, count = frames + some, lengths + list(more), count - taken
     assert count == 0
@@ -77,7 +77,7 @@ def test_frames_hold_the_datagram_its_sender_and_nothing_of_earlier_ones(
         for data, length in zip(batch, lengths, strict=True):
             assert length == len(data) if len(data) <= 25 else length > 25
     with pytest.raises(BlockingIOError):
-        slots.receive(far, 4, None)
+        slots.receive(far, None)
 
 
 def test_no_more_senders_are_remembered_than_that(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

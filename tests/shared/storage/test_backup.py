@@ -17,7 +17,6 @@ from shared.storage.format import MANIFEST_PATH
 from shared.storage.lock import FolderLock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
-from shared.storage.tools import copying
 from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, read_manifest, restore
 from shared.storage.tools.fsck import check
 from tests.support.folders import SETTINGS, add, contents, fill, flip, open_folder, tree
@@ -45,12 +44,6 @@ def test_a_backup_restored_serves_what_the_folder_did(tmp_path: Path, folder: Pa
     assert put_back.bytes == made.bytes > 0
     wanted = {**WORDS, ("logmq", "orders"): [b"one", b"two", b"three"]}
     assert contents(tmp_path / "restored") == wanted == contents(folder)
-
-
-def test_a_backup_is_a_data_folder_itself(tmp_path: Path, folder: Path) -> None:
-    backup(folder, tmp_path / "backup", now_ms=5)
-    assert check(tmp_path / "backup").findings == ()
-    assert contents(tmp_path / "backup") == WORDS
 
 
 def test_a_backup_is_its_owners_alone(tmp_path: Path, folder: Path) -> None:
@@ -371,29 +364,6 @@ async def test_what_retention_dropped_stays_a_hole_and_offsets_stay(tmp_path: Pa
         assert (report.findings, report.records) == ((), kept)
         held = await trio.to_thread.run_sync(contents, restored)
         assert held["logmq", "long"] == [b"%4d" % number * 8192 for number in range(40 - kept, 40)]
-
-
-def test_holes_are_copied_as_holes_with_and_without_the_kernels_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "sparse"
-    with source.open("wb") as file:
-        for position in (1 << 20, 5 << 20):
-            file.seek(position)
-            file.write(os.urandom(100_000))
-        file.truncate(9 << 20)
-    for number in range(2):
-        target = tmp_path / f"copy{number}"
-        fd, out = os.open(source, os.O_RDONLY), os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        copying.copy_range(fd, out, 0, 9 << 20)
-        assert copying.crc_of_range(fd, 0, 9 << 20) == copying.crc_of_range(out, 0, 9 << 20)
-        with pytest.raises(OSError, match="before its time"):
-            copying.crc_of_range(out, 0, (9 << 20) + 1)
-        os.close(fd)
-        os.close(out)
-        assert target.read_bytes() == source.read_bytes()
-        assert target.stat().st_blocks <= source.stat().st_blocks + 16
-        monkeypatch.delattr(os, "copy_file_range", raising=False)
 
 
 async def test_a_read_only_store_can_still_be_backed_up(

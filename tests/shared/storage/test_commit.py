@@ -15,16 +15,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
-from shared.storage import committer
 from shared.storage.committer import Commit
-from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
 from tests.support.commits import (
     commits_behind,
-    fail,
-    journal_write,
     logs_of,
     outcome,
     watch,
@@ -150,13 +146,14 @@ async def test_the_loop_does_not_write_much_that_nobody_waits_for(
 async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
     mode: Durability, tail_log_bytes: int, restarted: bool, inline: int
 ) -> None:
-    disk, store = await fresh_store(attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes))
+    settings = attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes, inline_sync_seconds=1e9)
+    disk, store = await fresh_store(settings)
     logs = await logs_of(store, *[mode] * 70)
     for log in logs:
         ticket = log.append(records(b"before"), 1)[1]
     await store.wait(ticket)
     if restarted:
-        store, disk = await reopen(store, disk)
+        store, disk = await reopen(store, disk, settings)
         logs = list(store.namespace("logmq", ALWAYS).logs.values())
     async with running(store):
         before = store.statistics().inline_commits
@@ -219,37 +216,6 @@ async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
         _, ticket = log.append(records(b"x"), 1)
         store.commit_pending()
         assert ticket.done is inline
-
-
-async def test_what_had_to_wait_for_a_commit_does_not_count_as_work(mock_clock: MockClock) -> None:
-    disk, clock, gate = FakeDisk(), HandClock(), trio.Event()
-
-    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        return await commits_behind(gate)(work, *arguments)
-
-    settings = attrs.evolve(SMALL, inline_sync_seconds=300e-6)
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=clock, in_thread=in_thread)
-    disk.before = partial(sync_slowly, clock, 1e-3)
-    (log, *_) = await logs_of(store, *[ALWAYS] * 40)  # until that is what syncs take, as far as it knows
-    async with running(store):
-        for _ in range(10):  # which of us trio lets go on first is chance
-            gate = trio.Event()
-            first = log.append(records(b"x"), 1)[1]
-            store.commit_pending()
-            await wait_all_tasks_blocked()
-            waited = log.append(records(b"x"), 1)[1]
-            clock.advance(2e-3)
-            before = store.statistics().inline_commits
-
-            async def wait_for_both(*tickets: Ticket) -> None:
-                for ticket in tickets:
-                    await store.wait(ticket)
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(wait_for_both, first, waited)
-                await wait_all_tasks_blocked()
-                gate.set()
-            assert store.statistics().inline_commits == before
 
 
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
@@ -346,65 +312,6 @@ async def test_none_is_acknowledged_after_the_write_and_syncs_nothing(autojump_c
         assert syncs == []
     store, _ = await reopen(store, disk)
     assert len(await read_all(store.namespace("logmq", ALWAYS).logs[log.name])) == 30
-
-
-@pytest.mark.parametrize("end", ["release", "a full batch", "another hold", "close", "a failing disk"])
-async def test_appends_in_steps_are_one_batch_that_waits_for_the_last_of_them(end: str) -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 6)
-    batches = store.statistics().journal_batches
-    left = [(log, records(b"held"), 1) for log in logs[:5]]
-
-    def complete() -> None:
-        if not held.released:
-            held.append(left)
-            left.clear()
-            held.release()
-
-    held = store.hold(5 * len(records(b"held")), 5, {ALWAYS}, complete)
-    assert held.append([left.pop(0), left.pop()]) == [0, 0]
-    told = outcome(held.ticket)
-    offset, other = logs[1].append(records(b"other"), 1)
-    assert (offset, other) == (0, held.ticket)
-    store.commit_pending()
-    assert store.statistics().journal_batches == batches
-    assert told == []
-    match end:
-        case "release":
-            complete()
-        case "a full batch":
-            for _ in range(2):
-                logs[5].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)
-        case "another hold":
-            store.hold(0, 1, {ALWAYS}, lambda: None).release()
-        case "a failing disk":
-            fail(disk, errno.EIO, journal_write, times=1)
-            complete()
-    if end == "close":
-        await store.close()
-        store = await open_store(disk)
-    else:
-        store.commit_pending()
-        assert len(told) == 1
-        assert (told[0] is None) == (end != "a failing disk")
-        if end == "a failing disk":
-            assert [log.end for log in logs] == [0] * 6
-            return
-        assert held.released
-        store, _ = await reopen(store, disk)
-    kept = [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()]
-    assert kept[:5] == [[b"held"], [b"other", b"held"], *[[b"held"]] * 3]
-
-
-async def test_what_cannot_be_completed_is_not_written() -> None:
-    _, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    held = store.hold(100, 1, {ALWAYS}, lambda: None)
-    held.append([(log, records(b"x"), 1)])
-    held.release(KeyError("a bug"))
-    with pytest.raises(StoreReadOnly):
-        await store.wait(held.ticket)
-    assert log.end == 0
 
 
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:
@@ -714,64 +621,3 @@ async def test_a_sync_that_fails_beside_others_is_final(number: int, autojump_cl
     again = await open_store(disk.kill())
     for log in again.namespace("things", ALWAYS).logs.values():
         assert await read_all(log) == [b"x"]
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-async def test_what_very_many_logs_got_becomes_visible_in_slices_and_is_acknowledged_last(
-    monkeypatch: pytest.MonkeyPatch, stopped: bool
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    before = store.statistics().records
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    with trio.CancelScope() as scope:
-        async with running(store):
-            _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-            store.commit_pending()
-            while not told:
-                await trio.lowlevel.checkpoint()
-            shown = [log.visible for log in logs]
-            assert 0 < len(told) < 100
-            assert sorted(shown) == [0] * (100 - len(told)) + [5] * len(told)
-            assert not ticket.done
-            late = logs[0].append(records(b"behind"), 1)[1]
-            store.commit_pending()
-            if stopped:
-                scope.cancel()
-            else:
-                await store.wait(ticket)
-                assert not late.done, "one commit after the other"
-                await store.wait(late)
-    await store.close()
-    assert (outcome(ticket), outcome(late)) == ([None], [None])
-    assert told[:100] == logs
-    assert store.statistics().records == before + 101
-    store = await open_store(disk.kill())
-    again = store.namespace("logmq", ALWAYS).logs
-    assert await read_all(again[logs[0].name]) == [b"x", b"behind"]
-    assert all([await read_all(again[log.name]) == [b"x"] for log in logs[1:]])
-
-
-async def test_a_store_that_turns_read_only_amid_the_slices_has_acknowledged_what_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(committer, "LIGHT_AT_ONCE", 16)
-    disk, store = await fresh_store(attrs.evolve(SMALL, inline_sync_seconds=0))
-    logs = await logs_of(store, *[ALWAYS] * 100)
-    told: list[Log] = []
-    for log in logs:
-        log.watchers.add(told.append)
-    async with running(store):
-        _, ticket = store.append_all([(log, records(b"x"), 1) for log in logs])
-        store.commit_pending()
-        while not told:
-            await trio.lowlevel.checkpoint()
-        late = logs[0].append(records(b"behind"), 1)[1]
-        fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
-        await store.wait(ticket)
-        with pytest.raises(StoreReadOnly):
-            await store.wait(late)
-        assert [log.end for log in logs] == [log.visible for log in logs] == [5] * 100

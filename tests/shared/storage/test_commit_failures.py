@@ -21,33 +21,12 @@ from tests.support.stores import (
     SMALL,
     HandClock,
     append,
-    ask,
     fresh_store,
     open_store,
     read_all,
     records,
-    reopen,
     running,
 )
-
-
-async def test_a_full_disk_refuses_the_append_and_the_next_one_goes_on() -> None:
-    disk, store = await fresh_store()
-    one, two = await logs_of(store, ALWAYS, ALWAYS)
-    await append(store, one, b"kept")
-    fail(disk, errno.ENOSPC, journal_write, times=1)
-    _, ticket = one.append(records(b"lost"), 1)
-    two.append(records(b"lost too"), 1)
-    with pytest.raises(StoreFull):
-        await store.wait(ticket)
-    assert (one.end, one.visible, two.end) == (8, 8, 0)
-    disk.before = None
-    offset, ticket = one.append(records(b"after"), 1)
-    assert offset == 8
-    await store.wait(ticket)
-    store, _ = await reopen(store, disk)
-    log = store.namespace("logmq", ALWAYS).logs["t0"]
-    assert await read_all(log) == [b"kept", b"after"]
 
 
 async def test_a_failed_round_takes_those_behind_it_along() -> None:
@@ -134,37 +113,6 @@ async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None
         assert store.read_only is not None
 
 
-async def test_a_log_file_that_takes_no_bytes_is_served_from_memory_and_filled_later(
-    autojump_clock: MockClock,
-) -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    await append(store, log, b"in the file")
-    async with running(store):
-        await trio.sleep(2)
-        fail(disk, errno.ENOSPC, log_write)
-        for n in range(5):
-            await append(store, log, b"in memory %d" % n, bytes(9000))
-        expected = [b"in the file"]
-        for n in range(5):
-            expected += [b"in memory %d" % n, bytes(9000)]
-        await trio.sleep(1.3)
-        assert store.statistics().unapplied_logs == 1
-        assert await read_all(log) == expected
-        assert len((await ask(log.read_chunk, 0, 1 << 20)).read(1000)) == 15
-        part = await ask(log.read_chunk, 15, 1 << 20)
-        assert part.read(1 << 20) == records(*expected[1:])
-        assert not await store.checkpoint(), "its bytes are only in the journal"
-        killed, _ = disk.kill(), setattr(disk, "before", None)
-        await trio.sleep(0.5)
-        assert store.statistics().unapplied_logs == 0
-        assert await read_all(log) == expected
-        assert await store.checkpoint()
-    for machine in (disk, killed):
-        other = await open_store(machine.kill())
-        assert await read_all(other.namespace("logmq", ALWAYS).logs["t0"]) == expected
-
-
 async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_are_tried(
     autojump_clock: MockClock,
 ) -> None:
@@ -239,24 +187,6 @@ async def test_a_poison_from_elsewhere_leaves_the_commit_under_way_to_end_by_its
         assert isinstance(found[0], StoreReadOnly)
     assert await read_all(log) == [b"on its way"]
     assert log.end == log.visible
-
-
-async def test_a_bug_inside_a_commit_is_final() -> None:
-    class BrokenDisk(FakeDisk):
-        broken = False
-
-        def sync_data(self, fd: int) -> None:
-            if self.broken:
-                raise ZeroDivisionError
-            super().sync_data(fd)
-
-    disk = BrokenDisk()
-    store = await open_store(disk)
-    (log,) = await logs_of(store, ALWAYS)
-    disk.broken = True
-    with pytest.raises(StoreReadOnly):
-        await append(store, log, b"x")
-    assert store.read_only is not None
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["inline", "by the committer"])

@@ -265,14 +265,6 @@ def test_entries_of_many_small_commits_are_those_of_one_commit_after_the_other(
     assert summed_entry == entry
 
 
-def test_an_append_later_than_an_entry_covers_begins_the_next() -> None:
-    one, two = records(10), records(30)
-    _, left = extend(None, 0, 0, [one], [1], 1000)
-    closed, later = extend(left, 1000, len(one), [two], [1], 1201)
-    assert closed == [left]
-    assert later == IndexEntry(len(one), 1201, 1201, len(two), 1, crc32c(two))
-
-
 def test_an_index_entry_goes_on_where_the_last_append_left_it() -> None:
     one, two = records(10, 20), records(30)
     _, left = extend(None, 0, 0, [one], [2], 1000)

@@ -100,19 +100,6 @@ def test_an_earlier_laps_batch_just_behind_the_end_is_no_torn_tail() -> None:
     assert (found.end_lsn, found.torn_bytes) == (end, 0)
 
 
-def test_the_spare_is_made_ahead_and_used() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    writer.prepare()
-    writer.prepare()
-    spare = writer.spare
-    assert spare is not None
-    add(writer, bytes(5000))
-    add(writer, bytes(5000))
-    assert writer.current is spare
-    assert writer.spare is None
-
-
 def test_a_batch_larger_than_a_segment_gets_a_larger_one() -> None:
     disk = FakeDisk()
     writer = start(disk)
@@ -123,48 +110,6 @@ def test_a_batch_larger_than_a_segment_gets_a_larger_one() -> None:
     assert bodies(disk, replay.scan(disk, 77, 0)) == [b"before", b"L" * 50_000, b"after"]
     writer.release(writer.position)
     assert all(segment.size == SEGMENT for segment in (writer.current, writer.spare) if segment)
-
-
-def test_a_torn_tail_is_cut() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, b"one")
-    writer.sync()
-    torn = add(writer, b"x" * 2000)
-    flip(disk, 0, torn + 900)
-    found = replay.scan(disk, 77, 0)
-    assert bodies(disk, found) == [b"one"]
-    assert found.damage == []
-    assert found.torn_bytes == 2560
-    assert found.end_lsn == torn
-
-
-def test_an_unsynced_batch_behind_a_lost_one_is_cut_too() -> None:
-    """In interval mode a power cut may keep the later batch and lose the earlier: a suffix, never a hole."""
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, b"one")
-    writer.sync()
-    lost = add(writer, b"two")
-    add(writer, b"three")
-    flip(disk, 0, lost + 70)
-    found = replay.scan(disk, 77, 0)
-    assert bodies(disk, found) == [b"one"]
-    assert found.damage == []
-
-
-def test_an_unsynced_batch_lost_at_a_segments_start_is_a_torn_tail() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, bytes(5000))
-    lost = add(writer, b"L" * 5000)
-    assert lost == SEGMENT
-    add(writer, b"three")
-    flip(disk, SEGMENT, 2000)
-    found = replay.scan(disk, 77, 0)
-    assert len(found.batches) == 1
-    assert found.damage == []
-    assert found.torn_bytes == format.padded(64 + 32 + 5000)
 
 
 @pytest.mark.parametrize("position", [0, 5, 20, 70])
@@ -215,33 +160,6 @@ def test_a_failed_write_is_taken_back_and_the_journal_goes_on() -> None:
     assert replay.scan(disk, 77, 0).torn_bytes == 0
     add(writer, b"two")
     assert bodies(disk, replay.scan(disk, 77, 0)) == [b"one", b"two"]
-
-
-def test_a_write_that_cannot_be_taken_back_is_final() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    fail(disk, "write", errno.EIO, times=2)
-    with pytest.raises(PoisonError) as raised:
-        add(writer, b"one")
-    assert isinstance(raised.value.__cause__, OSError)
-
-
-def test_a_failed_sync_is_final() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, b"one")
-    fail(disk, "sync", errno.EIO)
-    with pytest.raises(PoisonError):
-        writer.sync()
-    assert writer.synced == 0
-
-
-def test_a_short_write_is_finished() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    disk.before = lambda operation: min(operation.length, 700) if operation.kind == "write" else None
-    add(writer, b"x" * 3000)
-    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"x" * 3000]
 
 
 def test_a_journal_at_its_bound_is_full_until_a_checkpoint() -> None:

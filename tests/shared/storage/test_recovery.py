@@ -1,13 +1,9 @@
 """Starting after an unclean end: torn tails, damage, deletions, laps, what interval and none may lose."""
 
-import random
-
 import attrs
 import pytest
-import trio
 from crc32c import crc32c
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 from shared.errors import CorruptRecord
 from shared.storage import format, replay
@@ -19,7 +15,7 @@ from shared.storage.journal import segment_path
 from shared.storage.store import Store
 from shared.storage.tools.fsck import Severity, check_disk
 from shared.units import KIB
-from tests.support.fake_disk import FakeDisk, newest
+from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -34,7 +30,6 @@ from tests.support.stores import (
     read_all,
     records,
     reopen,
-    running,
 )
 
 ROOMY = attrs.evolve(SMALL, segment_bytes=1024 * KIB)
@@ -226,16 +221,6 @@ async def test_what_only_a_damaged_batch_had_of_a_log_is_named_and_refused() -> 
         log = store.namespace("logmq", ALWAYS).logs["hit"]
 
 
-async def test_a_damaged_batch_whose_place_in_the_log_cannot_be_read_names_the_log_alone() -> None:
-    in_the_offset = format.BATCH_HEADER_BYTES + 16
-    disk = await last_in_a_damaged_journal(-2, in_the_offset)
-    text, ranges = told_of_the_journal(disk.kill())
-    assert text.endswith("it seems to be of logmq/hit.log")
-    assert not ranges
-    store = await open_store(disk, ROOMY)
-    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["hit"])) == 2
-
-
 async def test_a_log_that_only_a_damaged_batch_told_of_is_named() -> None:
     disk = await last_in_a_damaged_journal(0, format.BATCH_HEADER_BYTES + 500)
     text, _ = told_of_the_journal(disk.kill())
@@ -351,49 +336,6 @@ async def test_bytes_that_indexes_vouch_for_survive_damage_of_the_journal() -> N
     assert not any(entry.unverified for entry in log.index_entries(0, log.end))
 
 
-async def test_a_log_deleted_in_the_journal_stays_deleted_and_its_name_is_free() -> None:
-    disk, store = await fresh_store()
-    namespace = store.namespace("logmq", ALWAYS)
-    for _ in range(4):
-        log, _ = namespace.create("orders")
-        await append_each(store, "orders", 3)
-        await store.wait(namespace.delete("orders"))
-    other, _ = namespace.create("other")
-    await append(store, other, b"x")
-    store, disk = await reopen(store, disk)
-    namespace = store.namespace("logmq", ALWAYS)
-    assert list(namespace.logs) == ["other"]
-    assert not any(name.startswith("orders") for name in disk.names("logmq"))
-    log, _ = namespace.create("orders")
-    assert log.id > other.id
-
-
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
-async def test_a_name_used_again_never_shows_the_old_logs_bytes(mode: object) -> None:
-    disk, store = await fresh_store()
-    namespace = store.namespace("logmq", ALWAYS)
-    machines = []
-    for n in range(3):
-        log, _ = namespace.create("orders", mode)  # type: ignore[arg-type]
-        for _ in range(5):
-            await append(store, log, b"life %d" % n + bytes(999))
-        if n == 1:
-            await store.checkpoint()
-        machines.append((n, disk.kill()))
-        if n < 2:
-            ticket = namespace.delete("orders")
-            machines.append((n, disk.kill()))
-            await store.wait(ticket)
-            machines.append((-1, disk.kill()))
-    for n, machine in machines:
-        store = await open_store(machine)
-        logs = store.namespace("logmq", ALWAYS).logs
-        if n < 0:
-            assert not logs
-        else:
-            assert await read_all(logs["orders"]) == [b"life %d" % n + bytes(999)] * 5
-
-
 async def test_a_log_whose_create_is_lost_comes_back_by_its_files_and_no_id_is_used_again() -> None:
     disk, store = await fresh_store(ROOMY)
     lost, _ = store.namespace("logmq", INTERVAL).create("lost")
@@ -409,86 +351,6 @@ async def test_a_log_whose_create_is_lost_comes_back_by_its_files_and_no_id_is_u
     assert (await read_all(namespace.logs["lost"]), namespace.logs["lost"].id) == ([b"lost"], lost.id)
     log, _ = namespace.create("other")
     assert log.id > lost.id
-
-
-async def test_interval_loses_a_suffix_and_never_a_hole(autojump_clock: MockClock) -> None:
-    random_ = random.Random(7)
-    lengths = set()
-    for attempt in range(60):
-        disk, store = await fresh_store(ROOMY)
-        log, _ = store.namespace("logmq", INTERVAL).create("orders")
-        for n in range(8):
-            log.append(records(b"%d" % n + bytes(300)), 1)
-            store.commit_pending()
-            if n == 1 and attempt % 2:
-                assert await store.checkpoint()
-            if n == 3:
-                async with running(store):
-                    await trio.sleep(2 * INTERVAL.seconds)
-        await store.flush()
-        machine = disk.power_cut().boot(lambda n, what: random_.randrange(n))
-        store = await open_store(machine, ROOMY)
-        log = store.namespace("logmq", INTERVAL).logs["orders"]
-        found = [payload.rstrip(b"\0") for payload in await read_all(log)]
-        assert found == [b"%d" % n for n in range(len(found))]
-        assert len(found) >= 4
-        lengths.add(len(found))
-        assert log.index_entries(0, log.end)[-1].end == log.end
-        assert machine.size(machine.open("logmq/orders.log")) == log.end, "what is lost is cut from the file"
-        await append(store, log, b"on")
-        assert (await read_all(log))[-1] == b"on"
-    assert len(lengths) > 2, "the trial must be able to lose"
-
-
-async def test_none_loses_a_suffix_and_never_serves_what_does_not_match() -> None:
-    random_ = random.Random(8)
-    lengths = set()
-    for _ in range(60):
-        disk, store = await fresh_store(ROOMY)
-        log, _ = store.namespace("logmq", ALWAYS).create("orders", NONE)
-        await store.wait(store.namespace("logmq", ALWAYS).create("other", ALWAYS)[1])
-        for n in range(12):
-            log.append(records(b"%d" % n + bytes([n]) * 20_000), 1)
-            store.commit_pending()
-            if n == 3:
-                assert await store.checkpoint()
-        machine = disk.power_cut().boot(
-            lambda n, what: random_.randrange(n) if random_.random() < 0.003 else 0
-        )
-        store = await open_store(machine, ROOMY)
-        log = store.namespace("logmq", ALWAYS).logs["orders"]
-        found = await read_all(log)
-        assert found == [b"%d" % n + bytes([n]) * 20_000 for n in range(len(found))]
-        assert len(found) >= 4, "the checkpoint synced these"
-        lengths.add(len(found))
-    assert len(lengths) > 2
-
-
-@pytest.mark.parametrize("there", [".log", ".idx"])
-async def test_a_log_that_only_the_journal_has_gets_the_files_that_a_look_at_old_ones_gives(
-    there: str,
-) -> None:
-    """Empty files of its names have recovery look at what is in them."""
-    found = []
-    for made in ("", there):
-        disk, store = await fresh_store(ROOMY, HandClock())
-        for name, size in (("new", 100), ("long", 10 * KIB), ("empty", None)):
-            log, ticket = store.namespace("logmq", ALWAYS).create(name)
-            for n in range(9 if size is not None else 0):
-                ticket = log.append(records(b"%d" % n, bytes(size or 0)), 2)[1]
-                store.commit_pending()
-            await store.wait(ticket)
-        store.abandon()
-        disk = disk.kill()
-        for name in ("new", "long", "empty") if made else ():
-            disk.close(disk.open(f"logmq/{name}{made}", create=True))
-        store = await open_store(disk, ROOMY)
-        names = sorted(disk.names("logmq"))
-        logs = store.namespace("logmq", ALWAYS).logs
-        kept = {name: await read_all(log) for name, log in logs.items()}
-        found.append((kept, [(name, disk.read(disk.open(f"logmq/{name}"), 1 << 20, 0)) for name in names]))
-    assert found[0] == found[1]
-    assert [len(kept) for kept in found[0][0].values()] == [18, 18, 0]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -513,43 +375,6 @@ async def test_times_that_only_the_journal_has_are_as_fine_after_a_crash_as_befo
     assert [log.seek(at_ms) for at_ms, _ in written] == [offset for _, offset in written]
 
 
-async def test_starting_twice_is_starting_once() -> None:
-    disk, store = await fresh_store(ROOMY)
-    for name in ("a", "b"):
-        store.namespace("logmq", ALWAYS).create(name)
-        await append_each(store, name, 10)
-    store.abandon()
-    machine = disk.kill()
-    operations = 0
-
-    class StopError(Exception):
-        pass
-
-    while True:
-        attempt = machine.kill()
-
-        def stop(operation: object, limit: int = operations) -> None:
-            nonlocal seen
-            seen += 1
-            if seen > limit:
-                raise StopError
-
-        seen = 0
-        attempt.before = stop
-        try:
-            await open_store(attempt, ROOMY)
-        except StopError:
-            operations += 7
-            attempt.before = None
-            for after in (attempt.kill(), attempt.power_cut().boot(newest)):
-                store = await open_store(after, ROOMY)
-                logs = store.namespace("logmq", ALWAYS).logs
-                assert [len(await read_all(logs[name])) for name in ("a", "b")] == [10, 10]
-            continue
-        break
-    assert operations > 30
-
-
 async def test_the_journal_begins_anew_and_reuses_segments() -> None:
     disk, store = await fresh_store()
     store.namespace("logmq", ALWAYS).create("orders")
@@ -558,15 +383,6 @@ async def test_the_journal_begins_anew_and_reuses_segments() -> None:
         store, disk = await reopen(store, disk)
         assert len(disk.names("journal")) <= 2
     assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 30
-
-
-async def test_another_segment_size_is_no_obstacle() -> None:
-    disk, store = await fresh_store()
-    store.namespace("logmq", ALWAYS).create("orders")
-    for settings in (ROOMY, SMALL, ROOMY):
-        await append_each(store, "orders", 5)
-        store, disk = await reopen(store, disk, settings)
-    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 15
 
 
 async def test_a_first_start_cut_short_can_be_started_again() -> None:

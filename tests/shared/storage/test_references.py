@@ -32,7 +32,6 @@ from tests.support.stores import (
     open_store,
     read_all,
     records,
-    reopen,
     running,
 )
 from tests.support.workloads import REFERRING, check_short
@@ -124,18 +123,6 @@ async def test_after_a_checkpoint_the_journal_says_anew_that_files_may_be_ahead(
     assert len(referred(disk)) == 2
 
 
-async def test_what_waits_in_memory_goes_to_the_file_before_it() -> None:
-    disk, store, log = await announced()
-    await append(store, log, b"small")
-    await append(store, log, b"1" * LARGE)
-    assert len(referred(disk)) == 1
-    await append(store, log, b"smaller")
-    expected = [b"0" * LARGE, b"small", b"1" * LARGE, b"smaller"]
-    assert await read_all(log) == expected
-    again, _ = await reopen(store, disk, ROOMY)
-    assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == expected
-
-
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 async def test_what_the_file_does_not_take_goes_to_the_journal(error: int, autojump_clock: MockClock) -> None:
     disk, store, log = await announced()
@@ -204,18 +191,6 @@ async def test_bytes_that_rot_are_damaged_and_all_others_are_served() -> None:
     assert isinstance(await ask(log.read, LARGE + 4, 1), CorruptRecord)
     lost = log.lost_at(LARGE + 4)
     assert await ask(log.read, lost.end, 1) == records(b"later")
-
-
-async def test_what_a_deleted_log_had_is_not_looked_for() -> None:
-    disk, store, log = await announced()
-    (other,) = [store.namespace("logmq", ALWAYS).create("other")[0]]
-    log.append(records(b"1" * LARGE), 1)
-    other.append(records(b"kept"), 1)
-    await store.wait(store.namespace("logmq", ALWAYS).delete("t0"))
-    again, _ = await reopen(store, disk, ROOMY)
-    logs = again.namespace("logmq", ALWAYS).logs
-    assert list(logs) == ["other"]
-    assert await read_all(logs["other"]) == [b"kept"]
 
 
 async def test_space_of_what_the_journal_refers_to_is_given_back_after_a_checkpoint(

@@ -361,22 +361,6 @@ async def test_an_index_gives_space_back_too_and_still_finds_everything() -> Non
         assert log.seek(0) == log.first
 
 
-async def test_a_log_around_the_journal_is_retained_too() -> None:
-    disk, clock = FakeDisk(), HandClock()
-    store = await open_store(disk, clock=clock)
-    log, _ = store.namespace("logmq", NONE, retention=Retention(bytes_kept=100_000)).create("orders")
-    for n in range(60):
-        await append(store, log, b"%04d" % n + bytes(RECORD - 8))
-    for _ in range(2):
-        await store.retain()
-    first, kept = log.first, await read_all(log)
-    assert first > 0
-    store, _ = await reopen(store, disk)
-    log = store.namespace("logmq", NONE).logs["orders"]
-    assert log.first == first
-    assert await read_all(log) == kept
-
-
 async def test_a_first_offset_that_cannot_be_written_is_taken_back() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)

@@ -1,12 +1,15 @@
 """The scrub, where logs have nothing to be read."""
 
+import itertools
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
 from shared.storage.log import Tails
 from shared.storage.scrub import Scrub
+from shared.turns import CLOCK
 
 
 class Empty:
@@ -31,8 +34,9 @@ class Steps(trio.abc.Instrument):
 
 
 async def test_very_many_logs_without_anything_to_read_are_passed_over_in_turns(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(CLOCK, "now", itertools.count().__next__)  # each look at the clock ends a turn
     nothing: Any = None
     tails = Tails(0, 0)
     logs: Any = Logs()

@@ -8,7 +8,6 @@ import pytest
 import trio
 import trio.testing
 from rich.pretty import pretty_repr
-from structlog.testing import capture_logs
 
 from shared.errors import (
     LogDeleted,
@@ -26,16 +25,13 @@ from shared.units import KIB
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
-    INTERVAL,
     MODES,
-    NONE,
     SMALL,
     HandClock,
     append,
     ask,
     filled,
     fresh_store,
-    inline,
     open_store,
     payloads,
     read_all,
@@ -61,37 +57,6 @@ async def test_what_is_appended_is_read_after_its_ticket_and_not_before(mode: Du
     assert await ask(log.read, 14, 1000) == records(b"three")
     assert await ask(log.read, 23, 1000) == b""
     assert await ask(log.read, 99, 1000) == b""
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("end", ["clean", "killed"])
-async def test_everything_acknowledged_is_there_after_a_start(mode: Durability, end: str) -> None:
-    disk, store = await fresh_store()
-    log = await filled(store, mode)
-    before = await read_all(log)
-    entries = [(entry.offset, entry.crc32c) for entry in log.index_entries(0, log.end)]
-    with capture_logs() as told:
-        if end == "clean":
-            await store.close()
-            disk = disk.kill()
-            store = await open_store(disk)
-            assert store.statistics().recovered_batches == 0
-        else:
-            store, disk = await reopen(store, disk)
-            assert (store.statistics().recovered_batches > 0) or mode == NONE
-    assert [line["batches"] for line in told if "replayed" in line["event"]] == (
-        [] if end == "clean" else [store.statistics().recovered_batches]
-    )
-    again = store.namespace("logmq", ALWAYS, plain_names=True).logs["orders"]
-    assert (again.id, again.mode, again.first, again.end) == (log.id, mode, 0, log.end)
-    assert await read_all(again) == before
-    assert not any(entry.unverified for entry in again.index_entries(0, again.end))
-    if end == "clean":
-        assert [(entry.offset, entry.crc32c) for entry in again.index_entries(0, again.end)] == entries
-    offset, ticket = again.append(records(b"more"), 1)
-    await store.wait(ticket)
-    assert offset == log.end
-    assert (await read_all(again))[-1] == b"more"
 
 
 async def test_a_read_gives_whole_records_within_its_bound_and_at_least_one() -> None:
@@ -199,17 +164,6 @@ async def test_a_closed_store_takes_nothing() -> None:
         store.namespace("logmq", ALWAYS).create("other")
 
 
-async def test_closing_commits_what_was_appended() -> None:
-    disk, store = await fresh_store()
-    log, _ = store.namespace("logmq", ALWAYS).create("orders")
-    told: list[bool] = []
-    log.append(records(b"last words"), 1)[1].when_done(lambda ticket: told.append(ticket.error is None))
-    await store.close()
-    assert told == [True]
-    store = await open_store(disk.kill())
-    assert await read_all(store.namespace("logmq", ALWAYS).logs["orders"]) == [b"last words"]
-
-
 async def test_nothing_is_taken_any_more_while_the_last_checkpoint_is_made() -> None:
     gate = trio.Event()
     slow = False
@@ -272,11 +226,6 @@ async def test_reading_below_the_first_kept_offset_is_out_of_range() -> None:
     assert error.first == 10_040
     assert len(await ask(log.read, 10_040, 10)) == 1004
     assert isinstance(await ask(log.is_record_start, 0), OutOfRange)
-
-
-async def test_a_store_needs_no_threads_to_be_opened_and_closed(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path, SMALL, in_thread=inline)
-    await store.close()
 
 
 # -- a log's life
@@ -387,25 +336,6 @@ async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
     assert await store.flush()
     assert await read_all(log) == [b"ours"]
     assert f"orders.log.stray-{log.id}" in disk.names("logmq")
-
-
-async def test_a_mode_changes_for_what_comes_and_survives_a_start() -> None:
-    disk, store = await fresh_store()
-    namespace = store.namespace("logmq", ALWAYS)
-    log, _ = namespace.create("orders")
-    expected = []
-    for n, mode in enumerate([NONE, ALWAYS, INTERVAL, NONE, NONE, ALWAYS] * 2):
-        namespace.change_mode("orders", mode)
-        _, ticket = log.append(records(b"%d" % n), 1)
-        expected.append(b"%d" % n)
-        if n % 3:
-            await store.wait(ticket)
-    await store.wait(ticket)
-    assert await read_all(log) == expected
-    store, disk = await reopen(store, disk)
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert log.mode == ALWAYS
-    assert await read_all(log) == expected
 
 
 async def test_a_log_in_a_traceback_is_short_however_much_the_store_holds() -> None:
