@@ -504,16 +504,25 @@ class Topology:
             bindings = [*source.bindings, *(gone.bound - source.bindings.keys())]
         if not bindings:
             return ticket
-        table = self._broker.topology_table
+        tickets = [ticket]
         try:
-            ticket = self._unbind(bindings, source) or ticket
+            tickets.append(self._unbind(bindings, source))
             if gone.durable:
-                ticket = table.bindings_gone(gone.name, source is not None)
+                table = self._broker.topology_table
+                tickets.append(table.bindings_gone(gone.name, source is not None))
         except StoreError as error:  # nothing more is written; a start drops them
             self._unbind(bindings, source, recorded=False)
-            ticket = Ticket()
-            ticket.resolve(error)
-        return ticket
+            refused = Ticket()
+            refused.resolve(error)
+            return refused
+        waiting = [one for one in tickets if one is not None]
+        if not waiting:
+            return None
+        whole = Ticket()
+        waiting[-1].when_done(
+            lambda _: whole.resolve(next((one.error for one in waiting if one.error is not None), None))
+        )
+        return whole
 
     # -- after a start
 

@@ -154,7 +154,7 @@ class Admin:
                 if queue.ready.requeued:
                     taken = [queue.ready.take_requeued(RUN_MOST)]
                 else:
-                    taken = queue.front_aside(min(end - queue.head, RUN_MOST))
+                    taken = queue.front(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
                 moved += self._send_back(queue, taken, stay)
@@ -259,14 +259,13 @@ class Admin:
 
     async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
         """All messages as of now, also unacknowledged ones, oldest first."""
-        head, end = queue.head, queue.end
-        older = [run for run, _ in queue.returned_runs()] + queue.held_runs()
-        row = list(queue.ready.runs)
+        loaded_end, end = queue.loaded_end, queue.end
+        runs = [*(run for run, _ in queue.returned_runs()), *queue.held_runs(), *queue.ready.runs]
+        copies = [run.part(0, len(run)) for run in runs]  # what waits may be cut meanwhile
         offset = queue.cold.row_start() if queue.cold is not None else 0
-        for run, place in list(first_of([*older, *row], queue.depth)):
+        for run, place in first_of(copies, queue.depth):
             yield run.first + place, run.bodies[place], run.tries, None
         if queue.cold is not None:
-            loaded_end = head + sum(map(len, row))
             async for entry in self._logged(queue.cold.log, offset, loaded_end, end):
                 yield entry
 

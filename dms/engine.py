@@ -39,7 +39,7 @@ from dms.expiry import EVER, Expiry
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Arrival, QueueLog
-from dms.records import KeptMessage, Reason
+from dms.records import Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
 from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
@@ -425,7 +425,7 @@ class Queue(RunQueue):
             if not consumer.prefetches:
                 run.tries += 1
                 if self.log is not None:
-                    self.log.note_delivered(run.first, run.bodies)
+                    self.log.note_delivered(run.first, len(run.bodies))
             return run
         if not ready.loaded and self.cold is not None and self.head < self.end and self.released > self.head:
             self.cold.fetch()  # this may bring some at once
@@ -437,11 +437,11 @@ class Queue(RunQueue):
             self.engine.waits.count_sample(self)
         if consumer.prefetches:
             if self.log is not None:
-                self.log.taken_ahead(run.first, run.bodies)
+                self.log.taken_ahead(run.numbers)
         else:
             run.tries = 1
             if self.log is not None:
-                self.log.note_delivered(run.first, run.bodies)
+                self.log.note_delivered(run.first, len(run.bodies))
         return run
 
     def _deliver(self, run: Run, consumer: Consumer) -> None:
@@ -492,7 +492,7 @@ class Queue(RunQueue):
             try:
                 if consumer.prefetches:  # they were tried; before the ACK: a note may write what is pending
                     for run in runs:
-                        self.log.note_delivered(run.first, run.bodies)
+                        self.log.note_delivered(run.first, len(run.bodies))
                 ticket = self.log.ack(runs, partial(self.undo_ack, consumer, deliveries))
             except StoreError as error:
                 self._detach_or_refuse(error)
@@ -569,14 +569,6 @@ class Queue(RunQueue):
             except StoreError as error:
                 self._detach_or_refuse(error)
         return None
-
-    def front_aside(self, count: int) -> list[Run]:
-        """Take messages off the row's loaded front; they stay in the queue, undelivered."""
-        runs = self.front(count)
-        if self.log is not None:
-            for run in runs:
-                self.log.left_row(run.first, run.bodies)
-        return runs
 
     def returned_runs(self) -> list[tuple[Run, int]]:
         """All messages that left the row and nobody holds, each run with the age at which it is due; 0: it
@@ -674,10 +666,8 @@ class Queue(RunQueue):
         times = self.expiry.state if self.expiry is not None else no_times
         return {"head": self.head, "tail": self.tail, "home": 0, **times}
 
-    def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
-        # Runs that wait may be cut before their copies are made.
-        runs = [(run.part(0, len(run)), due) for run, due in self.returned_runs()]
-        return batched(_kept([*runs, *((run, 0) for run in self.held_runs())]))
+    def older_than_row(self) -> list[tuple[Run, int]]:
+        return self.returned_runs() + [(run, 0) for run in self.held_runs()]
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -685,9 +675,6 @@ class Queue(RunQueue):
         unacked = [each for consumer in engine.consumers.values() for each in consumer.unacked]
         held = [run for _, queue, run in unacked if queue is self]
         return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
-
-    def add_long_work(self, steps: Iterator[None]) -> None:
-        self.engine.long_work.add(steps)
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         engine = self.engine
@@ -1087,7 +1074,7 @@ class Engine:
                 )
             except StoreError as error:
                 raise refusal_for(error) from None
-            source.log.departed(runs, partial(_undo_move, source, runs))
+            source.log.departed(partial(_undo_move, source, runs))
             target.log.appended(letters, size, offset, first, ticket)
             target.on_produced(len(letters))
         source.drop(runs)
@@ -1311,12 +1298,6 @@ def _undo_move(source: Queue, runs: Sequence[Run]) -> None:
         source.place(run)
     if source.expiry is not None:
         source.expiry.arm()
-
-
-def _kept(runs: Iterable[tuple[Run, int]]) -> Iterator[KeptMessage]:
-    for run, due in runs:
-        for seq, body in enumerate(run.bodies, run.first):
-            yield KeptMessage(seq, run.tries, due, body)
 
 
 def _less_untried(ids: Sequence[bytes], run: Run, untried: Callable[[bytes], bool]) -> list[Run]:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from dms.records import TTL, DeadLetter, Reason
 from dms.wire import Refusal
 from shared.queues.due_times import DueTimes
-from shared.queues.runs import Run, split_after, split_at, split_by, to_spans
+from shared.queues.runs import RUN_MOST, Run, split_after, split_at, split_by, to_spans
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dms.engine import Queue
@@ -30,13 +31,6 @@ TRY_AGAIN_MS = 1000
 RETURNED_MAX = 10_000
 """Dead letters leave the row, and wait in memory, while fewer messages than this have left it and wait."""
 EVER = 1 << 62
-DEAD_AT_ONCE = 500
-"""Dead letters that leave the row and move, per slice."""
-EXPIRED_AT_ONCE = 1000
-"""Returned messages found dead per slice: a millisecond."""
-DROPPED_AT_ONCE = 10_000
-"""Messages of the row dropped per slice: one record, however many."""
-
 REASON_TEXTS = {Reason.TTL: TTL, Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
@@ -232,25 +226,26 @@ class Expiry:
 
     def _take_due(self, now: int) -> None:
         """Delayed messages that are due become deliverable, or are dead by now."""
-        heap = self._put_off
-        for _ in range(DEAD_AT_ONCE):
-            if not heap or heap[0][0] > now:
-                break
+        heap, turn = self._put_off, Turn()
+        while heap and heap[0][0] <= now:
             self.on_returned(heappop(heap)[-1], nacked=False)
+            if turn.over():
+                break
 
     # -- death
 
     def _expire(self) -> None:
         """Remove messages past their lifetime from the requeued ones, and from the row's front."""
         queue = self.queue
-        for _ in range(EXPIRED_AT_ONCE):
-            if not self.requeued_expired:
-                break
+        turn = Turn()
+        while self.requeued_expired:
             run = queue.ready.take_requeued(self.expired - queue.ready.requeued[0][0])
             self._dead[Reason.TTL].append(run)
+            if turn.over():
+                break
         count = self._may_leave()
         if queue.options.dead_letter:
-            self._dead[Reason.TTL].extend(queue.front_aside(count))
+            self._dead[Reason.TTL].extend(queue.front(count))
             self._fetch()
         elif count:
             self._drop_front(count)
@@ -272,8 +267,8 @@ class Expiry:
             return 0
         parked, name = self._parked_until, queue.options.dead_letter
         if not name:
-            return 0 if parked else min(count, DROPPED_AT_ONCE)
-        count = min(count, queue.ready.loaded, DEAD_AT_ONCE, RETURNED_MAX - queue.returned)
+            return 0 if parked else count
+        count = min(count, queue.ready.loaded, RETURNED_MAX - queue.returned)
         if count > 0 and not queue.may_load_more:
             if parked:
                 return 0
@@ -294,8 +289,12 @@ class Expiry:
 
     def bury(self) -> None:
         """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
-        if not self._parked_until:
-            self._bury_some(DEAD_AT_ONCE)
+        turn = Turn()
+        while not self._parked_until and any(self._dead.values()):
+            self._bury_some(RUN_MOST)
+            if turn.over_now():
+                self._soon()
+                return
 
     def _bury_some(self, most: int) -> None:
         for reason, dead in self._dead.items():
@@ -310,8 +309,6 @@ class Expiry:
                 dead.extendleft(reversed(left))
                 if left:
                     self._park()
-                elif any(self._dead.values()):
-                    self._soon()
                 return
 
     def _bury(self, runs: list[Run], reason: Reason) -> list[Run]:

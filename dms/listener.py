@@ -6,7 +6,6 @@ import trio
 
 from dms.admin import Admin
 from dms.definitions import definitions_of
-from dms.dmsq_file import import_files
 from dms.engine import Engine
 from dms.metrics import GAUGES
 from dms.opening import open_engine
@@ -18,12 +17,10 @@ from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.tracing import Tap
+from shared.turns import Turn
 
 AGE_SECONDS = 10.0
 """How often the broker's age is stored: a crash may add this to a message's time."""
-
-QUEUES_AT_ONCE = 100
-"""Queues that take new settings per slice: 1 ms."""
 
 
 class DmsService:
@@ -45,12 +42,14 @@ class DmsService:
         """
         engine = self.engine
         engine.settings = settings
-        for number, queue in enumerate(tuple(engine.queues.values())):
+        turn = Turn()
+        for queue in tuple(engine.queues.values()):
             if not queue.deleted:
                 engine.settings_changed(queue)
-            if number % QUEUES_AT_ONCE == 0:
+            if turn.over():
                 engine.commit_pending()
                 await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+                turn.begin()
         engine.commit_pending()
 
     async def run(self) -> None:
@@ -91,9 +90,7 @@ class DmsService:
 async def open_service(context: Context, settings: DmsSettings) -> DmsService:
     """Load the queues. Raises StoreError, EngineError."""
     engine = await open_engine(context, settings)
-    if engine.persistent:
-        await import_files(engine)
-    else:
+    if not engine.persistent:
         context.log.info(
             "dms keeps queues in memory alone: all messages are lost at exit; to keep them, set dms.persist"
         )

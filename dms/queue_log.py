@@ -11,7 +11,7 @@ next record, or after a moment.
 
 A *snapshot* tells where the row begins, and copies the few older messages (unacknowledged or returned).
 Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is dropped,
-so no single old message keeps the disk full. Many messages are copied in slices (`Copies`).
+so no single old message keeps the disk full.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
-from dms.records import HEAD, RUN_BYTES, DeadLetter, KeptMessage, Reason, RecordKind
+from dms.records import HEAD, RUN_BYTES, DeadLetter, Reason, RecordKind
 from shared.errors import StoreError
 from shared.queues.core import Undoing
 from shared.queues.runs import Run, numbers_of, to_spans
@@ -39,18 +37,12 @@ SNAPSHOT_BYTES = 8 << 20
 """Bytes written, or removed, between two snapshots: opening a queue reads at most so much."""
 KEPT_BYTES = 1 << 20
 """Bytes of one KEPT record; a longer message is alone."""
-KEPT_BYTES_LEAST = 16 << 10
-"""Bytes of a smaller KEPT record; only the last is smaller still."""
 NOTES_MS = 1000
 """How long a note waits for another record. With 100 ms most deliveries of 1,000 busy queues were written
 alone, each as a record and an append of its own."""
 NOTES_MAX = 4096
 """How many notes of a kind are written at once: some hundred microseconds."""
 
-CHANGED_AT_ONCE = 500
-"""Changes applied per slice to what a snapshot has copied: half a millisecond."""
-JOINED_AT_ONCE = 4096
-"""Copies joined per slice: half a millisecond."""
 CHANGED_AGAIN_MAX = 16
 """How often the changes during the copying are copied in slices; then the rest is copied at once."""
 _BLOCK = 512
@@ -64,131 +56,6 @@ _ACKED, _DELIVERED, _NO_REASON = RecordKind.ACKED, RecordKind.DELIVERED, Reason.
 Arrival: TypeAlias = "tuple[int, int, int, Sequence[bytes], int, Ticket]"
 """Messages in the log that are not visible yet. The log's end behind their record, and its offset; the first
 sequence; the bodies, and their bytes; the ticket. Whoever waits for their durability waits for that."""
-
-
-class Copies:
-    """Copies of all messages older than the row, for a snapshot, made in slices.
-
-    `older`: what to copy. Changes during the copying are noted, and applied to the copies afterwards. Copies
-    are joined in blocks of neighbours, so that at the end only changed blocks are joined again.
-    """
-
-    def __init__(self, older: Iterable[Iterable[KeptMessage]]) -> None:
-        self._older = older
-        self._blocks: dict[int, dict[int, bytes]] = {}
-        """Packed messages by sequence, in blocks of `_BLOCK`."""
-        self._joined: dict[int, list[tuple[int, bytes]]] = {}
-        """Joined blocks without later changes: number of messages, and their bytes."""
-        self._changes: deque[tuple[int, Callable[[], None]]] = deque()
-        """Changes to apply, each with the number of messages that it is about."""
-
-    def delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
-        delivered = tuple(bodies)  # the run that has them may be cut
-
-        def change() -> None:
-            for number, body in enumerate(delivered, seq):
-                packed = self._blocks.get(number // _BLOCK, {}).get(number)
-                deliveries = 0 if packed is None else records.unpack_kept(packed).deliveries
-                self._add(KeptMessage(number, deliveries + 1, 0, body))
-
-        self._changes.append((len(bodies), change))
-
-    def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
-        gone = tuple(bodies)
-
-        def change() -> None:
-            for number, body in enumerate(gone, seq):
-                self._add(KeptMessage(number, 0, 0, body))
-
-        self._changes.append((len(bodies), change))
-
-    def returned(self, those: Sequence[tuple[int, int, int]]) -> None:
-        def change() -> None:
-            for seq, deliveries, due in those:
-                body = records.unpack_kept(self._blocks[seq // _BLOCK][seq]).body
-                self._add(KeptMessage(seq, deliveries, due, body))
-
-        self._changes.append((len(those), change))
-
-    def left(self, runs: Sequence[tuple[int, int]]) -> None:
-        """All messages of these runs have left the queue."""
-
-        def change() -> None:
-            for first, count in runs:
-                end = first + count
-                for number in range(first // _BLOCK, (end - 1) // _BLOCK + 1):
-                    block = self._blocks.get(number)
-                    if block is not None:
-                        self._joined.pop(number, None)
-                        start = number * _BLOCK
-                        for seq in range(max(first, start), min(end, start + _BLOCK)):
-                            block.pop(seq, None)
-
-        self._changes.append((sum(count for _, count in runs), change))
-
-    def make(self) -> Iterator[None]:
-        """Copy the messages and apply the changes; each step takes half a millisecond."""
-        for number, part in enumerate(self._older):
-            if number:
-                yield
-            for kept in part:
-                self._add(kept)
-        for _ in range(CHANGED_AGAIN_MAX):
-            yield from self._join_changed()
-            if sum(size for size, _ in self._changes) < CHANGED_AT_ONCE:
-                break
-            yield from self._change(len(self._changes))
-
-    def taken(self) -> Iterator[tuple[int, bytes]]:
-        """The copies as of now: number of messages, and bytes."""
-        for _ in self._change(len(self._changes)):
-            pass
-        for _ in self._join_changed():
-            pass
-        for number in self._blocks:
-            yield from self._joined[number]
-
-    def _change(self, count: int) -> Iterator[None]:
-        """Apply the oldest `count` changes."""
-        done = 0
-        for _ in range(count):
-            size, change = self._changes.popleft()
-            change()
-            done += size
-            if done >= CHANGED_AT_ONCE:
-                done = 0
-                yield
-
-    def _add(self, kept: KeptMessage) -> None:
-        number = kept.seq // _BLOCK
-        self._blocks.setdefault(number, {})[kept.seq] = records.pack_kept(kept)
-        self._joined.pop(number, None)
-
-    def _join_changed(self) -> Iterator[None]:
-        """Join the blocks that are not joined."""
-        messages = size = 0
-        for number in tuple(self._blocks):
-            if number not in self._joined:
-                if messages >= JOINED_AT_ONCE or size >= KEPT_BYTES:
-                    messages = size = 0
-                    yield
-                self._join(number)
-                for count, data in self._joined[number]:
-                    messages += count
-                    size += len(data)
-
-    def _join(self, number: int) -> None:
-        joined = self._joined[number] = []
-        some: list[bytes] = []
-        size = 0
-        for packed in self._blocks[number].values():
-            some.append(packed)
-            size += len(packed)
-            if size >= KEPT_BYTES:
-                joined.append((len(some), b"".join(some)))
-                some, size = [], 0
-        if some:
-            joined.append((len(some), b"".join(some)))
 
 
 class LogOwner(Protocol):
@@ -213,11 +80,8 @@ class LogOwner(Protocol):
     def snapshot_state(self) -> Mapping[str, Any]:
         """The fields of a SNAPSHOT record, without `home`."""
 
-    def older_than_row(self) -> Iterable[Iterable[KeptMessage]]:
-        """All messages not in the row and not gone, as of now; each part takes half a millisecond."""
-
-    def add_long_work(self, steps: Iterator[None]) -> None:
-        """Run these steps in slices."""
+    def older_than_row(self) -> Iterable[tuple[Run, int]]:
+        """All messages not in the row and not gone, each run with the age at which it is due; 0: now."""
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         """Append the records together with the table's row that names `offset`. Raises StoreError.
@@ -260,8 +124,6 @@ class QueueLog:
         """The offset below which the newest snapshot drops the log once it is durable. Not above
         `snapshot_end`."""
         self._snapshot_bytes = self._kept_bytes = 0
-        self._copies: Copies | None = None
-        """The copies of the snapshot being made."""
         log.advanced = self._advanced
         log.rolled_back = self._rolled_back
 
@@ -335,8 +197,6 @@ class QueueLog:
             for undo in self._undo_acks:
                 self._leaving.add(end, undo)
             self._acked, self._undo_acks = [], []
-            if self._copies is not None:
-                self._copies.left(spans)
 
     # -- records appended at once
 
@@ -366,11 +226,9 @@ class QueueLog:
         body = records.pack_runs(spans) + target.encode()
         return self._with_notes(self._pack(RecordKind.MOVED, len(spans), 0, body, reason))
 
-    def departed(self, runs: Sequence[Run], undo: Callable[[], None]) -> None:
+    def departed(self, undo: Callable[[], None]) -> None:
         """The last append makes messages leave; if it fails, `undo` is called."""
         self._leaving.add(self.log.end, undo)
-        if self._copies is not None:
-            self._copies.left(to_spans(runs))
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
@@ -378,8 +236,6 @@ class QueueLog:
         self._passed(sum(runs[-1]) - 1)
         record = records.pack_run_record(RecordKind.GONE, runs, *self._times.stamp(), reason)
         _, ticket = self.append(*self._with_notes(record), reserved=True)
-        if self._copies is not None:
-            self._copies.left(runs)
         return ticket
 
     def _pack(self, kind: RecordKind, count: int, seq: int, body: bytes, reason: int = 0) -> bytes:
@@ -387,38 +243,28 @@ class QueueLog:
 
     # -- notes
 
-    def note_delivered(self, seq: int, bodies: Sequence[bytes]) -> None:
-        if self._copies is not None:
-            self._copies.delivered(seq, bodies)
+    def note_delivered(self, seq: int, count: int) -> None:
         if self._delivered_end == seq:
-            self._delivered_end = seq + len(bodies)
+            self._delivered_end = seq + count
             return
         if self._ahead:
             self._passed(seq - 1)
         if self._delivered_end or self._notes or not self._notes_awaited:
             self._begin_note()
-        self._delivered_first, self._delivered_end = seq, seq + len(bodies)
+        self._delivered_first, self._delivered_end = seq, seq + count
 
     def note_returned(self, returned: Sequence[tuple[int, int, int]], *, nacked: bool) -> None:
         """Note messages that returned: sequence, deliveries, and the age at which each may be delivered again
         (0: now)."""
-        if self._copies is not None:
-            self._copies.returned(returned)
         if self._ahead:
             seqs = [seq for seq, _, _ in returned]
             self._passed(max(seqs), seqs)
         self._begin_note()
         self._add_notes(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST, returned)
 
-    def left_row(self, seq: int, bodies: Sequence[bytes]) -> None:
-        """Messages never delivered have left the row. No record says so, except a snapshot."""
-        if self._copies is not None:
-            self._copies.left_row(seq, bodies)
-
-    def taken_ahead(self, seq: int, bodies: Sequence[bytes]) -> None:
-        """As `left_row`, for messages that are held before they are tried."""
-        self.left_row(seq, bodies)
-        self._ahead += range(seq, seq + len(bodies))
+    def taken_ahead(self, numbers: range) -> None:
+        """Messages never delivered are held before they are tried. No record says so, except a snapshot."""
+        self._ahead += numbers
 
     def _passed(self, last: int, seqs: Collection[int] = ()) -> None:
         """A record comes that is of the sequence `last`. Note before it what was taken ahead up to there, but
@@ -528,29 +374,14 @@ class QueueLog:
         arrivals, self._arrivals = self._arrivals, []
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
-        self._copies = None
         self._owner.refused(tuple(arrivals), self._leaving)
 
     # -- snapshots
 
     def snapshot(self) -> None:
         """Write a snapshot, and drop what is older. If the disk refuses it, the next one will do."""
-        steps = self._snapshot_steps()
-        for _ in islice(steps, 1):  # most copy little, and are written at once
-            self._owner.add_long_work(steps)
-
-    def _snapshot_steps(self) -> Iterator[None]:
-        copies = self._copies = Copies(self._owner.older_than_row())
-        try:
-            for _ in copies.make():
-                yield
-                if self._copies is not copies or self.detached or self._owner.deleted or self.log.deleted:
-                    return
-            self.write_pending()
-            parts = self._kept_records(copies)
-        finally:
-            if self._copies is copies:
-                self._copies = None
+        self.write_pending()
+        parts = self._kept_records()
         # Notes are about earlier records, and opening begins behind them.
         notes, noted = self._take_notes(*self._times.stamp())
         offset = self.log.end + len(notes)
@@ -575,31 +406,23 @@ class QueueLog:
         floor = self._snapshot_floor = min(offset, row_start)
         ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
-    def _kept_records(self, copies: Copies) -> list[tuple[bytes, int]]:
-        """The KEPT records in parts, each with how many records end with it.
-
-        Only small copies are joined once more: 120 MB took 80 ms.
-        """
-        parts: list[tuple[bytes, int]] = []
-        small: list[bytes] = []
-        stamp = self._times.stamp()
+    def _kept_records(self) -> list[tuple[bytes, int]]:
+        """The KEPT records in parts, each with how many records end with it: a head, then its messages."""
+        kept: list[tuple[bytes, int]] = []
+        entries: list[bytes] = []
         count = size = 0
+        for messages, parts in records.pack_kept(self._owner.older_than_row()):
+            entries += parts
+            count += messages
+            size += sum(map(len, parts))
+            if size >= KEPT_BYTES:
+                kept += self._kept_record(entries, count, size)
+                entries, count, size = [], 0, 0
+        return [*kept, *self._kept_record(entries, count, size)] if entries else kept
 
-        def end_record() -> None:
-            head = records.pack_head(RecordKind.KEPT, count, 0, *stamp, size)
-            parts.extend(((head, 0), (small[0] if len(small) == 1 else b"".join(small), 1)))
-            small.clear()
-
-        for number, data in copies.taken():
-            small.append(data)
-            count += number
-            size += len(data)
-            if size >= KEPT_BYTES_LEAST:
-                end_record()
-                count = size = 0
-        if small:
-            end_record()
-        return parts
+    def _kept_record(self, entries: Sequence[bytes], count: int, size: int) -> list[tuple[bytes, int]]:
+        head = records.pack_head(RecordKind.KEPT, count, 0, *self._times.stamp(), size)
+        return [(head, 0), (b"".join(entries), 1)]
 
     def _row_start(self) -> int:
         """No message of the row is below this offset; the log's end if the row is empty."""
@@ -609,7 +432,7 @@ class QueueLog:
         return self._arrivals[0][1] if self._arrivals else self.log.end
 
     def _snapshot_due(self) -> bool:
-        if self.detached or self._copies is not None:
+        if self.detached:
             return False
         least = max(SNAPSHOT_BYTES, 4 * self._kept_bytes)
         end = self.log.end

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from shared.errors import BrokerError
+from shared.queues.runs import Run
 
 VERSION = 1
 HEAD = struct.Struct(">IBBHIQQQ")
@@ -249,11 +250,18 @@ def returned_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
     return _RETURNED.iter_unpack(data[record.body : record.end])
 
 
-def pack_kept(kept: KeptMessage) -> bytes:
-    """One entry of a KEPT record."""
-    seq, deliveries, due, body = kept
-    about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
-    return _KEPT.pack(seq, deliveries, due, len(about), len(body)) + about + body
+def pack_kept(runs: Iterable[tuple[Run, int]]) -> Iterator[tuple[int, list[bytes]]]:
+    """The entries of KEPT records: for each run how many, and their parts.
+
+    `runs`: each with the age at which it may be delivered; 0: now.
+    """
+    pack = _KEPT.pack
+    for run, due in runs:
+        parts: list[bytes] = []
+        for seq, body in enumerate(run.bodies, run.first):
+            about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
+            parts += (pack(seq, run.tries, due, len(about), len(body)), about, body)
+        yield len(run.bodies), parts
 
 
 def unpack_kept(data: bytes, at: int = 0) -> KeptMessage:

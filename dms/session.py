@@ -51,23 +51,12 @@ from shared.net.connection import Connection
 from shared.net.session import STOP_WORDS, SessionBase, Stop
 from shared.queues.core import SLACK_BYTES
 from shared.replies import ReplySlot
+from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 SERVER_NAME = b"brokers dms"
-FRAMES_PER_TURN = 1024
-"""Frames handled one by one before other connections are served: some hundred microseconds."""
-PRODUCED_PER_TURN = 4096
-"""Messages taken before others are served: some 4 ms with their commit, where they are short and differ."""
-REFUSED_PER_TURN = 1024
-"""Messages of one turn that a full queue refuses: some 3 ms."""
-REQUESTS_PER_TURN = 64
-"""Requests of one turn that cost much: listing, creating."""
-DELETE_REQUESTS = 3
-"""A deletion counts as so many: 0.25 ms, half of it for the audit log."""
-LISTED_AT_ONCE = 500
-"""Names looked up in a user's rules before others are served: half a millisecond, with three rules."""
 LISTED_MAX = 600
 """As many queues as fit the answer to LIST_QUEUES, and more."""
 ACKS_BEYOND_CREDITS = 2
@@ -79,7 +68,7 @@ _LISTING = Stop.FIRST_OWN  # a listing is under way
 _STOP_WORDS = STOP_WORDS | {_LISTING: "a listing"}
 
 # Deadlines.
-_CREDITS, _NAMES = range(2)  # of the oldest credit; of the next names of a listing
+_CREDITS = 0  # of the oldest credit
 _NOBODY = b"\xff\xff\xff"  # begins no valid payload
 _TOO_MUCH_HELD = "the server has no memory for more deliveries until some are acknowledged"
 _TOO_MANY_WAIT = "the server has no memory for more CONSUMEs that wait"
@@ -112,12 +101,10 @@ class Session(SessionBase):
         "_credit_due",
         "_deferred",
         "_engine",
-        "_listings",
         "_most_credits",
         "_out",
         "_queues",
         "_refusals",
-        "_refused",
         "_skip",
         "_skip_id",
         "_untried",
@@ -137,7 +124,7 @@ class Session(SessionBase):
         self._queues: dict[bytes, Queue] | _Writable = engine.queues  # those that the user may write to
         self._refusals = refusals
         self.consumer: Consumer = engine.consumer(self)
-        self.produced = self._refused = 0
+        self.produced = 0
         self.queue: Queue | None = None
         self.queue_name = _NOBODY
         self.state = State.NEW
@@ -150,7 +137,6 @@ class Session(SessionBase):
         self._untried: Callable[[bytes], bool] | None = None
         """Whether a delivery, by its id, cannot have been tried when the connection ended. None: all were."""
         self._deferred: deque[Credit] | tuple[()] = ()  # made when first needed
-        self._listings: deque[tuple[ReplySlot, int, Iterator[bytes | None]]] | tuple[()] = ()  # this, too
         engine.log.debug("client connected", peer=connection.peer)
         self.admit(gate)
         self._set_queues()
@@ -181,8 +167,6 @@ class Session(SessionBase):
                 done = size
             else:
                 done = self._fast_produce(data, 0, size) * size
-            if not done and size >= runs.RUN_LEAST * HEADER_BYTES:
-                done = self._fast_runs(data)
             if done == size:
                 durable, outbox = self._engine.durable, self.connection.outbox
                 if outbox.size > outbox.bound or (durable is not None and durable.congested):
@@ -260,26 +244,6 @@ class Session(SessionBase):
         self._consume((data[last + ID_AT : last + HEADER_BYTES],))
         return len(data)
 
-    def _fast_runs(self, data: bytes) -> int:
-        """Handle the runs with which a read begins: from clients with a window that is mostly all of it.
-
-        With a window of 16 a message in memory takes 1.32 us of processor time, and 1.47 by `apply` alone.
-        Returns how many bytes are done; the rest is for `apply`. 0 is always right.
-        """
-        at, end = 0, len(data)
-        for _ in range(FRAMES_PER_TURN // runs.RUN_MOST):
-            if end - at < runs.RUN_LEAST * HEADER_BYTES:
-                break
-            magic, length, what, _ = _unpack(data, at)
-            if magic != MAGIC or length > PAYLOAD_BYTES_MAX:
-                break
-            step = self._run_step(data, at, what, length)
-            count = self._apply_run(data, at, what, length, step) if step else 0
-            if not count:
-                break
-            at += count * step
-        return at
-
     # -- input
 
     def apply(self, data: bytes, at: int) -> int:
@@ -302,16 +266,14 @@ class Session(SessionBase):
         acks: list[bytes] = []
         wants: list[bytes] = []
         no_run = at  # up to here no run begins
-        requests = 0
-        produced_most, refused_most = self.produced + PRODUCED_PER_TURN, self._refused + REFUSED_PER_TURN
-        frames_left = FRAMES_PER_TURN
-        while frames_left > 0:
-            if end - at < HEADER_BYTES and (not self._skip or at == end):
+        start, turn = at, Turn()
+        while end - at >= HEADER_BYTES or (self._skip and at < end):
+            if at > start and turn.over():
+                self.yield_turn()
                 break
             magic, length, what, message_id = _unpack(data, at) if self.state is _OPEN else _NO_FRAME
             stop = at + HEADER_BYTES + length
             whole = magic == MAGIC and length <= PAYLOAD_BYTES_MAX and stop <= end
-            frames_left -= 1
             step = self._run_step(data, at, what, length) if whole and at >= no_run else 0
             if step:
                 if acks or wants:
@@ -321,13 +283,10 @@ class Session(SessionBase):
                 at += count * step
                 if not count:
                     no_run = at + runs.RUN_MOST * step
-                elif what & _TYPE_BITS != _PRODUCE & _TYPE_BITS:
-                    frames_left -= count
-                    continue
-                elif self._goes_on(produced_most, refused_most, at < end):
-                    continue
-                else:
+                elif self._must_pause(turn, at < end):
                     break
+                else:
+                    continue
             if whole and what == _ACK and not length:
                 if wants and self._engine.comes_soon(message_id, len(wants)):
                     self._ack_then_consume(acks, wants)  # the CONSUMEs may bring what is acknowledged
@@ -357,32 +316,26 @@ class Session(SessionBase):
                     break
             elif what & _TYPE_BITS == _PRODUCE & _TYPE_BITS:
                 at = self._produce(data, at, length)
-                if not self._goes_on(produced_most, refused_most, at < end):
+                if self._must_pause(turn, at < end):
                     break
             else:
                 self._request(what >> 24, message_id, data[at + HEADER_BYTES : stop])
                 at = stop
-                if self.ended or self._is_crowded():
+                if self.ended or self._must_pause(turn, at < end):
                     break  # nothing behind a DISCONNECT counts
-                requests += DELETE_REQUESTS if what & _TYPE_BITS == _DELETE & _TYPE_BITS else 1
-                if requests >= REQUESTS_PER_TURN:
-                    self.yield_turn()
-                    break
-        else:
-            self.yield_turn()
         if acks or wants:
             self._ack_then_consume(acks, wants)
         self._is_crowded()
         return at
 
-    def _goes_on(self, produced_most: int, refused_most: int, more: bool) -> bool:
-        """Whether to go on with what follows PRODUCEs; `more`: there is something."""
+    def _must_pause(self, turn: Turn, more: bool) -> bool:
+        """Whether to stop behind requests that may take long; `more`: there is more input."""
         if self._is_crowded():
-            return False
-        if more and (self.produced >= produced_most or self._refused >= refused_most):
+            return True
+        if more and turn.over_now():
             self.yield_turn()
-            return False
-        return True
+            return True
+        return False
 
     def _run_step(self, data: bytes, at: int, what: int, length: int) -> int:
         """Bytes of a step of the run that may begin at `at`: of a frame, or of an ACK with a CONSUME. 0: none
@@ -585,7 +538,6 @@ class Session(SessionBase):
         if fit == len(ids) and len(outcomes) == 1:  # the usual case
             self._answer(outcomes.pop(), PRODUCE_OK, ids)
             return
-        self._refused += len(ids) - fit
         # Combine one queue's answers: whoever fills a queue is refused many times over.
         turns = ((part, len(ids)) for part in parts) if len(parts) == 1 else ((each, 1) for each in owners)
         place = 0
@@ -801,50 +753,26 @@ class Session(SessionBase):
             found = [(name, queues[name].depth) for name in self._engine.names(after, LISTED_MAX)]
             self.reply(pack(Type.LIST_QUEUES_OK, message_id, pack_list(len(queues), found)))
             return
-        pages = self._visible(self.guard, after)
-        page = next(pages)
-        if page is not None:
-            self.reply(pack(Type.LIST_QUEUES_OK, message_id, page))
-            self.yield_turn()
-            return
-        if isinstance(self._listings, tuple):
-            self._listings = deque()
-        self._listings.append((self.replies.slot(), message_id, pages))
         self.pause_input(_LISTING)
-        self.deadline(_NAMES, self.connection.now)
+        self._engine.long_work.add(self._list_visible(self.guard, self.replies.slot(), message_id, after))
 
-    def _visible(self, guard: Guard, after: bytes | None) -> Iterator[bytes | None]:
-        """The payload of LIST_QUEUES_OK for a user with rules; None each time that others are to be served.
-
-        Each name is looked up in the rules, also for the total: 50,000 in one go took 160 ms.
-        """
-        queues, user = self._engine.queues, self.user
+    def _list_visible(
+        self, guard: Guard, slot: ReplySlot, message_id: int, after: bytes | None
+    ) -> Iterator[None]:
+        """LIST_QUEUES for a user with rules. Each name is looked up in them, also for the total."""
+        engine, user = self._engine, self.user
         total, shown = 0, list[bytes]()
-        name: bytes | None = None
-        while names := self._engine.names(name, LISTED_AT_ONCE):
-            for name in names:
-                if guard.may_see(user, name):
-                    total += 1
-                    if len(shown) < LISTED_MAX and (after is None or name > after):
-                        shown.append(name)
-            if len(names) < LISTED_AT_ONCE:
-                break
-            yield None
-        yield pack_list(total, [(name, queues[name].depth) for name in shown if name in queues])
-
-    def _list_more(self) -> None:
-        """Take the next step of the oldest listing."""
-        if not self._listings:
-            return
-        slot, message_id, pages = self._listings[0]
-        page = next(pages)
-        if page is not None:
-            self._listings.popleft()
-            slot.resolve(pack(Type.LIST_QUEUES_OK, message_id, page))
-        if self._listings:
-            self.deadline(_NAMES, self.connection.now)
-        else:
-            self.resume_input(_LISTING)
+        try:
+            for names in batched(engine.names(None, len(engine.queues))):
+                visible = [name for name in names if guard.may_see(user, name)]
+                total += len(visible)
+                shown += [name for name in visible if after is None or name > after]
+                yield
+        finally:
+            if not self.lost:
+                found = [(name, engine.queues[name].depth) for name in shown if name in engine.queues]
+                slot.resolve(pack(Type.LIST_QUEUES_OK, message_id, pack_list(total, found[:LISTED_MAX])))
+                self.resume_next_turn(_LISTING)
 
     def _consume_named(self, message_id: int, payload: bytes) -> None:
         """A CONSUME that needs a closer look: of another queue than the last, or one too many."""
@@ -1060,9 +988,6 @@ class Session(SessionBase):
     # -- deadlines and the end
 
     def due(self, what: int, now: float) -> None:
-        if what == _NAMES:
-            self._list_more()
-            return
         self._expire_credits(now)
         if not self.ended:
             self._await_credits()
@@ -1117,8 +1042,6 @@ class Session(SessionBase):
         """Take no more input; pending answers are sent, then the connection ends."""
         self.state = TRANSITIONS[self.state][event]
         self.end()
-        if self._listings:  # `end` has cancelled all deadlines
-            self.deadline(_NAMES, self.connection.now)
         self._flush()
         self.finish_when_answered()
 

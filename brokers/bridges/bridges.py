@@ -14,7 +14,8 @@ from typing import Any
 import structlog
 import trio
 
-from brokers.bridges.bridge import Bridge, KeptPositions
+from brokers.bridges.bridge import Bridge
+from brokers.bridges.positions import KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.settings.config import Config
 from shared.access import Access, User
@@ -137,8 +138,9 @@ class Bridges:
         return table
 
     def _repair(self, table: Table) -> None:
-        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed.
-        In mode `none` a power cut takes a topic's newest records. What comes next would be taken for them.
+        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed:
+        what comes next would be taken for what they had carried. Versions that did not journal the records of
+        mode `none` left such positions after a power cut.
         """
         sources = {name: KeptPositions.read(table, name).source for name in self._kept}
         for key, position in table.items():

@@ -158,12 +158,20 @@ class AdminClient(Api):
     _headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # it has a login
 
     def request(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        with self._answer(method, path, body) as response:
+        with self._answer(method, path, body) as (response, _):
             return self._result(path, response, response.read())
+
+    def status(self) -> tuple[Mapping[str, Any], bool]:
+        """The server's status, and whether it sees this process at its own address: nothing on the way
+        changes addresses, as tunnels and published ports of containers do.
+        """
+        with self._answer("GET", "/status") as (response, own):
+            status = self._result("/status", response, response.read())
+        return status, status.get("client") == list(own[:2])
 
     def read(self, path: str) -> bytes:
         """An answer as it is."""
-        with self._answer("GET", path) as response:
+        with self._answer("GET", path) as (response, _):
             answer = response.read()
             if response.status != 200:
                 self._result(path, response, answer)
@@ -171,7 +179,7 @@ class AdminClient(Api):
 
     def lines(self, path: str) -> Iterator[str]:
         """The lines of an answer that goes on, until either side ends it."""
-        with self._answer("GET", path) as response:
+        with self._answer("GET", path) as (response, _):
             if response.status != 200 or response.headers.get_content_type() != "text/event-stream":
                 self._result(path, response, response.read())
                 raise Failure(f"{self.name} does not follow {path}: it is of another version")
@@ -181,8 +189,9 @@ class AdminClient(Api):
     @contextlib.contextmanager
     def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None
-    ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request, to be read within the block. Raises as `request`, also for its reading."""
+    ) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
+        """The answer to a request, to be read within the block; and our address. Raises as `request`, also
+        for its reading."""
         headers = dict(self._headers)
         data = None
         if method != "GET":
@@ -196,10 +205,11 @@ class AdminClient(Api):
                 raise Failure(self._unreachable(error), ExitCode.UNAVAILABLE) from None
             if method != "GET":
                 connection.sock.settimeout(None)  # a backup takes as long as it takes
+            own = connection.sock.getsockname()
             with self._errors():
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have answered
                     connection.request(method, path, data, headers)
-                yield connection.getresponse()
+                yield connection.getresponse(), own
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -216,15 +226,6 @@ class AdminClient(Api):
                 why = str(error) or type(error).__name__
             text = f"{self.name} went away before it answered ({why})"
             raise Failure(text, ExitCode.UNAVAILABLE) from None
-
-    def is_direct(self) -> bool:
-        """Whether the server sees this process at its own address: nothing on the way changes addresses, as
-        tunnels and published ports of containers do. For a server that has answered already.
-        """
-        with contextlib.closing(self._connect()) as connection, self._errors():
-            connection.request("GET", "/status", headers=dict(self._headers))
-            host, port, *_ = connection.sock.getsockname()
-            return bool(json.loads(connection.getresponse().read())["client"] == [host, port])
 
     def _result(self, path: str, response: http.client.HTTPResponse, answer: bytes) -> Any:
         kind = response.headers.get_content_type()

@@ -285,7 +285,7 @@ class ServerAddress:
             server = attrs.evolve(server, data_dir=folder)
         client = server._asking()
         try:
-            status = client.request("GET", "/status")
+            status, is_direct = client.status()
         except Failure as error:
             if not is_named and error.code == ExitCode.UNAVAILABLE:
                 return {}
@@ -304,11 +304,11 @@ class ServerAddress:
         if server.url is None:
             return {**fields, "host": _EVERYWHERE.get(host, host)}
         files = {flag: getattr(server, flag) for flag in TLS_FILES}
-        host = _dialled(plugin, client, server.url, host)
+        host = _dialled(plugin, client.name, server.url, host, is_direct=is_direct)
         return {**fields, **files, "host": host, "named": True, "pinned": None}
 
 
-def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> str:
+def _dialled(plugin: "Plugin", server: str, url: str, bound: str, *, is_direct: bool) -> str:
     """The host of a protocol's port, of a server that has a URL. `bound`: the address that it listens on.
 
     Raises Failure where another server may be at that address.
@@ -319,10 +319,10 @@ def _dialled(plugin: "Plugin", client: "AdminClient", url: str, bound: str) -> s
     how = "--host and --port say where it is from here"
     if not is_loopback(host):
         if is_loopback(bound):
-            text = f"{client.name} has {plugin.name} at {bound}, where only that machine reaches it; {how}"
+            text = f"{server} has {plugin.name} at {bound}, where only that machine reaches it; {how}"
             raise Failure(text, ExitCode.UNAVAILABLE)
-    elif not client.is_direct():
-        text = f"{client.name} leads to another machine or container, whose ports may have other numbers here"
+    elif not is_direct:
+        text = f"{server} leads to another machine or container, whose ports may have other numbers here"
         raise Failure(f"{text}; {how}", ExitCode.UNAVAILABLE)
     if bound in _EVERYWHERE:
         return host

@@ -192,12 +192,14 @@ class RunQueue(QueueBase):
 
     def hold(self, run: Run) -> None:
         """Messages that waited in memory are held from now on."""
-        size = _run_bytes(run)
+        bodies = run.bodies
+        count = len(bodies)
+        size = MESSAGE_BYTES * count + (len(bodies[0]) if count == 1 else bodies_bytes(bodies))
         self.loaded_bytes -= size
-        self.held += len(run.bodies)
+        self.held += count
         memory = self.memory
         memory.loaded_bytes -= size
-        size += HELD_BYTES * len(run.bodies)
+        size += HELD_BYTES * count
         self.held_bytes += size
         memory.held_bytes += size
 
@@ -210,9 +212,10 @@ class RunQueue(QueueBase):
         """Messages are not held any more; returns how many. They have left, or return."""
         count = size = 0
         for run in runs:
-            count += len(run.bodies)
-            size += _run_bytes(run)
-        size += HELD_BYTES * count
+            bodies = run.bodies
+            count += len(bodies)
+            size += len(bodies[0]) if len(bodies) == 1 else bodies_bytes(bodies)
+        size += (MESSAGE_BYTES + HELD_BYTES) * count
         self.held -= count
         self.held_bytes -= size
         memory = self.memory

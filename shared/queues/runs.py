@@ -80,11 +80,15 @@ class Run:
 
     def cut(self, count: int) -> Run:
         """Take the first `count` messages off this run, as a run of their own."""
-        taken = self.part(0, count)
-        del self.bodies[:count]
-        self.first += count
-        self.offset += count * self.stride
-        return taken
+        bodies, first, offset = self.bodies, self.first, self.offset
+        if count == 1:
+            taken = [bodies.pop(0)]
+        else:
+            taken = bodies[:count]
+            del bodies[:count]
+        self.first = first + count
+        self.offset = offset + count * self.stride
+        return Run(self.head, taken, first, self.tries, offset, self.stride, self.expires)
 
 
 class Ready:
@@ -154,12 +158,13 @@ class Ready:
     def take_row(self, most: int) -> Run:
         """Take up to `most` messages off the row's front, of the first run. Some must be in memory."""
         run = self.runs[0]
-        if len(run.bodies) <= most:
+        count = len(run.bodies)
+        if count <= most:
             self.runs.popleft()
-        else:
-            run = run.cut(most)
-        self.loaded -= len(run.bodies)
-        return run
+            self.loaded -= count
+            return run
+        self.loaded -= most
+        return run.cut(most)
 
     def clear_row(self) -> deque[Run]:
         """Take all of the row that is in memory."""

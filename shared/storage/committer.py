@@ -54,7 +54,7 @@ from shared.storage.log import (
     call,
     opaque,
 )
-from shared.storage.settings import Durability, Mode, StorageSettings
+from shared.storage.settings import Mode, StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -68,8 +68,6 @@ _INLINE_LOGS_MAX = 64
 besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
 """A batch with more logs that have light appends alone is committed in a thread, too: 1.6 us each."""
-_INLINE_UNAWAITED_BYTES = 16 << 10
-"""A larger commit with records that nobody waits for is made in a thread."""
 _INLINE_BUSY = 8
 """On a busy loop, a sync on the loop may take this many times as long as on an idle one."""
 _RECENT_BYTES_MAX = 1 << 20
@@ -615,48 +613,6 @@ class Committer:
             size += len(records)
         mode = min([log.mode.waits_for for log, _, _ in parts])
         batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        return self._append_parts(batch, mode, parts, size), batch.tickets[mode]
-
-    def hold(
-        self,
-        size: int,
-        logs: int,
-        modes: Iterable[Durability],
-        complete: Callable[[], None],
-        *,
-        reserved: bool = False,
-    ) -> "HeldBatch":
-        """Appends to very many logs in several steps: a crash keeps all of them or none, as of `append_all`.
-
-        The batch is not committed meanwhile, and everything that is appended to any log joins it. So be
-        quick, and `release` it in any case. `size`, `logs`: bytes of records, and appends, at most. `modes`:
-        of these logs. `complete` appends the rest at once: it is called when the batch must be sealed, which
-        may be before that. Raises as `Log.append`.
-        """
-        self._require_open()
-        if self.full and not reserved:
-            raise StoreFull("the file system is short of space")
-        mode = min([each.waits_for for each in modes], default=Mode.SYNCED)
-        need = size + logs * ENTRY_HEADER_BYTES
-        roomy = need + BATCH_PAYLOAD_MAX  # for what others append meanwhile
-        batch = self._batch_with_room(roomy)
-        if batch.held:  # another has begun, and its room is its own
-            batch.seal()
-            batch = self._batch_with_room(roomy)
-        batch.room -= need
-        batch.held = True
-        batch.gathering.append(complete)
-        return HeldBatch(self, batch, mode, need)
-
-    def end_hold(self) -> None:
-        """The store closes: what is held is completed now."""
-        if self._batches and self._batches[-1].held:
-            self._batches[-1].seal()
-
-    def _append_parts(
-        self, batch: CommitBatch, mode: Mode, parts: Sequence[tuple[Log, bytes, int]], size: int
-    ) -> list[int]:
-        """Append to a batch that has room for it; `size` bytes of records. Returns their offsets."""
         offsets = []
         folds = False
         for log, records, count in parts:
@@ -672,7 +628,7 @@ class Committer:
             for (log, records, _), offset in zip(parts, offsets, strict=True):
                 if log.fold is not None:  # may append more, and so seal the batch
                     log.fold(offset, records)
-        return offsets
+        return offsets, batch.tickets[mode]
 
     @contextmanager
     def together(self, size: int) -> Iterator[CommitBatch]:
@@ -797,7 +753,7 @@ class Committer:
 
     def commit_pending(self) -> None:
         """At the end of a driver's turn: commit what was appended, now if that is quick, else in a thread."""
-        if not self._batches or self._busy or self._together or self._batches[0].held:
+        if not self._batches or self._busy or self._together:
             return
         running = self._running
         while not running or self._is_quick():
@@ -808,7 +764,7 @@ class Committer:
                 commit.not_run(error)
             self.counts.inline_commits += 1
             self._finish(commit)
-            if running or self._busy or not self._batches or self._batches[0].held:
+            if running or self._busy or not self._batches:
                 break
         if running and self._batches:  # too much, or appended by callbacks of this commit
             self._wake.set()
@@ -830,9 +786,9 @@ class Committer:
         task_status.started()
         try:
             while True:
-                if self._batches and not self._batches[0].held:
+                if self._batches:
                     await self._wait_for_room()
-                    if not self._batches or self._batches[0].held:
+                    if not self._batches:
                         continue  # they were committed on the loop meanwhile, or refused
                     commit = self._take(self._count_together())
                     commit.in_thread = True
@@ -872,7 +828,6 @@ class Committer:
                     return False
         return (
             size <= settings.inline_bytes_max
-            and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
             and (batch.log_count <= _INLINE_LOGS_MAX or self._may_be_light(batch))
             and (size <= self.journal.room or self.journal.is_ready(size))
         )
@@ -893,11 +848,9 @@ class Committer:
                 break
 
     def _count_together(self) -> int:
-        """How many batches, the oldest first, are one commit: all that are there, or one. The newest may be
-        held.
-        """
-        ready = [batch for batch in self._batches if not batch.held]
-        return len(ready) if self.journal.fit_together([batch.bytes for batch in ready]) else 1
+        """How many batches, the oldest first, are one commit: all that are there, or one."""
+        batches = self._batches
+        return len(batches) if self.journal.fit_together([batch.bytes for batch in batches]) else 1
 
     async def _sync_in_thread(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, in its time."""
@@ -916,11 +869,11 @@ class Committer:
         self._run_idle()
 
     def _take(self, count: int | None = None) -> Commit:
-        """Take the oldest batches, or all that are not held, as one commit, and say which way each append
+        """Take the oldest batches, or all, as one commit, and say which way each append
         goes. Small ones become rows of `light`; of the others see `_take_log`.
         """
         if count is None:
-            count = len(self._batches) - self._batches[-1].held
+            count = len(self._batches)
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
@@ -975,7 +928,7 @@ class Committer:
         `LogCommit`.
         """
         size = parts[-1].end - parts[0].offset
-        return size <= self._light_most and log.entries_written != UNKNOWN and not log.unawaited
+        return size <= self._light_most and log.entries_written != UNKNOWN
 
     def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool) -> LogCommit:
         """Say which way the appends of a log go that is not light.
@@ -1181,36 +1134,3 @@ class Committer:
         """Run what waits for a moment between two commits."""
         while self._idle and not self._busy:
             self._idle.pop(0)()
-
-
-@attrs.define(eq=False)
-class HeldBatch:
-    """Appends to very many logs in several steps, in one batch that is not committed before `release`."""
-
-    _committer: Committer
-    _batch: CommitBatch
-    _mode: Mode
-    _left: int
-    """What is left of the room that was asked for."""
-    released: bool = False
-
-    @property
-    def ticket(self) -> Ticket:
-        """Done when the batch is durable."""
-        return self._batch.tickets[self._mode]
-
-    def append(self, parts: Sequence[tuple[Log, bytes, int]]) -> list[int]:
-        """Append these, within the room that was asked for; returns their offsets."""
-        size = sum([len(records) for _, records, _ in parts])
-        need = size + len(parts) * ENTRY_HEADER_BYTES
-        self._left -= need
-        self._batch.room += need
-        return self._committer._append_parts(self._batch, self._mode, parts, size)
-
-    def release(self, error: Exception | None = None) -> None:
-        """All is appended. `error`: it could not be, so nothing of the batch may be written."""
-        self.released = True
-        self._batch.room += self._left
-        self._left = 0
-        self._batch.broken = self._batch.broken or error
-        self._batch.held = False

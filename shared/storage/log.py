@@ -39,8 +39,6 @@ ENTRY_ENDS = (0, 0, 0)
 
 LATE_SECONDS = 1.0
 """A tail is written once its oldest record has this age."""
-_STEP_BYTES = 64 << 10
-"""Light appends are charged in steps of this size, or of a 16th of what all tails may take."""
 
 _NOT_INDEXED_MAX = 256
 """Commits whose records are indexed together: a bound on their list, not on the work."""
@@ -170,7 +168,6 @@ class CommitBatch:
     log_count: int = 0
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
-    held: bool = False  # more of what belongs together comes: it is not committed yet
     unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
@@ -231,7 +228,6 @@ class CommitBatch:
             except Exception as error:
                 self.broken = error
         self.gathering.clear()
-        self.held = False
         self.sealed = True
         for log, part in self.appends.items():
             log.pending = None
@@ -312,7 +308,7 @@ class Log:
     rolled_back: "Callable[[Log], None] | None" = None
     """Called when appends were rolled back: `end` is `visible` again."""
     unawaited: bool = False
-    """Nobody waits for these records or reads them soon: save the loop's time and the system's page cache."""
+    """Nobody waits for these records: however many wait for the disk, the store is not congested."""
 
     # The rest belongs to the storage core, which changes it in the trio thread only.
     file: LogFile = attrs.field(init=False)
@@ -614,10 +610,6 @@ class Tails:
     _since: dict[Log, float] = attrs.Factory(dict)  # monotonic; the oldest first
     _long: dict[Log, None] = attrs.Factory(dict)
     _charged: int = 0
-    _step_bytes: int = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._step_bytes = min(_STEP_BYTES, self.bytes_max // 16)
 
     def takes(self, log: Log, size: int) -> bool:
         """Whether so many new bytes go to the tail. Many go to the log's file with their commit, behind the
@@ -645,7 +637,7 @@ class Tails:
         the logs that somebody watches.
 
         One loop, without a call for each of a thousand logs. Index entries are made later
-        (`Log.make_entries`). Tails are charged in steps: each such commit has few bytes.
+        (`Log.make_entries`).
         """
         moved = dict.fromkeys(map(_LOG_OF, appends))
         self.unindexed |= moved
@@ -674,8 +666,7 @@ class Tails:
                 self._long[log] = None
             if log.watchers or log.advanced is not None:
                 watched.append(log)
-        if self.bytes - self._charged >= self._step_bytes or self._long or self.crowded:
-            self.charge()
+        self.charge()
         return watched
 
     def charge(self) -> None:

@@ -124,7 +124,6 @@ class Store:
         # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
         self.append_all = committer.append_all
-        self.hold = committer.hold
         self.together = committer.together
         self.when_uncongested = committer.when_uncongested
         self._reader_threads.commit_pending = committer.commit_pending
@@ -338,7 +337,6 @@ class Store:
             return
         try:
             self._watch.look_at_files()
-            committer.end_hold()
             committer.commit_pending()
             if committer.read_only is None:
                 await self.keep_names()

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from dms import expiry, wire
+from dms import wire
 from dms.settings import DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.access import ASKER, Access, parse_users
 from tests.dms.world import Peer, World, deliveries, statuses
 from tests.support.commits import fail, journal_write
+from tests.support.turns import short_turns
 
 MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings(), "cold": DmsSettings(hot_bytes=0)}
 
@@ -130,7 +131,8 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
     world: World, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dms.expiry.RETURNED_MAX", 20)
-    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
+    monkeypatch.setattr("dms.expiry.RUN_MOST", 7)
+    short_turns(monkeypatch, 1, 1)
     peer = world.connect()
     peer.create("dead", b'{"depth":%d}' % room)
     peer.create("orders", b'{"ttl_ms":5000,"dead_letter":"dead"}')
@@ -152,7 +154,7 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
 def test_however_many_that_came_back_die_at_once_none_goes_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 2)
+    short_turns(monkeypatch, 1, 2)
     peer = made(world, ttl_ms=10_000, dead_letter="dead")
     old = [b"%d" % number for number in range(9)]
     peer.produce("orders", *old)
@@ -176,7 +178,7 @@ def test_however_many_that_came_back_die_at_once_none_goes_out(
 def test_all_that_came_back_die_also_where_they_have_no_place(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 2)
+    short_turns(monkeypatch, 1, 2)
     peer = made(world, ttl_ms=10_000, dead_letter="missing")
     peer.produce("orders", *(b"%d" % number for number in range(9)))
     peer.nack(*(number for number, _ in peer.consume("orders", 9)))

@@ -144,32 +144,6 @@ def test_more_than_a_few_runs_are_taken_too() -> None:
     assert said(False, reads, depth=3000) == said(False, reads, depth=3000, fast_path=False)
 
 
-def test_what_a_client_with_a_window_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(DmsSettings(persist=False))
-    producer, consumer = world.connect(), world.connect()
-    producer.create("q")
-    consumer.send(wire.pack(Type.CONSUME, 1, NAME))  # the first names the queue
-    monkeypatch.delattr(Session, "apply")
-    few, several = runs.RUN_LEAST, runs.RUN_LEAST + 1
-    consumer.send(each(Type.CONSUME, 2, few, NAME))
-    made = each(Type.PRODUCE, 0, several, NAME + b"body")
-    exchange(producer, made, *((Type.PRODUCE_OK, n) for n in range(several)))
-    exchange(consumer, b"", *came(0, several))
-    exchange(consumer, turns(0, few), *((Type.ACK_OK, first_id(n)) for n in range(few)))
-    made = each(Type.PRODUCE, several, few, NAME + b"body")
-    second, third = range(several, several + few), range(several + few, several + 2 * few)
-    exchange(consumer, made, *came(several, few), *((Type.PRODUCE_OK, n) for n in second))
-    acked = [(Type.ACK_OK, first_id(n)) for n in second]
-    both = [(Type.PRODUCE_OK, n) for n in third]
-    acks, wants = each(Type.ACK, first_id(several), few), each(Type.CONSUME, 9, few, NAME)
-    made = each(Type.PRODUCE, several + few, few, NAME + b"body")
-    exchange(consumer, acks + made + wants, *acked, *both, *came(several + few, few))
-
-
-def came(first: int, count: int) -> list[tuple[Type, int]]:
-    return [(Type.DELIVER, first_id(number)) for number in range(first, first + count)]
-
-
 def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(DmsSettings(persist=False))
     producer, consumer = world.connect(), world.connect()

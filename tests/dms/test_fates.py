@@ -277,7 +277,7 @@ MACHINES = [Fates, MemoryFates, ColdFates]
 @pytest.fixture(autouse=True)
 def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "RETURNED_MAX", 12)
-    monkeypatch.setattr(expiry, "DEAD_AT_ONCE", 5)
+    monkeypatch.setattr(expiry, "RUN_MOST", 5)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -6,7 +6,6 @@ from math import inf
 import pytest
 import trio
 
-from dms import queue_log
 from dms.engine import Credit, Engine
 from dms.records import Reason
 from dms.settings import DmsSettings
@@ -14,7 +13,6 @@ from dms.wire import Refusal
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
-from tests.support.turns import short_turns
 
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
@@ -109,35 +107,3 @@ async def test_what_a_bridge_held_when_the_server_was_killed_was_never_tried(
     assert found == [*held, *(behind if other == OTHERS[0] else ()), b"last"]
     dead = behind if other == OTHERS[1] else []
     assert await world.found("dms", "dead") == dead, "held by a consumer: tried"
-
-
-async def test_what_a_bridge_carries_while_a_snapshot_is_made_is_not_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(queue_log, "NOTES_MAX", 3)
-    disk = FakeDisk()
-    world = await World.open(await open_store(disk, SMALL))
-    engine: Engine = world.services["dms"].engine
-    engine.create("jobs", {})
-    world.store.commit_pending()
-    world.send("dms", "jobs", *[b"%02d" % number for number in range(12)])
-    queue = engine.find("jobs")
-    assert queue is not None
-    first, ahead = engine.consumer(_Holder()), engine.consumer(_Holder(), prefetches=True)
-    for consumer in (first, ahead):
-        assert engine.admit(consumer)
-        queue.line_up(Credit(consumer, queue, (b"0000",) * 12, inf))
-        engine.gone(first)  # the other gets them as they came back
-    assert len(ahead.unacked) == 12
-    assert queue.log is not None
-    short_turns(monkeypatch, items=1)
-    queue.log.snapshot()
-    assert engine.long_work.busy, "it is being made"
-    engine.ack(ahead, [each for ids, _, _ in ahead.unacked for each in reversed(ids)])
-    while engine.long_work.busy:
-        engine.long_work.expire(0)
-    world.store.commit_pending()
-    assert engine.counts.snapshots == 1
-    store, _ = await reopen(world.store, disk)
-    world = await World.open(store)
-    assert await world.found("dms", "jobs") == []

@@ -9,6 +9,7 @@ from dms.wire import Status, Type, pack_name
 from shared.budget import Account
 from shared.queues.core import SLACK_BYTES
 from tests.dms.world import Peer, World, statuses, with_queue
+from tests.support.turns import short_turns
 
 MODES = {"memory": DmsSettings(persist=False), "always": DmsSettings()}
 
@@ -63,7 +64,8 @@ def test_a_queue_that_is_full_costs_those_that_wait_for_it_no_more(world: World)
 def test_the_dead_go_on_when_their_queue_is_made_some_at_a_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
+    monkeypatch.setattr("dms.expiry.RUN_MOST", 7)
+    short_turns(monkeypatch, 1, 1)
     peer = world.connect()
     dead_in(peer, "orders", 60)
     peer.create("dead")
@@ -155,7 +157,8 @@ def test_dead_letters_without_a_place_end_in_a_refusal_and_what_removes_them_mak
 def test_where_dead_letters_fill_the_budget_the_queue_that_they_wait_for_may_be_made(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dms.expiry.DEAD_AT_ONCE", 7)
+    monkeypatch.setattr("dms.expiry.RUN_MOST", 7)
+    short_turns(monkeypatch, 1, 1)
     world = World(world.settings, budget=Account("process", 1_000_000))
     peer = with_queue(world, options=b'{"max_deliveries":1,"dead_letter":"dead"}')
     few = b'{"max_deliveries":1,"dead_letter":"missing"}'

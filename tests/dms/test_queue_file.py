@@ -5,6 +5,8 @@ import zlib
 from pathlib import Path
 
 from brokers.commands import control
+from brokers.commands.cli import run
+from brokers.errors import ExitCode
 from tests.dms.queue_file import Record, read
 from tests.support import dms_spec as spec
 from tests.support.dms_spec import SpecClient
@@ -94,9 +96,12 @@ def test_the_bytes_of_queues_files_are_those_of_the_document(tmp_path: Path) -> 
 
 def test_an_import_is_told_before_what_it_brought(tmp_path: Path) -> None:
     file = b"\0\0\0\2" + b"\0\0\0\7\0\0\0\3one" + b"\0\0\0\x09\0\0\0\0"
-    (tmp_path / "data").mkdir(mode=0o700)
-    (tmp_path / "data" / "old.dmsq").write_bytes(file)
+    (tmp_path / "old.dmsq").write_bytes(file)
     with Server(tmp_path, "--enable", "dms") as server:
+        config = tmp_path / "there.toml"
+        config.write_text(f"[serve]\ndata_dir = '{server.data}'\n")
+        told = ["--config", str(config)]
+        assert run(["dms", "import", str(tmp_path / "old.dmsq"), *told]) == ExitCode.OK
         assert server.stop() == 0
     assert read(server.data / "dms" / "old.log") == [
         record(IMPORTED, {"file": "old.dmsq", "crc32": zlib.crc32(file)}),

@@ -7,12 +7,12 @@ import trio
 
 from dms import queue_log, records
 from dms.opening import LogReplay
-from dms.records import RecordKind
+from dms.records import KeptMessage, RecordKind
 from dms.settings import DmsSettings
+from shared.queues.runs import Run
 from shared.storage.log import read_records
 from tests.dms.busy import busy
 from tests.dms.world import World
-from tests.support.turns import short_turns
 
 
 @pytest.mark.parametrize("rest", [0, 3])
@@ -71,7 +71,8 @@ def test_what_went_without_a_note_says_that_those_before_it_were_delivered() -> 
 
 
 def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
-    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, records.pack_kept(records.KeptMessage(1, 4, 0, b"a")))
+    ((_, parts),) = records.pack_kept([(Run(None, [b"a"], 1, 4), 0)])
+    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, b"".join(parts))
     state = records.pack(
         RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode()
     )
@@ -103,13 +104,10 @@ def test_a_row_of_the_table_is_its_own_logs_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
+def test_a_snapshot_and_the_records_behind_it_say_what_is_there(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_log, "CHANGED_AT_ONCE", 2)
-    short_turns(monkeypatch, 1, 1)
     monkeypatch.setattr(queue_log, "KEPT_BYTES", 20)
-    monkeypatch.setattr(queue_log, "KEPT_BYTES_LEAST", 1 + 100 * (seed % 2))
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 200)
     world = busy(seed)
     world.advance(1)
@@ -122,7 +120,11 @@ def test_a_snapshot_in_turns_is_of_all_that_happened_meanwhile(
         replay = LogReplay()
         replay.apply(trio.run(read_records, log, start, 1 << 20), start)
         snapshots += bool(replay.state)
-        kept = {each.seq: each for part in queue.older_than_row() for each in part}
+        kept = {
+            seq: KeptMessage(seq, run.tries, due, body)
+            for run, due in queue.older_than_row()
+            for seq, body in zip(run.numbers, run.bodies, strict=True)
+        }
         for seq, each in kept.items():
             deliveries, due = replay.out.pop(seq, (0, 0))
             assert deliveries == each.deliveries or not each.deliveries  # no record says that

@@ -9,6 +9,7 @@ from dms.wire import Type
 from shared.storage.format import record
 from tests.dms.world import MEMORY, NAME, Peer, World, deliveries, with_queue
 from tests.support.stores import ALWAYS, SMALL
+from tests.support.turns import short_turns
 
 LATER = 77_777_777
 """The id of a request that nobody else has."""
@@ -132,7 +133,10 @@ LONG_WORK = {
 
 
 @pytest.mark.parametrize("requests", LONG_WORK.values(), ids=LONG_WORK.keys())
-def test_others_are_served_first_after_a_stretch(requests: list[bytes]) -> None:
+def test_others_are_served_first_after_a_stretch(
+    requests: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_turns(monkeypatch)
     world = World(DmsSettings(persist=False, depth=1_000_000, queues_max=1000))
     peer = with_queue(world)
     expected = len(wire.decode(b"".join(requests))[0])
@@ -144,7 +148,10 @@ def test_others_are_served_first_after_a_stretch(requests: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3], ids=["runs", "single"])
-def test_others_are_served_before_a_full_queue_refuses_all(step: int) -> None:
+def test_others_are_served_before_a_full_queue_refuses_all(
+    step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short_turns(monkeypatch)
     world = World(DmsSettings(persist=False, depth=1))
     peer = with_queue(world)
     peer.produce("orders", b"x")

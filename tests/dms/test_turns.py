@@ -142,6 +142,7 @@ def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatc
 
 def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_log, "NOTES_MAX", 8)
+    short_turns(monkeypatch, 1000)
     world = World()
     peer, bodies = holding(world)
     queue = world.engine.queues[b"orders"]
@@ -157,39 +158,6 @@ def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatc
     rows = world.call("peek", queue="orders", limit=COUNT)
     deliveries = [(row["text"].encode(), row["properties"]["deliveries"]) for row in rows]
     assert deliveries == [(body, 1) for body in bodies]
-
-
-@pytest.mark.parametrize("purged", [False, True])
-@pytest.mark.parametrize("options", [b"", b'{"retry_ms": 1000}'])
-def test_a_snapshot_that_takes_turns_is_of_what_is_there_at_its_end(
-    options: bytes, purged: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch, 1, 8)
-    world = World()
-    peer = world.connect()
-    peer.create("orders", options)
-    peer.produce("orders", *(b"%03d" % number for number in range(COUNT)))
-    held = [number for number, _ in peer.consume("orders", 20)]
-    queue = world.engine.queues[b"orders"]
-    assert queue.log is not None
-    queue.log.snapshot()
-    peer.nack(*held[:6])
-    again = [number for number, _ in peer.consume("orders", 3)]
-    assert len(peer.consume("orders", 5)) == 5
-    peer.ack(again[1], *held[10:13])
-    peer.produce("orders", b"new")
-    for run in queue.front_aside(2):  # as a redrive does that moves nothing
-        queue.place(run)
-    if purged:
-        world.call("purge", queue="orders")
-    assert world.engine.counts.snapshots == 0, "there is more to do"
-    expected = sorted(kept for part in queue.older_than_row() for kept in part)
-    while world.engine.long_work.busy:
-        world.advance(0)
-    assert world.engine.counts.snapshots == 1
-    world.kill()
-    queue = world.engine.queues[b"orders"]
-    assert sorted(kept for part in queue.older_than_row() for kept in part) == expected
 
 
 @pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "always"])
@@ -249,7 +217,7 @@ def under_rules(peer: Peer, *rules: str) -> None:
 
 def many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Peer]:
     """40 queues, and a peer that may see four of them."""
-    monkeypatch.setattr(session, "LISTED_AT_ONCE", 3)
+    short_turns(monkeypatch, 1, 3)
     world = World(MEMORY)
     peer = world.connect()
     for number in range(COUNT):
@@ -271,7 +239,7 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
     assert len(world.engine.queues) == COUNT, "what comes behind a listing waits"
     other = world.connect()
     assert statuses(other.produce("q00", b"x")) == [Status.OK]
-    peer.pump()
+    world.advance(0.1)
     frames = peer.take()
     assert [frame[3] for frame in frames] == [1, 2, 3, 4]
     names = ["q05", "q15", "q25", "q35"]
@@ -283,9 +251,11 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
 
 def test_what_a_user_may_see_is_listed_wherever_it_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LISTED_MAX", 2)
-    _, peer = many_queues(monkeypatch)
+    world, peer = many_queues(monkeypatch)
     under_rules(peer, "dms:read:q3[8-9]", "dms:read:q38", "dms:read:q39")
-    total, entries = wire.unpack_list(peer.ask(Type.LIST_QUEUES)[0][4])
+    asked = peer.ask(Type.LIST_QUEUES)
+    world.advance(0.1)
+    total, entries = wire.unpack_list([*asked, *peer.take()][0][4])
     assert (total, [name for name, _ in entries]) == (2, ["q38", "q39"])
 
 
@@ -298,7 +268,7 @@ def test_a_listing_under_way_when_the_connection_ends(monkeypatch: pytest.Monkey
         assert peer.connection.taken() == b""
         return
     world.drain()
-    peer.pump()
+    world.advance(0.1)
     frames = peer.take()
     assert [frame[0] for frame in frames] == [Type.LIST_QUEUES_OK, Type.DISCONNECT_OK]
     assert wire.unpack_list(frames[0][4])[0] == 4

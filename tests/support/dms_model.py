@@ -82,16 +82,26 @@ class Course:
     """When the NACK of the last delivery was sent; -inf: none was."""
 
     def delivered(
-        self, fate: Fate, life: int, now: float, *, most: float, least: float, late: float
+        self,
+        fate: Fate,
+        life: int,
+        now: float,
+        *,
+        most: float,
+        least: float,
+        late: float,
+        leaving: bool = False,
     ) -> Iterator[str]:
         """What is wrong with a delivery, read at `now`.
+
+        `leaving`: its consumer had sent DISCONNECT, so it may not count.
 
         `most`, `least`: the message's age, at the most when it came and at the least when it was asked for.
         `late`: how much later than it is due something may happen.
         """
         if self.life != life:
             self.life, self.deliveries, self.nacks, self.nacked = life, 0, 0, -math.inf
-        self.deliveries += 1
+        self.deliveries += not leaving
         self.deliveries_ever += 1
         since_nack, self.nacked = now - self.nacked, -math.inf
         self.nacks += since_nack < math.inf
@@ -388,7 +398,7 @@ class DmsModel:
         consumer.returning.pop(message, None)
         if name == message.queue:
             self._check_turn(queue, consumer, begun, message)
-        self._check_fate(message, self.queues[name], begun)
+        self._check_fate(message, self.queues[name], begun, leaving=consumer.leaving)
         if message.ended == math.inf:
             message.ended = now
             self._world.on_sight()
@@ -446,7 +456,7 @@ class DmsModel:
 
     # -- time and tries
 
-    def _check_fate(self, message: Message, place: Queue, begun: int) -> None:
+    def _check_fate(self, message: Message, place: Queue, begun: int, *, leaving: bool) -> None:
         """A DELIVER answers a CONSUME of the queue `place` that was sent at `begun`."""
         place.unread -= 1
         queue = self.queues[message.queue]
@@ -462,7 +472,7 @@ class DmsModel:
         least = 0.0 if message.wire.excused() else self._served_since(message, self._world.time_of(begun))
         most, now = self._most(message), self._world.now()
         for what in message.course.delivered(
-            queue.fate, self.ages.life, now, most=most, least=least, late=LATE_SECONDS
+            queue.fate, self.ages.life, now, most=most, least=least, late=LATE_SECONDS, leaving=leaving
         ):
             raise BrokenPromiseError(f"{message} is {what}")
 

@@ -16,14 +16,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.committer import Commit
-from shared.storage.format import BATCH_PAYLOAD_MAX
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from shared.units import KIB
 from tests.support.commits import (
     commits_behind,
-    fail,
-    journal_write,
     logs_of,
     outcome,
     watch,
@@ -117,25 +114,6 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
         await store.wait(later.pop())
         assert first.done
     assert store.statistics().journal_batches == batches + 2
-
-
-@pytest.mark.parametrize(
-    ("unawaited", "size", "inline"), [(False, 20_000, 1), (True, 20_000, 0), (True, 9, 1)]
-)
-async def test_the_loop_does_not_write_much_that_nobody_waits_for(
-    unawaited: bool, size: int, inline: int
-) -> None:
-    store = await open_store(FakeDisk())
-    (log,) = await logs_of(store, INTERVAL)
-    log.unawaited = unawaited
-    async with running(store):
-        before = store.statistics().inline_commits
-        _, ticket = log.append(records(bytes(size)), 1)
-        store.commit_pending()
-        assert store.statistics().inline_commits == before + inline
-        assert ticket.done is bool(inline)
-        await store.wait(ticket)
-    assert await read_all(log) == [bytes(size)]
 
 
 @pytest.mark.parametrize(
@@ -315,65 +293,6 @@ async def test_none_is_acknowledged_after_the_write_and_syncs_nothing(autojump_c
         assert syncs == []
     store, _ = await reopen(store, disk)
     assert len(await read_all(store.namespace("logmq", ALWAYS).logs[log.name])) == 30
-
-
-@pytest.mark.parametrize("end", ["release", "a full batch", "another hold", "close", "a failing disk"])
-async def test_appends_in_steps_are_one_batch_that_waits_for_the_last_of_them(end: str) -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 6)
-    batches = store.statistics().journal_batches
-    left = [(log, records(b"held"), 1) for log in logs[:5]]
-
-    def complete() -> None:
-        if not held.released:
-            held.append(left)
-            left.clear()
-            held.release()
-
-    held = store.hold(5 * len(records(b"held")), 5, {ALWAYS}, complete)
-    assert held.append([left.pop(0), left.pop()]) == [0, 0]
-    told = outcome(held.ticket)
-    offset, other = logs[1].append(records(b"other"), 1)
-    assert (offset, other) == (0, held.ticket)
-    store.commit_pending()
-    assert store.statistics().journal_batches == batches
-    assert told == []
-    match end:
-        case "release":
-            complete()
-        case "a full batch":
-            for _ in range(2):
-                logs[5].append(records(bytes(BATCH_PAYLOAD_MAX - KIB)), 1)
-        case "another hold":
-            store.hold(0, 1, {ALWAYS}, lambda: None).release()
-        case "a failing disk":
-            fail(disk, errno.EIO, journal_write, times=1)
-            complete()
-    if end == "close":
-        await store.close()
-        store = await open_store(disk)
-    else:
-        store.commit_pending()
-        assert len(told) == 1
-        assert (told[0] is None) == (end != "a failing disk")
-        if end == "a failing disk":
-            assert [log.end for log in logs] == [0] * 6
-            return
-        assert held.released
-        store, _ = await reopen(store, disk)
-    kept = [await read_all(log) for log in store.namespace("logmq", ALWAYS).logs.values()]
-    assert kept[:5] == [[b"held"], [b"other", b"held"], *[[b"held"]] * 3]
-
-
-async def test_what_cannot_be_completed_is_not_written() -> None:
-    _, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    held = store.hold(100, 1, {ALWAYS}, lambda: None)
-    held.append([(log, records(b"x"), 1)])
-    held.release(KeyError("a bug"))
-    with pytest.raises(StoreReadOnly):
-        await store.wait(held.ticket)
-    assert log.end == 0
 
 
 async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() -> None:

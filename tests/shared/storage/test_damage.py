@@ -42,37 +42,6 @@ from tests.support.stores import (
 )
 
 
-async def test_every_flipped_bit_of_a_log_is_found_and_the_rest_is_served() -> None:
-    disk, store = await fresh_store()
-    log = await filled(store, count=200)
-    whole = await read_all(log)
-    entries = log.index_entries(0, log.end)
-    await store.close()
-    for position in range(0, log.end, 8111):
-        damaged = disk.kill()
-        fd = damaged.open("logmq/orders.log")
-        byte = damaged.read(fd, 1, position)[0]
-        damaged.write(fd, bytes([byte ^ 1 << position % 8]), position)
-        store = await open_store(damaged)
-        log = store.namespace("logmq", ALWAYS).logs["orders"]
-        bad = next(entry for entry in entries if entry.offset <= position < entry.end)
-        error = await ask(log.read, bad.offset, 10)
-        assert isinstance(error, CorruptRecord)
-        assert error.offset == bad.offset
-        found: list[bytes] = []
-        offset = 0
-        while offset < log.visible:
-            data = await ask(log.read, offset, 1 << 20)
-            if isinstance(data, CorruptRecord):
-                offset = bad.end
-            else:
-                found += payloads(data)
-                offset += len(data)
-        assert found == [p for n, p in enumerate(whole) if not bad.offset <= n * 1004 < bad.end]
-        assert isinstance(await ask(log.read_chunk, bad.offset, 1 << 20), CorruptRecord)
-        assert store.statistics().damaged_ranges == 1
-
-
 @pytest.mark.parametrize("how", ["missing", "short", "last entry", "header"])
 async def test_a_broken_index_is_rebuilt_and_says_so(how: str) -> None:
     disk, store = await fresh_store()

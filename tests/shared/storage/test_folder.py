@@ -1,6 +1,5 @@
 """What a store takes of the machine: few handles, and one folder for itself."""
 
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,27 +8,23 @@ import attrs
 import pytest
 
 from shared.errors import (
-    LogDeleted,
     StoreFormat,
     StoreInUse,
 )
-from shared.storage import format
 from shared.storage.files import ROOM_LEAST
 from shared.storage.log import Log
 from shared.storage.store import Durability, Store
 from shared.storage.tools.repair import repair
-from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
     MODES,
     SMALL,
     append,
     filled,
-    fresh_store,
     open_store,
     read_all,
     records,
-    reopen,
     running,
 )
 
@@ -93,15 +88,6 @@ async def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
         await open_store(folder=tmp_path)
 
 
-async def test_a_damaged_format_is_written_anew_where_the_catalog_is_good(tmp_path: Path) -> None:
-    await (await open_store(folder=tmp_path)).close()
-    good = (tmp_path / "FORMAT").read_text()
-    (tmp_path / "FORMAT").write_text("diary")
-    store = await open_store(folder=tmp_path)
-    assert store.statistics().damaged_ranges == 1
-    assert (tmp_path / "FORMAT").read_text() == good
-
-
 @pytest.mark.parametrize("repaired", [False, True], ids=["started", "repaired first"])
 @pytest.mark.parametrize("applied", [False, True], ids=["in the journal", "in the files"])
 async def test_an_older_catalog_put_back_over_newer_files_hides_nothing_of_them(
@@ -135,19 +121,6 @@ async def test_an_older_catalog_put_back_over_newer_files_hides_nothing_of_them(
     store.abandon()
 
 
-async def test_a_damaged_catalog_is_kept_and_made_anew_from_the_logs() -> None:
-    disk, store = await fresh_store()
-    await filled(store)
-    await store.close()
-    fd = disk.open("CATALOG")
-    disk.write(fd, b"?", 20)
-    damaged = disk.read(fd, disk.size(fd), 0)
-    store = await open_store(disk)
-    assert len(await read_all(store.namespace("logmq", ALWAYS).logs["orders"])) == 300
-    assert store.statistics().damaged_ranges == 1
-    assert disk.contents()["CATALOG.damaged-1"] == damaged
-
-
 # -- many logs in one commit
 
 
@@ -172,68 +145,3 @@ async def append_to_each(store: Store, logs: list[Log], payload: bytes) -> None:
 async def expect(logs: list[Log], *payloads: bytes) -> None:
     for n, log in enumerate(logs):
         assert await read_all(log) == [b"%d " % n + payload for payload in payloads]
-
-
-@pytest.mark.parametrize("open_files", [400, 4])
-async def test_each_log_has_its_own_bytes_and_has_them_after_a_kill(open_files: int) -> None:
-    disk = FakeDisk()
-    async with many(disk, open_files) as (store, logs):
-        await append_to_each(store, logs, b"first")
-        await append_to_each(store, logs, b"second")
-        await expect(logs, b"first", b"second")
-    again, _ = await reopen(store, disk)
-    found = again.namespace("logmq", ALWAYS).logs
-    await expect([found[log.name] for log in logs], b"first", b"second")
-
-
-async def test_two_rounds_in_one_commit_land_one_behind_the_other() -> None:
-    disk = FakeDisk()
-    async with many(disk) as (store, logs):
-        large = bytes(format.BATCH_PAYLOAD_MAX // LOGS)
-        before = store.statistics()
-        for payload in (b"first" + large, b"second" + large):  # more than one batch holds
-            for n, log in enumerate(logs):
-                log.append(records(b"%d " % n + payload), 1)
-        await append_to_each(store, logs, b"third")
-        after = store.statistics()
-        assert after.commits == before.commits + 1
-        assert after.journal_batches > before.journal_batches + 1
-        await expect(logs, b"first" + large, b"second" + large, b"third")
-
-
-@pytest.mark.parametrize("short", [True, False])
-async def test_a_file_that_takes_less_or_nothing_costs_its_own_log_alone(short: bool) -> None:
-    disk = FakeDisk()
-    async with many(disk) as (store, logs):
-        await append_to_each(store, logs, b"first")
-
-        def before(operation: Operation) -> int | None:
-            if operation.kind == "write" and operation.path == "logmq/t7.log":
-                if short:
-                    return 1
-                raise OSError(errno.EIO, "planted")
-            return None
-
-        disk.before = before
-        await append_to_each(store, logs, b"second")
-        await append_to_each(store, logs, b"third")
-        assert await store.flush() is short
-        assert store.statistics().unapplied_logs == (0 if short else 1)
-        await expect(logs, b"first", b"second", b"third")
-    disk.before = None
-    again, _ = await reopen(store, disk)
-    found = again.namespace("logmq", ALWAYS).logs
-    await expect([found[log.name] for log in logs], b"first", b"second", b"third")
-
-
-async def test_a_log_deleted_meanwhile_is_passed_over() -> None:
-    disk = FakeDisk()
-    async with many(disk) as (store, logs):
-        await append_to_each(store, logs, b"first")
-        for log in logs:
-            log.append(records(b"last"), 1)
-        store.namespace("logmq", ALWAYS).delete(logs[3].name)
-        await append_to_each(store, logs[:3], b"second")
-        with pytest.raises(LogDeleted):
-            logs[3].append(records(b"more"), 1)
-        assert (await read_all(logs[4]))[-1] == b"last"

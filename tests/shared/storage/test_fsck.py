@@ -244,16 +244,6 @@ def test_a_damaged_index_entry_is_made_anew_unverified(folder: Path) -> None:
     assert repair(folder).repairs == (), "there is nothing left to do"
 
 
-def test_a_damaged_index_header_costs_no_entry(folder: Path) -> None:
-    path = folder / "logmq/orders.idx"
-    original = path.read_bytes()
-    flip(path, 100)
-    assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
-    assert payloads(folder, "logmq", "orders") == LONG
-    assert repair(folder).findings == ()
-    assert path.read_bytes() == original
-
-
 def test_a_missing_index_is_made_anew(folder: Path) -> None:
     (folder / "logmq/orders.idx").unlink()
     assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]

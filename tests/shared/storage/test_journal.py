@@ -162,25 +162,6 @@ def test_a_failed_write_is_taken_back_and_the_journal_goes_on() -> None:
     assert bodies(disk, replay.scan(disk, 77, 0)) == [b"one", b"two"]
 
 
-def test_a_write_that_cannot_be_taken_back_is_final() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    fail(disk, "write", errno.EIO, times=2)
-    with pytest.raises(PoisonError) as raised:
-        add(writer, b"one")
-    assert isinstance(raised.value.__cause__, OSError)
-
-
-def test_a_failed_sync_is_final() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, b"one")
-    fail(disk, "sync", errno.EIO)
-    with pytest.raises(PoisonError):
-        writer.sync()
-    assert writer.synced == 0
-
-
 def test_a_journal_at_its_bound_is_full_until_a_checkpoint() -> None:
     disk = FakeDisk()
     writer = start(disk, bytes_max=3 * SEGMENT)

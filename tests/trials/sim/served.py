@@ -75,6 +75,6 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
         patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
         patch.multiple(core, HOT_LEAST_BYTES=500),
         patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
-        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, DEAD_AT_ONCE=5),
+        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5),
     ):
         yield
