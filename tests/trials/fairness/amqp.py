@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pamqp import base, commands, frame
+from pamqp import commands, frame
 
 from dmp import wire as dmp
 from dmp.amqp.wire import Direct, encode
@@ -60,12 +60,12 @@ def amqp_a_purge_of_durable_messages_and_the_end_of_a_queue(served: Served) -> N
         ping(served)
 
 
-def _holding(served: Served) -> Amqp:
-    _queue(served, MESSAGES).close()
+def _holding(served: Served, count: int = MESSAGES) -> Amqp:
+    _queue(served, count).close()
     peer = Amqp(served)
     peer.call(commands.Basic.Qos(prefetch_count=0))
     peer.call(commands.Basic.Consume(queue="q", consumer_tag="c"))
-    peer.wait("Basic.Deliver", MESSAGES)
+    peer.wait("Basic.Deliver", count)
     return peer
 
 
@@ -148,25 +148,20 @@ def amqp_a_transaction_for_4000_durable_queues(served: Served) -> None:
             peer.call(commands.Tx.Commit())
 
 
-def _in_a_transaction(served: Served, method: base.Frame, end: base.Frame) -> None:
-    with _holding(served) as peer:
+def amqp_transactions_of_4000_acks_are_rolled_back_and_committed_and_all_given_back(
+    served: Served,
+) -> None:
+    with _holding(served, 4001) as peer:
         peer.call(commands.Tx.Select())
         served.begin()
-        peer.say(method)
-        peer.call(end)
-        ping(served)
-
-
-def amqp_a_transaction_of_all_acks_but_one(served: Served) -> None:
-    _in_a_transaction(served, commands.Basic.Ack(MESSAGES - 1, True), commands.Tx.Commit())
-
-
-def amqp_a_transaction_gives_all_back(served: Served) -> None:
-    _in_a_transaction(served, commands.Basic.Nack(0, True, True), commands.Tx.Commit())
-
-
-def amqp_a_transaction_of_acks_is_rolled_back(served: Served) -> None:
-    _in_a_transaction(served, commands.Basic.Ack(MESSAGES - 1, True), commands.Tx.Rollback())
+        for method, end in (
+            (commands.Basic.Ack(4000, True), commands.Tx.Rollback()),
+            (commands.Basic.Nack(0, True, True), commands.Tx.Commit()),
+            (commands.Basic.Ack(0, True), commands.Tx.Commit()),
+        ):
+            peer.say(method)
+            peer.call(end)
+            ping(served)
 
 
 # -- connections, channels and consumers
