@@ -6,7 +6,7 @@ happened to it: a table for each queue and reason, the newest first, as RabbitMQ
 Dead-lettering a message costs about thirty times what a publish costs, and very many may die at once. That is
 all that expires behind a message that lived longer, or all that a consumer rejects in one word. So they are
 delivered in turns of the loop. Queues take turns, one letter each, so that many of one queue do not
-delay the few of another. A letter that waits for its slice is in no queue and counts as memory. Its record
+delay the few of another. A letter that waits for its turn is in no queue and counts as memory. Its record
 stands, so a restart has it in its old queue again. So does one that the disk refuses to move, which waits a
 second longer.
 """
@@ -54,7 +54,7 @@ class DeadLetters:
     _busy: bool = False
 
     def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
-        """Deliver messages that have left `queue` for `reason`, in slices."""
+        """Deliver messages that have left `queue` for `reason`, in turns."""
         if not messages:
             return
         waited = bool(self._turns)

@@ -65,7 +65,6 @@ class QueueLog:
     _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
     """Messages in memory whose records were written again, likewise by number."""
     _copying: bool = attrs.field(default=False, init=False)
-    _leaving: int = attrs.field(default=0, init=False)  # changes whose messages leave in slices
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     _live_bytes: int = attrs.field(default=0, init=False)
@@ -74,7 +73,7 @@ class QueueLog:
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
-    """Records that were rolled back, and those of long purges, until they are appended."""
+    """Records that were rolled back, and those of what was cold, until they are appended."""
 
     def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
         """The records of `messages` were appended at `offset`. Returns where they end."""
@@ -142,21 +141,12 @@ class QueueLog:
                 taken.append(number)
         self._live_bytes -= total
 
-    def has(self, message: Message) -> bool:
-        """Whether the message has a record."""
-        return message.number in self._live or message.number in self._copied
-
-    def taken_later(self, numbers: Sequence[int], cold: tuple[int, int] | None) -> None:
-        """The messages of these numbers leave the queue, and the `cold` ones from the first to the end:
-        `flush` writes that down. `left` is called for each of the former, and the cold ones are counted out
-        (`cold_left`)."""
-        if cold is not None:
-            self._refused.append(records.purged(*cold))
-        if numbers:
-            self._refused.append(records.taken(numbers))
+    def take_cold(self, first: int, end: int) -> None:
+        """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
+        self._refused.append(records.purged(first, end))
 
     def cold_left(self) -> None:
-        """All that is cold has left, or will when `taken_later` is written."""
+        """Nothing is cold any more: it counts as dead."""
         self._live_bytes -= self._cold_bytes
         self._cold_bytes = 0
 
@@ -169,14 +159,6 @@ class QueueLog:
         record."""
         numbers = [message.number for message in messages]
         return records.taken([number for number in numbers if number in self._live or number in self._copied])
-
-    def leave_in_slices(self) -> None:
-        """The record of `leaving` is written, and `left` is called later. No copy is made until `all_left` is
-        called: it would bring a message back."""
-        self._leaving += 1
-
-    def all_left(self) -> None:
-        self._leaving -= 1
 
     def part(self, messages: Sequence[Message]) -> None:
         """That record is appended. Until `left` or `stay` tells what became of it, theirs get no copies:
@@ -228,8 +210,6 @@ class QueueLog:
 
     def _tidy(self) -> None:
         log = self.log
-        if self._leaving:  # some of what a purge is about to write down must not go before the rest
-            return
         dead = log.visible - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return

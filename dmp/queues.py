@@ -18,7 +18,7 @@ The queue knows no connection: it calls a `Taker`, and its broker through `Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -37,7 +37,7 @@ from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import QueueBase
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
+from shared.turns import ITEMS, LongWork, Turn, taken_out
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -660,23 +660,27 @@ class Queue(QueueBase):
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        They are gone at once for whoever looks, and what comes from now on stays. Very many leave the log,
-        and memory, in turns. `whole`: they are gone on disk, too, and who waits may be told. All leave the
-        log at one flush, so that a crash takes back all of it or nothing.
+        They are gone at once, and what comes from now on stays. Very many are freed in turns. `whole`: they
+        are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
+        takes back all of it or nothing.
         """
         count, log, context = self.depth, self.log, self._context
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
-        numbers, large = self.row.drop_cold()
+        cold, large = self.row.drop_cold()
         self._behind = False
         ready = self.row.clear()
         if log is not None:
-            context.work.add(_purged(context, log, ready, numbers, large, whole))
-        else:
-            context.work.add(_freed(context, ready))
-            if whole is not None:
-                whole.resolve(None)
+            log.take(ready)
+            if cold is not None:
+                log.take_cold(*cold)
+            context.log_changed(log)
+        for reference in large:  # these go at the next flush, behind the record
+            context.bodies.drop(reference)
+        context.work.add(_freed(context, ready))
+        if whole is not None:
+            _resolve_when_written(whole, log)
         return count
 
     def delete(self) -> None:
@@ -697,53 +701,19 @@ class Queue(QueueBase):
                 taker.fail(error)
 
 
-def _purged(
-    context: QueueContext,
-    log: QueueLog,
-    ready: Ready,
-    cold: tuple[int, int] | None,
-    large: list[bytes],
-    whole: Ticket | None,
-) -> Iterator[None]:
-    """The messages of a purge leave the log, and are freed."""
-    log.leave_in_slices()
-    try:
-        numbers: list[int] = []
-        for batch in batched(ready):
-            numbers += [message.number for message in batch if log.has(message)]
-            yield
-        log.taken_later(numbers, cold)
-        context.log_changed(log)
-        for reference in large:
-            context.bodies.drop(reference)
-        for batch in taken_out(ready.popleft, ready):
-            log.left(batch)
-            _drop_bodies(context, batch)
-            yield
-    finally:
-        log.all_left()
-        context.log_changed(log)
-        if whole is not None:
-            _resolve_when_written(whole, log)
-
-
 def _freed(context: QueueContext, ready: Ready) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     for batch in taken_out(ready.popleft, ready):
-        _drop_bodies(context, batch)
+        for message in batch:
+            if message.head.large:
+                context.bodies.drop(message.body)
         yield
 
 
-def _drop_bodies(context: QueueContext, messages: Iterable[Message]) -> None:
-    for message in messages:
-        if message.head.large:
-            context.bodies.drop(message.body)
-
-
-def _resolve_when_written(whole: Ticket, log: QueueLog) -> None:
+def _resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
     """`whole` is done when the record that messages have left is on disk."""
     try:
-        ticket = log.flush()
+        ticket = None if log is None else log.flush()
     except StoreError as error:
         whole.resolve(error)
         return

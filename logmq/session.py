@@ -19,24 +19,20 @@ Source: PROTOCOL.md. The states are those of `logmq.states`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from math import inf
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from logmq import runs
-from logmq.readers import READER_BYTES, Fetch, Tail
+from logmq import requests, runs
+from logmq.readers import Fetch, Tail
+from logmq.requests import NotYetError
 from logmq.states import TRANSITIONS, Event, State
-from logmq.windows import FIRST_READ_BYTES, NEXT_READ_BYTES, Window
 from logmq.wire import (
-    HELP_LINE,
     NAME_BYTES_MAX,
     SKIPPED_BODY_BYTES_MAX,
     TLS_BEGINS,
     Code,
     Refusal,
-    check_memory,
-    chunk_line,
     looks_like_http,
     name_untrusted,
     number_untrusted,
@@ -45,8 +41,8 @@ from logmq.wire import (
     too_large,
     topic_untrusted,
 )
-from shared.access import MANAGE, READ, WRITE, Guard
-from shared.errors import BeyondEnd, StoreError, printable
+from shared.access import READ, WRITE, Guard
+from shared.errors import StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import STOP_WORDS, SessionBase, Stop
@@ -60,11 +56,6 @@ if TYPE_CHECKING:
 BATCH_PIECE_BYTES = 16 * 1024
 """Bytes of a piece of a BATCH, much less than an index entry covers. So the store does not walk the records a
 second time, and its entries are hardly longer than they should be."""
-LISTED_ROWS = 512
-"""Rows in one piece of a listing: about half a millisecond."""
-MARKED_BYTES = 32 * 1024 * 1024
-"""Log bytes whose marks are one piece of a listing: usually 512 entries."""
-
 # Reasons to hold input back, besides those of `Stop`.
 _TURN = Stop.FIRST_OWN  # an earlier answer has to leave first
 _READ = Stop.FIRST_OWN << 1  # a read is under way
@@ -75,18 +66,10 @@ _SOON, _FETCHES = range(2)
 
 WAITS_SHOWN = 10
 """Readers of one connection."""
-LOGINS_MAX = 3
-"""Refusals in a row after which the connection closes."""
-
 _BODIES = (State.BODY, State.SKIPPED_BODY)
 _REQUESTS_COME = State.REQUESTS  # a name of its own: to look it up there takes 0.03 us of each read
 _NEVER = b"\n\n"  # begins no line
-_EOF = b"EOF\n"
 _SAID_NOTHING = Refusal(Code.SYNTAX, "no whole line came in time; closing").line
-
-
-class _NotYetError(Exception):
-    """The request is to be tried again when every earlier one of its connection is answered."""
 
 
 class Session(SessionBase):
@@ -95,11 +78,8 @@ class Session(SessionBase):
     __slots__ = (
         "_body_done",
         "_body_length",
-        "_fetches",
         "_known",
         "_line_max",
-        "_listing",
-        "_logins_refused",
         "_mixed",
         "_queued_logs",
         "_queued_messages",
@@ -108,10 +88,13 @@ class Session(SessionBase):
         "_run_word",
         "_size_max",
         "_soon",
-        "_tail",
         "broker",
         "counts",
+        "fetches",
+        "listing",
+        "logins_refused",
         "state",
+        "tail",
         "topics",
         "written",
     )
@@ -136,14 +119,14 @@ class Session(SessionBase):
         self._queued_logs: list[Log] = []
         self._queued_messages: list[bytes] = []
         # What waits. Made when first needed: most connections are idle.
-        self._logins_refused = 0
+        self.logins_refused = 0
         self._soon: list[Callable[[], None]] | None = None
-        self._tail: Tail | None = None
-        self._fetches: dict[Fetch, None] | None = None
-        self._listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
+        self.tail: Tail | None = None
+        self.fetches: dict[Fetch, None] | None = None
+        self.listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
         self.admit(broker.access)
         self._known = self._writable_topics()
-        self.await_first_request(_SAID_NOTHING if self.user else _log_in_first().line)
+        self.await_first_request(_SAID_NOTHING if self.user else requests.log_in_first().line)
 
     # -- the driver's calls
 
@@ -172,7 +155,7 @@ class Session(SessionBase):
 
     def input_ended(self) -> None:
         if self.state is not State.ENDING:
-            self._end(Event.INPUT_ENDS)
+            self.end_with(Event.INPUT_ENDS)
 
     def due(self, what: int, now: float) -> None:
         if what == _SOON:
@@ -180,28 +163,28 @@ class Session(SessionBase):
             for callback in callbacks or ():
                 callback()
         else:
-            for fetch in tuple(self._fetches or ()):
+            for fetch in tuple(self.fetches or ()):
                 if fetch.deadline <= now:
                     fetch.expire()
-            self._await_fetches()
+            self.await_fetches()
 
     def release(self) -> None:
         self.broker.windows.drop(self)
-        for reader in (self._tail, *(self._fetches or ())):
+        for reader in (self.tail, *(self.fetches or ())):
             if reader is not None:
                 reader.abandon()
         self._soon = None
-        self._listing = None
+        self.listing = None
 
     def drained(self) -> None:
-        if self._tail is not None:
-            self._tail.catch_up()
-        self._list_more()
+        if self.tail is not None:
+            self.tail.catch_up()
+        self.list_more()
         super().drained()
 
     def drain(self) -> None:
         """The server stops: waits end as if timed out, what was received is answered, and that is all."""
-        for fetch in tuple(self._fetches or ()):
+        for fetch in tuple(self.fetches or ()):
             fetch.expire()
         if self.state is not State.ENDING:
             self.receive_eof()
@@ -218,13 +201,13 @@ class Session(SessionBase):
     def reader_ended(self, reader: Tail | Fetch) -> None:
         """Remove a reader that has answered by itself."""
         if isinstance(reader, Fetch):
-            if self._fetches is not None:
-                self._fetches.pop(reader, None)
+            if self.fetches is not None:
+                self.fetches.pop(reader, None)
             return
-        self._tail = None
+        self.tail = None
         if self.state is State.TAIL:
             # The line that would have ended it may have begun: the rest of that is not a request either.
-            self._step(Event.TAIL_REFUSED_IN_LINE if self.amid else Event.TAIL_REFUSED)
+            self.step(Event.TAIL_REFUSED_IN_LINE if self.amid else Event.TAIL_REFUSED)
 
     # -- input
 
@@ -255,14 +238,14 @@ class Session(SessionBase):
                 end = self._body(data, at)
                 if end < 0:
                     return at
-                self._step(Event.BODY_COMPLETE)
+                self.step(Event.BODY_COMPLETE)
                 self._flush()
                 return end
             case State.SKIPPED_BODY:
                 skipped = min(self._body_length, len(data) - at)
                 self._body_length -= skipped
                 if not self._body_length:
-                    self._step(Event.BODY_SKIPPED)
+                    self.step(Event.BODY_SKIPPED)
                 return at + skipped
             case State.SKIPPED_LINE | State.TAIL:
                 end = data.find(b"\n", at)
@@ -278,13 +261,13 @@ class Session(SessionBase):
         """Look at the first line, which is then read as all are; returns `at`."""
         end = data.find(b"\n", at)
         if data.startswith(TLS_BEGINS, at):
-            self._end_tls()
+            requests.end_tls(self)
         elif end >= 0 and looks_like_http(line := _without_cr(data[at:end])):
-            self._end_http(line)
+            requests.end_http(self, line)
         elif end >= 0 or len(data) - at > self._line_max:
             if self.user:  # else what is waited for is a login
                 self.connection.first_request_done()
-            self._step(Event.LINE_COMES)
+            self.step(Event.LINE_COMES)
         return at
 
     def _lines(self, data: bytes, at: int) -> int:
@@ -299,8 +282,8 @@ class Session(SessionBase):
             end = data.find(b"\n", at)
             if end < 0:
                 if len(data) - at > line_max:
-                    self._refuse(too_large("a line", None, line_max))
-                    self._step(Event.LINE_TOO_LONG)
+                    self.refuse(too_large("a line", None, line_max))
+                    self.step(Event.LINE_TOO_LONG)
                     return len(data)
                 return at
             if data.startswith(b"PRODUCE ", at):
@@ -324,7 +307,7 @@ class Session(SessionBase):
                             at = stop
                             continue
             if end - at > line_max:
-                self._refuse(too_large("a line", end - at, line_max))
+                self.refuse(too_large("a line", end - at, line_max))
                 at = end + 1
             else:
                 after = self._line(data, at, end)
@@ -344,7 +327,7 @@ class Session(SessionBase):
         try:
             if line.startswith(b"AUTH ") and line.count(b" ") > 1:
                 self._flush()
-                self._auth(line)
+                requests.log_in(self, line)
                 return after
             if line.startswith(b"PRODUCE "):
                 self._produce(line)
@@ -354,17 +337,17 @@ class Session(SessionBase):
                 return self._body_announced(word, fields, data, after)
             self._flush()
             if not self.user:
-                raise _log_in_first()
-            _REQUESTS[word](self, fields)
-        except _NotYetError:
+                raise requests.log_in_first()
+            requests.REQUESTS[word](self, fields)
+        except NotYetError:
             self.pause_input(_TURN)
             self.replies.when_empty(lambda: self.resume_input(_TURN))
             return -1
         except (StoreError, Refusal) as error:
             if looks_like_http(line) and refusal_for(error).code is Code.UNKNOWN_COMMAND:
-                self._end_http(line)
+                requests.end_http(self, line)
                 return after
-            self._refuse(error if self.user else _log_in_first())
+            self.refuse(error if self.user else requests.log_in_first())
         self.stop_if_crowded()
         return after
 
@@ -374,7 +357,7 @@ class Session(SessionBase):
             self._mixed = b""
             return 0
         if data.startswith(b"CONSUME "):
-            return self._consume_run(data)
+            return requests.consume_run(self, data)
         if data.startswith(b"APPEND "):
             return self._append_run(data)
         if data.startswith(self._run_word) or (data.startswith(b"PRODUCE ") and self._learn_run(data)):
@@ -453,7 +436,7 @@ class Session(SessionBase):
             # The largest message can also be sent as a batch of one record.
             what, more = ("a message", 0) if word == b"APPEND" else ("a batch", runs.HEADER_BYTES)
             if not self.user:
-                raise _log_in_first()
+                raise requests.log_in_first()
             if length > self._size_max + more:
                 raise too_large(what, length, self._size_max + more)
             topic = fields[0]
@@ -463,12 +446,12 @@ class Session(SessionBase):
                 if not length:
                     raise Refusal(Code.SYNTAX, "a batch holds one record at least")
         except Refusal as refusal:
-            self._refuse(refusal)
+            self.refuse(refusal)
             self._body_length = length
             if length > SKIPPED_BODY_BYTES_MAX:
-                self._end(Event.BODY_TOO_LARGE)
+                self.end_with(Event.BODY_TOO_LARGE)
             elif length:
-                self._step(Event.BODY_REFUSED)
+                self.step(Event.BODY_REFUSED)
             return after
 
         self._body_length = length
@@ -479,7 +462,7 @@ class Session(SessionBase):
         end = self._body(data, after)
         if end >= 0:
             return end
-        self._step(Event.BODY_ANNOUNCED)
+        self.step(Event.BODY_ANNOUNCED)
         return after
 
     def _body(self, data: bytes, at: int) -> int:
@@ -492,7 +475,7 @@ class Session(SessionBase):
         try:
             done(data[at:end])
         except (StoreError, Refusal) as error:
-            self._refuse(error)
+            self.refuse(error)
         return end
 
     def _batch(self, topic: bytes, writer: str, seq: int, records: bytes) -> None:
@@ -508,16 +491,16 @@ class Session(SessionBase):
             self._count_written(sum([count for _, count in pieces]), len(records))
         else:
             self.counts.batches_repeated += 1
-        self._reply_after(ticket, b"OK %d\n" % first)
-        self._turn_over()
+        requests.answer_after(self, ticket, b"OK %d\n" % first)
+        self.turn_over()
 
     def _writable(self, topic: bytes) -> "Log":
         """The log of a topic, created if missing. Raises Refusal."""
-        self._require(WRITE, topic)
+        self.require(WRITE, topic)
         before = len(self.topics)
         log = self.topics.writable_untrusted(topic, self.user)
         if len(self.topics) > before:
-            self._turn_over()
+            self.turn_over()
         return log
 
     def _queue(self, log: "Log", message: bytes) -> None:
@@ -546,7 +529,7 @@ class Session(SessionBase):
                 log = self._alive(log)
             first, ticket = log.append(records, count)
         except (StoreError, Refusal) as error:
-            self._refuse(error, count)
+            self.refuse(error, count)
             return
         counts = self.counts
         counts.messages_in += count
@@ -578,7 +561,7 @@ class Session(SessionBase):
         for outcome, run in groupby(map(outcomes.__getitem__, logs)):
             end = start + sum(1 for _ in run)
             if isinstance(outcome, StoreError | Refusal):
-                self._refuse(outcome, end - start)
+                self.refuse(outcome, end - start)
             else:
                 answers = (b"OK %d\n" * (end - start)) % tuple(offsets[start:end])
                 self.replies.reply_after(outcome, answers, end - start)
@@ -600,29 +583,9 @@ class Session(SessionBase):
 
     # -- who it is, and what he may do
 
-    def _auth(self, line: bytes) -> None:
-        """AUTH: the user, and the rest of the line."""
-        _, name, password = line.split(b" ", 2)
-        slot = self.replies.slot()
-        self.connection.first_request_done()
-
-        def done(fits: bool) -> None:
-            if not self.user:
-                self.await_first_request(_log_in_first().line)
-            if fits:
-                self._logins_refused = 0
-                slot.resolve(b"OK\n")
-                return
-            self._logins_refused += 1
-            slot.resolve(self.refused(Refusal(Code.DENIED, "wrong name or password")))
-            if self._logins_refused >= LOGINS_MAX:
-                self._end(Event.LOGIN_REFUSED)
-
-        self.log_in(name.decode("utf-8", "replace"), password, done)
-
     @property
     def waits_for(self) -> list[str]:
-        readers = [*(self._fetches or ()), *([self._tail] if self._tail is not None else [])]
+        readers = [*(self.fetches or ()), *([self.tail] if self.tail is not None else [])]
         return super().waits_for + [f"records of {reader.topic}" for reader in readers[:WAITS_SHOWN]]
 
     @property
@@ -633,7 +596,7 @@ class Session(SessionBase):
         super().access_changed()
         self._known = self._writable_topics()
         self._run_word = self._run_separator = _NEVER
-        guard, tail = self.guard, self._tail
+        guard, tail = self.guard, self.tail
         if guard is None:
             return
         if tail is not None and not guard.may(self.user, READ, tail.topic):
@@ -644,138 +607,20 @@ class Session(SessionBase):
         known, guard = self.topics.known, self.guard
         return known if guard is None else _Writable(known, guard, self.user)
 
-    def _require(self, action: str, name: bytes) -> None:
+    def require(self, action: str, name: bytes) -> None:
         """Raise Refusal if the user may not."""
         if self.guard is not None:
             if not self.user:
-                raise _log_in_first()
+                raise requests.log_in_first()
             if not self.may(action, name):
                 raise Refusal(Code.DENIED, "not allowed")
 
-    def _readable(self, topic: bytes) -> "Log | None":
-        """The log of a topic to be read, if it exists. Raises Refusal."""
-        self._require(READ, topic)
-        return self.topics.find_untrusted(topic)
+    # -- reads
 
-    def _existing(self, action: str, topic: bytes) -> "Log":
-        """The log of a topic that must exist. Raises Refusal."""
-        self._require(action, topic)
-        return self.topics.existing_untrusted(topic)
+    def await_fetches(self) -> None:
+        self.deadline(_FETCHES, min((fetch.deadline for fetch in self.fetches or ()), default=inf))
 
-    # -- CONSUME and FETCH
-
-    def _consume_run(self, data: bytes) -> int:
-        """The CONSUME lines at the front of `data`, if all its lines are that, of one topic.
-
-        Returns how far it went: 0 where the lines need a closer look, less than all where something stops
-        them. 64 lines for records of 100 bytes cost 60 us so, and 333 us line by line.
-        """
-        last = data.rfind(b"\n")
-        topic_end = data.find(b" ", len("CONSUME "), max(last, 0))
-        if topic_end < 0:
-            return 0
-        word = data[: topic_end + 1]
-        fields = data[len(word) : last].split(b"\n" + word)
-        if not b"".join(fields).isdigit() or not 1 <= min(map(len, fields)) <= max(map(len, fields)) <= 18:
-            return 0
-        topic = word[len("CONSUME ") : -1]
-        if self.guard is not None and not self.guard.may(self.user, READ, topic):
-            return 0  # each is refused and counted as a line
-        try:
-            log = self.topics.find_untrusted(topic)
-        except Refusal:
-            return 0
-        done = self._consume_all(log, list(map(int, fields)))
-        if done == len(fields):
-            return last + 1
-        return sum(map(len, fields[:done])) + done * (len(word) + 1)
-
-    def _consume(self, fields: Sequence[bytes]) -> None:
-        log = self._readable(fields[0])
-        if not self._consume_all(log, (number_untrusted(fields[1], "offset"),)):
-            self._await_turn()
-
-    def _consume_all(self, log: "Log | None", offsets: Sequence[int]) -> int:
-        """Answer CONSUMEs of one topic until something stops them; returns how many.
-
-        It stops at an offset that is not visible yet, and that this connection may have just written.
-        """
-        if log is None:
-            self.reply(_EOF * len(offsets))
-            return len(offsets)
-        done = 0
-        while done < len(offsets):
-            offset = offsets[done]
-            window = self.broker.windows.get(self)
-            follows = window is not None and window.log is log and window.offset == offset
-            if window is not None and follows and window.records and offset >= log.first:
-                done += self._say_messages(window, offsets, done)
-            elif offset < log.visible:
-                self._read_ahead(log, offset, NEXT_READ_BYTES if follows else FIRST_READ_BYTES)
-                done += 1
-            elif offset < log.end and self.replies.pending:
-                break
-            else:
-                self.reply(_EOF)
-                done += 1
-            if self.stop_if_crowded() or self._turn_over():
-                break
-        return done
-
-    def _read_ahead(self, log: "Log", offset: int, size: int) -> None:
-        """Answer a CONSUME from the log, and keep what was read with it."""
-
-        def finish(records: bytes) -> None:
-            window = Window(log, offset, records)
-            self.broker.windows.put(self, window)
-            self._say_messages(window, (offset,), 0)
-
-        self._read(lambda done: log.read(offset, size, done), finish)
-
-    def _say_messages(self, window: Window, offsets: Sequence[int], start: int) -> int:
-        """Answer those of `offsets[start:]` that ask for the window's records in turn; returns how many."""
-        count, at = runs.consumed(offsets, start, window.records, window.at, window.offset, window.length)
-        lines, _ = runs.message_lines(window.records[window.at : at], window.offset)
-        window.advance(at)
-        self.counts.messages_consumed += count
-        self.reply(lines)
-        return count
-
-    def _fetch(self, fields: Sequence[bytes]) -> None:
-        settings = self.broker.settings
-        log = self._readable(fields[0])
-        offset = number_untrusted(fields[1], "offset")
-        size = min(number_untrusted(fields[2], "max-bytes"), settings.fetch_bytes_max)
-        wait_ms = number_untrusted(fields[3], "wait-ms") if len(fields) > 3 else 0
-        if log is not None and offset > log.end:
-            raise refusal_for(BeyondEnd(log.end))
-        if wait_ms and not self.broker.draining and (log is None or offset >= log.visible):
-            check_memory(self.topics.waiters.memory, READER_BYTES, self.user)
-            deadline = self.connection.now + min(wait_ms, settings.fetch_wait_ms_max) / 1000
-            fetch = Fetch(self, self.topics.waiters, fields[0].decode(), offset, size, deadline)
-            if self._fetches is None:
-                self._fetches = {}
-            self._fetches[fetch] = None
-            self._await_fetches()
-            fetch.start()
-            return
-        if log is None or offset >= log.visible:
-            if log is not None and offset < log.end:
-                self._await_turn()  # this connection may have just written it
-            self.reply(_EOF)
-            return
-
-        def finish(chunk: FileRange) -> None:
-            self.counts.bytes_fetched += chunk.length
-            self.reply(chunk_line(offset, chunk.length))
-            self.replies.reply(chunk.chunk())
-
-        self._read(lambda done: log.read_chunk(offset, size, done), finish)
-
-    def _await_fetches(self) -> None:
-        self.deadline(_FETCHES, min((fetch.deadline for fetch in self._fetches or ()), default=inf))
-
-    def _read(self, begin: Callable[[Callable[[Any], None]], None], finish: Callable[[Any], None]) -> None:
+    def read_log(self, begin: Callable[[Callable[[Any], None]], None], finish: Callable[[Any], None]) -> None:
         """Begin a read. `finish` gets what was read, now or later, and answers the request.
 
         Until then nothing more is taken from the peer, so this answer is the next. What the peer asks for
@@ -791,149 +636,23 @@ class Session(SessionBase):
                     result.release()
                 return
             if isinstance(result, StoreError):
-                self._refuse(result)
+                self.refuse(result)
             else:
                 finish(result)
             self.resume_input(_READ)
 
-        self._turn_over()
+        self.turn_over()
         begin(self.connection.guarded(done))
         if not finished:
             self.pause_input(_READ)
 
-    # -- the other requests
+    # -- listings
 
-    def _begin_tail(self, fields: Sequence[bytes]) -> None:
-        name, offset = topic_untrusted(fields[0]), number_untrusted(fields[1], "offset")
-        self._require(READ, fields[0])
-        check_memory(self.topics.waiters.memory, READER_BYTES, self.user)
-        self._tail = tail = Tail(self, self.topics.waiters, name, offset)
-        self._step(Event.TAIL_BEGINS)
-        self.connection.on_drained = self.drained
-        self.replies.slot(tail.start)
-        if self.broker.draining:
-            self._end(Event.INPUT_ENDS)
-
-    def _offsets(self, fields: Sequence[bytes]) -> None:
-        self._await_turn()
-        log = self._existing(READ, fields[0])
-        self.reply(b"OFFSETS %d %d\n" % (log.first, log.visible))
-
-    def _seek(self, fields: Sequence[bytes]) -> None:
-        self._await_turn()
-        unix_ms = number_untrusted(fields[1], "unix-ms")
-        log = self._existing(READ, fields[0])
-        self._turn_over()
-        self.reply(b"OK %d\n" % log.seek(unix_ms))
-
-    def _commit(self, fields: Sequence[bytes]) -> None:
-        group = name_untrusted(fields[0], "group")
-        self._require(READ, b"group/" + fields[0])
-        offset = number_untrusted(fields[2], "offset")
-        log = self._existing(READ, fields[1])
-        if offset < log.first:
-            raise Refusal(Code.OUT_OF_RANGE, f"the first kept offset is {log.first}")
-        if offset > log.visible:
-            self._await_turn()  # it may be about to be the end
-            raise Refusal(Code.BAD_OFFSET, f"beyond the end; the nearest below is {log.visible}")
-
-        def finish(_: bool) -> None:
-            try:
-                ticket = self.broker.groups.commit(group, log, offset, self.user)
-            except (StoreError, Refusal) as error:
-                self._refuse(error)
-            else:
-                self.reply_after(ticket, b"OK %d\n" % offset)
-
-        self._read(lambda done: log.is_record_start(offset, done), finish)
-
-    def _committed(self, fields: Sequence[bytes]) -> None:
-        group = name_untrusted(fields[0], "group")
-        self._require(READ, b"group/" + fields[0])
-        log = self._existing(READ, fields[1])
-        found = self.broker.groups.committed(group, log)
-        if found is None:
-            raise Refusal(Code.NO_COMMIT, f"group {group} has committed nothing of {log.name}")
-        offset, ticket = found
-        self._reply_after(ticket, b"OK %d\n" % offset)
-
-    def _delete(self, fields: Sequence[bytes]) -> None:
-        self._await_turn()
-        log = self._existing(MANAGE, fields[0])
-        ticket = self.broker.delete(log)
-        self.audit("delete", fields[0])
-        self.replies.reply_after(ticket, b"OK\n")
-
-    def _topics(self, fields: Sequence[bytes]) -> None:
-        self._await_turn()
-
-        def pieces() -> Iterator[tuple[bytes, bool]]:
-            after, last = "", False
-            while not last:
-                names = self.topics.page(after, LISTED_ROWS)
-                last = len(names) < LISTED_ROWS
-                rows = []
-                for name in names:
-                    log = self.topics.find(name)
-                    guard = self.guard
-                    if log is not None and (guard is None or guard.may_see(self.user, name)):
-                        rows.append(b"TOPIC %b %d %d\n" % (name.encode(), log.first, log.visible))
-                after = names[-1] if names else after
-                yield b"".join(rows), last
-
-        self._list(pieces())
-
-    def _marks(self, fields: Sequence[bytes]) -> None:
-        self._await_turn()
-        start, stop = number_untrusted(fields[1], "from"), number_untrusted(fields[2], "to")
-        log = self._existing(READ, fields[0])
-        stop = min(stop, log.visible)
-
-        def pieces() -> Iterator[tuple[bytes, bool]]:
-            at = listed = max(start, log.first)
-            while True:
-                end = min(stop, at + MARKED_BYTES)
-                rows = []
-                for mark in log.index_entries(at, end) if at < end else ():
-                    if mark.offset + mark.length > listed:  # else the piece before had it
-                        listed = mark.offset + mark.length
-                        row = (mark.offset, mark.length, mark.records, mark.crc32c, mark.first_ms)
-                        rows.append(b"MARK %d %d %d %d %d\n" % row)
-                at = max(end, listed)
-                yield b"".join(rows), at >= stop
-                if at >= stop:
-                    return
-
-        self._list(pieces())
-
-    def _ping(self, fields: Sequence[bytes]) -> None:
-        self.reply(b"PONG\n")
-
-    def _help(self, fields: Sequence[bytes]) -> None:
-        self.reply(HELP_LINE)
-
-    def _quit(self, fields: Sequence[bytes]) -> None:
-        self._end(Event.QUIT)
-
-    def _list(self, pieces: Iterator[tuple[bytes, bool]]) -> None:
-        """Write an answer of many lines piece by piece, as the peer reads, while other connections are
-        served.
-
-        `pieces`: each with whether it is the last.
-        """
-
-        def start(slot: ReplySlot) -> None:
-            self._listing = pieces, slot
-            self._list_more()
-
-        self.connection.on_drained = self.drained
-        self.replies.slot(start)
-
-    def _list_more(self) -> None:
+    def list_more(self) -> None:
         """Write the next piece of the listing under way, if any; the others when it is their turn."""
-        if self._listing is None:
+        if self.listing is None:
             return
-        pieces, slot = self._listing
+        pieces, slot = self.listing
         try:
             piece, last = next(pieces)
         except StoreError as error:
@@ -942,30 +661,18 @@ class Session(SessionBase):
             if last:
                 piece += b"END\n"
         if last:
-            self._listing = None
-            self._turn_over()
+            self.listing = None
+            self.turn_over()
             slot.resolve(piece)
             return
         slot.write(piece)
         outbox = self.connection.outbox
         if outbox.size <= outbox.bound:
-            self.soon(self._list_more)
+            self.soon(self.list_more)
 
     # -- answers
 
-    def _await_turn(self) -> None:
-        """Wait for earlier requests: this one looks at, or changes, what they change."""
-        if self.replies.pending:
-            raise _NotYetError
-
-    def _reply_after(self, ticket: "Ticket | None", reply: bytes) -> None:
-        """Answer one request once `ticket` is done; None: now."""
-        if ticket is None:
-            self.reply(reply)
-        else:
-            self.replies.reply_after(ticket, reply)
-
-    def _refuse(self, error: Refusal | StoreError, count: int = 1) -> None:
+    def refuse(self, error: Refusal | StoreError, count: int = 1) -> None:
         self._flush()
         self.reply(self.refused(error, count))
 
@@ -978,7 +685,7 @@ class Session(SessionBase):
         self.counts.count_refused(refusal, count)
         return refusal.line * count
 
-    def _turn_over(self) -> bool:
+    def turn_over(self) -> bool:
         """Look at the clock, after a request that takes longer than a line: whether others come first now."""
         over = self.turn.over_now()
         if over:
@@ -987,7 +694,7 @@ class Session(SessionBase):
 
     # -- states, and the end
 
-    def _step(self, event: Event) -> None:
+    def step(self, event: Event) -> None:
         state = self.state = TRANSITIONS[self.state][event]
         settings = self.broker.settings
         in_body = state in _BODIES
@@ -996,51 +703,28 @@ class Session(SessionBase):
 
     def _line_skipped(self) -> None:
         if self.state is State.SKIPPED_LINE:
-            self._step(Event.LINE_END)
+            self.step(Event.LINE_END)
             return
-        tail, self._tail = self._tail, None
+        tail, self.tail = self.tail, None
         assert tail is not None
         tail.end()
-        self._step(Event.TAIL_STOPPED)
-
-    def _end_http(self, line: bytes) -> None:
-        """A web page may have a browser send what it likes to any port: nothing behind this is executed."""
-        self.counts.http += 1
-        self.broker.log.warning(
-            "an HTTP request came to the LogMQ port: nothing of it was executed, and the connection is "
-            "closed; correct the address at `peer`, LogMQ does not speak HTTP",
-            peer=self.connection.peer,
-            line="(a login)" if line.startswith(b"AUTH ") else printable(line),
-        )
-        self._refuse(Refusal(Code.SYNTAX, "this is LogMQ, HTTP is not spoken here; closing"))
-        self._end(Event.HTTP)
-
-    def _end_tls(self) -> None:
-        """A handshake holds bytes that others chose, such as a server's ticket: no line in it is executed."""
-        self.counts.tls += 1
-        self.broker.log.warning(
-            "TLS came to the LogMQ port, which is set up without: the connection was closed, nothing was "
-            "executed; [logmq.tls] is where a certificate is set",
-            peer=self.connection.peer,
-        )
-        self._refuse(Refusal(Code.SYNTAX, "this is LogMQ without TLS; closing"))
-        self._end(Event.TLS)
+        self.step(Event.TAIL_STOPPED)
 
     def too_late(self) -> None:
         what = "the bytes of the message" if self.state in _BODIES else "the line"
         self.counts.too_late += 1
-        self._refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
-        self._end(Event.TOO_LATE)
+        self.refuse(Refusal(Code.SYNTAX, f"{what} took too long to come; closing"))
+        self.end_with(Event.TOO_LATE)
 
-    def _end(self, event: Event) -> None:
+    def end_with(self, event: Event) -> None:
         """Take no more input; pending answers are sent, then the connection ends."""
         if self.state is State.ENDING:
             return
         self.forget_input()
-        tail, self._tail = self._tail, None
+        tail, self.tail = self.tail, None
         if tail is not None:
             tail.end()
-        self._step(event)
+        self.step(event)
         self.finish_when_answered()
 
 
@@ -1054,31 +738,6 @@ class _Writable:
 
     def get(self, topic: bytes) -> "Log | None":
         return self.known.get(topic) if self.guard.may(self.user, WRITE, topic) else None
-
-
-def _log_in_first() -> Refusal:
-    return Refusal(Code.DENIED, "log in first: AUTH <user> <password>")
-
-
-_REQUESTS: MappingProxyType[bytes, Callable[[Session, Sequence[bytes]], None]] = MappingProxyType(
-    {
-        b"CONSUME": Session._consume,
-        b"FETCH": Session._fetch,
-        b"MARKS": Session._marks,
-        b"TAIL": Session._begin_tail,
-        b"OFFSETS": Session._offsets,
-        b"SEEK": Session._seek,
-        b"TOPICS": Session._topics,
-        b"COMMIT": Session._commit,
-        b"COMMITTED": Session._committed,
-        b"DELETE": Session._delete,
-        b"PING": Session._ping,
-        b"HELP": Session._help,
-        b"QUIT": Session._quit,
-    }
-)
-"""Handlers of requests other than PRODUCE, APPEND and BATCH, which `_line` handles itself for speed. A method
-gets the fields of a grammatical line. It raises Refusal, and `_NotYetError` to wait for earlier requests."""
 
 
 def _without_cr(line: bytes) -> bytes:

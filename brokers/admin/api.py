@@ -32,8 +32,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.routing import Route
 
 from brokers.admin.listing import LOOK_AT_ONE_SECONDS, is_number, listed, row_of
 from brokers.commands.control import ROOT, name_in
@@ -84,22 +83,19 @@ register_url_convertor("names", _Names())
 
 
 def routes(
-    everything: Callable[[], ObjectsByProtocol],
-    overview: Callable[[], Mapping[str, Any]],
-    own: Sequence[Operation],
-    backups: Path,
+    everything: Callable[[], ObjectsByProtocol], own: Sequence[Operation], backups: Path
 ) -> list[Route]:
     """The routes of the API. `everything` returns (protocol, its objects of one kind) pairs. `backups`: the
     folder of the files that are written and read over TCP."""
 
-    async def see(_: Request) -> Response:
-        return as_json(overview())
-
     async def describe(_: Request) -> Response:
-        return as_json(openapi(everything(), own))
+        return as_json(openapi(everything(), operations))
 
-    async def objects(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         parts = parts_behind(request, ROOT)
+        by_method = {str(each.method): each for each in operations if each.path == f"/{'/'.join(parts)}"}
+        if by_method:
+            return await _operate(by_method, request)
         kind = KINDS.get(parts[0])
         if kind is None:
             raise HTTPException(404, f"there is no {parts[0]} here; there are {', '.join(sorted(KINDS))}")
@@ -110,21 +106,8 @@ def routes(
             return as_json(await listed(kind, of_kind, request.query_params))
         return await _create(of_kind, request, backups)
 
-    by_path: dict[str, dict[str, Endpoint]] = {"/overview": {"GET": see}, "/openapi.json": {"GET": describe}}
-    for each in own:
-        by_path.setdefault(each.path, {})[each.method] = _strict(each)
-    return [
-        *(_WholePath(f"{ROOT}{path}", _by_method(ends), methods=[*ends]) for path, ends in by_path.items()),
-        _AnyMethod(f"{ROOT}/{{rest:names}}", objects),
-    ]
-
-
-class _WholePath(Route):
-    """A route that no other one follows for its path: every method that it has not is 405."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, found = super().matches(scope)
-        return (Match.FULL if match is Match.PARTIAL else match), found
+    operations = (*own, Operation("/openapi.json", "This document.", describe))
+    return [_AnyMethod(f"{ROOT}/{{rest:names}}", answer)]
 
 
 class _AnyMethod(Route):
@@ -135,27 +118,19 @@ class _AnyMethod(Route):
         self.methods = None
 
 
-def _by_method(ends: Mapping[str, Endpoint]) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        return await ends["GET" if request.method == "HEAD" else request.method](request)
-
-    return endpoint
+async def _operate(by_method: Mapping[str, Operation], request: Request) -> Response:
+    """Answer with an operation. Unknown parameters are refused: a mistyped dry run must not run for real."""
+    operation = by_method.get("GET" if request.method == "HEAD" else request.method)
+    if operation is None:
+        allowed = [*(LOOKING if "GET" in by_method else ()), *(["POST"] if "POST" in by_method else ())]
+        raise _not_allowed(request, allowed, f"there is {', '.join(by_method)}")
+    refuse_unknown(operation.path, request.query_params, operation.query)
+    return await operation.endpoint(request)
 
 
 def _not_allowed(request: Request, allowed: Iterable[str], why: str) -> HTTPException:
     """The error (405) for a method that a path does not have."""
     return HTTPException(405, f"{request.method} does nothing here; {why}", {"Allow": ", ".join(allowed)})
-
-
-def _strict(operation: Operation) -> Endpoint:
-    """The operation's endpoint, which refuses unknown parameters: a mistyped dry run must not run for
-    real."""
-
-    async def endpoint(request: Request) -> Response:
-        refuse_unknown(operation.path, request.query_params, operation.query)
-        return await operation.endpoint(request)
-
-    return endpoint
 
 
 def refuse_unknown(name: str, given: Iterable[str], takes: Collection[str]) -> None:
@@ -401,7 +376,7 @@ _FAULT = {
 
 def openapi(everything: ObjectsByProtocol, own: Sequence[Operation]) -> Mapping[str, Any]:
     """The API as an OpenAPI document, with the kinds, columns and actions of the running protocols."""
-    paths: dict[str, Any] = {f"{ROOT}/overview": {"get": _operation("What runs, and how it is.")}}
+    paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {
         "Problem": {
             "type": "object",

@@ -76,7 +76,7 @@ def application(host: "Host") -> Starlette:
             Route("/metrics", endpoints.metrics),
             Route("/metrics/detailed", endpoints.detailed_metrics),
             *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
-            *api.routes(host.objects, host.overview, operations, host.backups),
+            *api.routes(host.objects, operations, host.backups),
             *views.routes(host.objects, host.overview, host.status),
             Route("/verbs", _removed),
             Route("/{protocol}/{verb}", _removed, methods=["POST"]),
@@ -87,7 +87,7 @@ def application(host: "Host") -> Starlette:
 
 def of_objects(everything: Callable[[], ObjectsByProtocol]) -> Starlette:
     """The API alone, over the objects of services that nobody serves."""
-    return _starlette(api.routes(everything, dict, (), Path()))
+    return _starlette(api.routes(everything, (), Path()))
 
 
 def _starlette(routes: Sequence[BaseRoute]) -> Starlette:
@@ -120,6 +120,7 @@ class _Endpoints:
 
     def operations(self) -> Sequence[Operation]:
         return (
+            Operation("/overview", "What runs, and how it is.", self.overview),
             Operation(
                 "/history",
                 "What it did in the last 15 minutes, every 5 s.",
@@ -206,6 +207,9 @@ class _Endpoints:
                     yield part
 
         return Stream(pieces(), media_type=metrics.CONTENT_TYPE)
+
+    async def overview(self, _: Request) -> Response:
+        return api.as_json(self._host.overview())
 
     async def history(self, request: Request) -> Response:
         return api.as_json(self._host.rates.history(request.query_params.get("after", "")))

@@ -14,7 +14,8 @@ from typing import Any
 import structlog
 import trio
 
-from brokers.bridges.bridge import Bridge, KeptPositions
+from brokers.bridges.bridge import Bridge
+from brokers.bridges.positions import KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.settings.config import Config
 from shared.access import Access, User

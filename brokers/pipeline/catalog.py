@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from brokers.pipeline.source.options import SourceOptions
     from brokers.pipeline.tables import Offered
 
+QUERIES = Path(__file__).parent / "sql"
+"""The queries that come along, a file each."""
 OF_ALL = (VOLUMES, LIVES, PLACES, KEPT)
 TOPICS_MAX = 200
 """Each is a format and a table of Spark's catalog, a tenth of a second. All are in `logmq.records`."""

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline import doctor
 from brokers.pipeline.archiving import cli as archiving
+from brokers.pipeline.catalog import QUERIES
 from brokers.pipeline.reading import ReadOptions, a_folder
 from brokers.pipeline.running import spark_for
 from brokers.pipeline.session import LITTLE, require_spark
@@ -19,7 +20,6 @@ from shared.cli.app import protocol_app
 from shared.cli.options import Json, a_path
 from shared.errors import UsageError
 
-QUERIES = Path(__file__).parent / "sql"
 READ_DEFAULTS = ReadOptions()
 _WAREHOUSE = "spark.sql.warehouse.dir"
 """Spark would make an empty folder spark-warehouse where the command is called."""
@@ -75,14 +75,15 @@ def sql(
 
 def query_of(given: str) -> str:
     """Return a query: the text itself, that of a file, or that of one of ours. Raises Failure, OSError."""
-    if (QUERIES / f"{given}.sql").is_file():
-        return (QUERIES / f"{given}.sql").read_text()
-    if given.strip() and len(given.split()) > 1:
+    ours = {path.stem: path for path in QUERIES.glob("*.sql")}
+    if given in ours:
+        return ours[given].read_text()
+    if len(given.split()) > 1:
         return given
     file = a_folder(given, "QUERY")
     if not file.is_file():
-        ours = ", ".join(sorted(path.stem for path in QUERIES.glob("*.sql")))
-        raise Failure(f"{given!r} is no query, no file, and none of {ours}", ExitCode.MISSING)
+        text = f"{given!r} is no query, no file, and none of {', '.join(sorted(ours))}"
+        raise Failure(text, ExitCode.MISSING)
     return file.read_text()
 
 

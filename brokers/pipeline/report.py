@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from brokers.escape import escape
+from brokers.pipeline.catalog import QUERIES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,6 @@ LARGEST = 50
 POINTS_MAX = 300
 """Points of time in the picture."""
 _STEPS = (1, 10, 60, 600, 3600, 86_400)
-_SQL = Path(__file__).parent / "sql"
 
 _TOTALS = """
 SELECT protocol, name, sum(messages) AS messages, sum(bytes) AS bytes, min(time) AS first, max(time) AS last
@@ -68,13 +68,14 @@ def figures(spark: "SparkSession") -> Figures:
     totals = _largest(spark, _TOTALS, "protocol", "name", first="min", last="max")
     step = _step(totals)
     spark.sql(_LIVES.format(most=LARGEST)).createOrReplaceTempView("largest_lives")
+    latency = (QUERIES / "latency.sql").read_text().replace("FROM lives", "FROM largest_lives")
     return Figures(
         totals=totals,
         step=step,
         over_time=_rows(spark, _OVER_TIME.format(step=step)),
-        latency=_rows(spark, (_SQL / "latency.sql").read_text().replace("FROM lives", "FROM largest_lives")),
+        latency=_rows(spark, latency),
         outcomes=_rows(spark, _OUTCOMES.replace("FROM lives", "FROM largest_lives")),
-        lag=_largest(spark, (_SQL / "lag.sql").read_text(), "protocol", "reader", "name", seconds="max"),
+        lag=_largest(spark, (QUERIES / "lag.sql").read_text(), "protocol", "reader", "name", seconds="max"),
         faults=_rows(spark, _FAULTS.format(most=LARGEST)),
     )
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dms import events, records
+from dms import records
 from dms.records import RecordKind, SeqRange
 from dms.settings import DmsSettings
-from dms.tables import TABLES, contents, volumes
+from dms.tables import TABLES, contents, events, volumes
 from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
 from tests.dms.world import World

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -45,6 +45,34 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     found.sparkContext.setLogLevel("ERROR")
     yield found
     found.stop()
+
+
+_VIEWED: list[Path] = []
+"""The folder whose tables the session has."""
+
+
+def viewed(spark: "SparkSession", folder: Path) -> None:
+    """Make a folder's tables, unless they are those that the session has: that takes seconds."""
+    from brokers.pipeline import views
+
+    if [folder] != _VIEWED:
+        views(spark, folder)
+        _VIEWED[:] = [folder]
+
+
+@pytest.fixture
+def asked(spark: "SparkSession", passed: Path) -> Callable[[str], list[dict[str, Any]]]:
+    """`asked(query)`: its rows, over the tables of `passed`."""
+    viewed(spark, passed)
+    return lambda query: spark.sql(query).toArrow().to_pylist()
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    """The test makes other tables."""
+    _VIEWED.clear()
+    yield
+    _VIEWED.clear()
 
 
 @pytest.fixture

@@ -154,20 +154,6 @@ def test_a_stream_goes_on_behind_what_retention_has_taken(
         assert "retention dropped it" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("limit", [*LIMITS, stream.Limit(records=1), stream.Limit(length=1)])
-def test_every_plan_moves_on_where_something_is_before_it(
-    dropped: Path, given: Callable[[Path], Given], limit: stream.Limit
-) -> None:
-    chosen = given(dropped)()
-    start = at_the_beginning(chosen)
-    (source,) = chosen.sources
-    place = start["logs"][source]["orders"]
-    for _ in range(3):
-        end = follow(chosen, start, limit)
-        assert end["logs"][source]["orders"][0] > place[0]
-        start, place = end, end["logs"][source]["orders"]
-
-
 @pytest.mark.parametrize("limit", [*LIMITS, stream.Limit(records=100), stream.Limit()])
 def test_a_limit_that_ends_in_a_damaged_entry_costs_that_entry_alone(
     damaged: Path, given: Callable[[Path], Given], limit: stream.Limit, capfd: pytest.CaptureFixture[str]

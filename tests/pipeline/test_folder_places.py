@@ -92,19 +92,6 @@ def test_a_log_that_the_catalog_does_not_have_yet_is_found(tmp_path: Path) -> No
     in_store(data, find)
 
 
-def test_names_that_only_the_journal_has_are_their_namespaces_own(tmp_path: Path) -> None:
-    data, long = tmp_path / "data", "ü" * 60
-
-    async def find(store: Store) -> None:
-        for namespace in ("dms", "other"):
-            add(store, namespace, long + namespace, [b"a"])
-        await store.flush()
-        with closing(FolderReader(str(data), "dms")) as opened:
-            assert list(opened.logs(TopicChoice(pattern=".*"))) == [long + "dms"]
-
-    in_store(data, find)
-
-
 def dropped(folder: Path, below: int | None, *, clean: bool) -> int:
     """Retention drops what stands before a place, or all; where the log begins then.
 
@@ -281,15 +268,6 @@ def test_columns_that_cannot_be_had_are_refused(folder: Path, columns: str) -> N
         fields = fields.add(name, kind, nullable=not rest)
     with pytest.raises(ConfigError, match="schema: the source has these columns"):
         source.reader(fields)
-
-
-def test_times_lead_to_the_entry_with_the_first_record_of_that_time(folder: Path) -> None:
-    every = entries_of(folder)
-    assert place(folder, "starting", startingTimestamp="0") == 0
-    after = str(every[-1].last_ms + 1)
-    assert place(folder, "ending", endingTimestamp=after) == every[-1].end
-    with pytest.raises(ConfigError, match="startingOffsetsByTimestampStrategy"):
-        place(folder, "starting", startingTimestamp=after)
 
 
 def test_a_time_is_that_of_the_first_entry_with_a_record_of_it_or_later(folder: Path) -> None:

@@ -90,14 +90,6 @@ def test_what_the_index_does_not_vouch_for_is_not_read(tmp_path: Path) -> None:
     assert values(options(folder), shorter) == RECORDS[: len(values(options(folder), shorter))]
 
 
-def test_a_loss_is_told_as_far_as_it_was_asked_for(folder: Path) -> None:
-    span, second = whole(folder), entries_of(folder)[1]
-    flip(folder / "logmq" / "orders.log", (second.offset + 50) * 8)
-    inside = [offset_of(n) for n in range(len(RECORDS)) if second.offset < offset_of(n) < second.end]
-    with pytest.raises(DataLoss, match=f"offsets {inside[0]} to {inside[-1]} are lost"):
-        values(options(folder), attrs.evolve(span, start=inside[0], stop=inside[-1]))
-
-
 def test_a_damaged_range_is_passed_over_and_told_where_that_is_wanted(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,6 @@ from brokers.pipeline.source.ranges import LogRange
 from brokers.pipeline.source.reader import DataLoss, LossPolicy
 from brokers.pipeline.source.servers import SAME_MS, ServerReader
 from brokers.pipeline.source.stream import Offset
-from logmq.wire import Refusal
 from tests.pipeline.folders import follow
 from tests.pipeline.served import (
     IMPATIENT,
@@ -104,13 +103,6 @@ def test_topics_are_found_by_name_or_pattern(fresh: Server) -> None:
         assert {name: (log.start, log.stop) for name, log in found.items()} == {"b": (0, 9), "a.2": (0, 14)}
         speak(fresh.address("logmq"), b"DELETE b\n")
         assert list(served.logs(TopicChoice(("b",)))) == []
-
-
-def test_a_name_that_no_topic_can_have_is_not_asked_for(one: Server) -> None:
-    with opened(one) as served:
-        with pytest.raises(Refusal, match="BAD_TOPIC"):
-            served.logs(TopicChoice(("x\nDELETE orders",)))
-        assert served.logs(ORDERS)["orders"].stop == len(LOG)
 
 
 def test_a_server_that_is_down_is_named() -> None:

@@ -37,6 +37,11 @@ def test_rows_go_to_the_topics_they_name(spark: "SparkSession", server: Server) 
     for topic in (0, 1):
         expected = sorted(f"m{number}".encode() for number in range(3000) if number % 2 == topic)
         assert sorted(messages(server, f"t{topic}")) == expected
+    rows = spark.read.format("logmq").option("servers", where(server)).option("subscribe", "t0").load()
+    assert len(rows.toPandas()) == 1500
+    assert {field.name for field in attrs.fields(sink.Done)} == {"pieces", "records"}, (
+        "no row passes the driver"
+    )
 
 
 def test_a_task_that_runs_again_writes_nothing_twice(
@@ -90,14 +95,6 @@ def test_a_stream_with_the_writer_of_another_writes_its_own_rows(
         query = stream.option("checkpointLocation", str(tmp_path / f"{run}-checkpoint"))
         query.trigger(availableNow=True).start().awaitTermination()
     assert messages(server, "both") == [b"a1", b"a2", b"b1", b"b2"]
-
-
-def test_nothing_of_the_rows_passes_the_driver(spark: "SparkSession", server: Server) -> None:
-    rows = spark.range(0, 40, 1, 4)
-    frame = rows.selectExpr("repeat('x', 1000) AS value", "concat('many', id % 5) AS topic")
-    append(server, frame)
-    assert sum(len(messages(server, f"many{topic}")) for topic in range(5)) == 40
-    assert {field.name for field in attrs.fields(sink.Done)} == {"pieces", "records"}
 
 
 def test_an_epoch_that_is_run_again_writes_nothing_twice(
@@ -249,12 +246,6 @@ def test_the_function_of_a_stream_may_write_each_of_its_batches(
     stream = stream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
     stream.start().awaitTermination()
     assert sorted(messages(server, "by-function")) == [b"one", b"two"]
-
-
-def test_rows_become_pandas(spark: "SparkSession", server: Server) -> None:
-    append(server, spark.range(7).selectExpr("concat('m', id) AS value"), topic="pandas")
-    rows = spark.read.format("logmq").option("servers", where(server)).option("subscribe", "pandas").load()
-    assert len(rows.toPandas()) == 7
 
 
 def test_a_topic_is_not_overwritten(spark: "SparkSession", server: Server) -> None:

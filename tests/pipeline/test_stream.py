@@ -166,12 +166,6 @@ def test_a_stream_goes_on_where_its_folder_was_moved(folder: Path) -> None:
     assert between(chosen, start, follow(chosen, start)) == [b"later"]
 
 
-def test_a_first_batch_that_is_run_again_is_read_where_its_folder_was_moved(folder: Path) -> None:
-    first = follow(options(folder, streaming=True, startingOffsets="earliest"), stream.INITIAL)
-    moved = folder.rename(folder.parent / "moved")
-    assert between(options(moved, streaming=True), stream.INITIAL, first) == RECORDS
-
-
 def names(folder: Path) -> list[Path]:
     """A link to a folder, and other names of it."""
     link = folder.parent / "link"

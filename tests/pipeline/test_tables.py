@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from brokers.pipeline import views
 from brokers.pipeline.source.data_source import TableDataSource
 from brokers.pipeline.tables import NoTable, table_of
-from dms import events, records
-from dms.lifecycles import LIFECYCLES
+from dms import records
 from dms.records import RecordKind
+from dms.tables import events
+from dms.tables.lifecycles import LIFECYCLES
 from shared.errors import ConfigError
 from tests.dms import plain_events
 from tests.dms.busy import QUEUES, busy
+from tests.pipeline.conftest import viewed
 from tests.pipeline.passed import BILLS, ORDERS, records_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_what_a_bridge_held_ahead_and_never_tried_was_not_delivered(spark: "Spar
 
 
 def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> None:
-    views(spark, passed, topics=None)
+    viewed(spark, passed)
     found = by_message(spark.table("dms.lives"))
     those = [record for queue in ("jobs", "dead") for record in records_of(passed, "dms", queue)]
     assert found == plain_events.lives(those)
@@ -90,7 +91,7 @@ def test_lives_of_what_a_server_wrote(spark: "SparkSession", passed: Path) -> No
 
 
 def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: Path) -> None:
-    views(spark, passed, topics=None)
+    viewed(spark, passed)
     sums: Counter[tuple[str, str, str]] = Counter()
     for row in spark.table("volumes").toArrow().to_pylist():
         assert row["fault"] is None
@@ -111,7 +112,7 @@ def test_volumes_count_every_protocols_messages(spark: "SparkSession", passed: P
 def test_a_sessions_own_time_zone_and_strings_do_not_matter(
     spark: "SparkSession", configure: Callable[[str, str], None], passed: Path
 ) -> None:
-    views(spark, passed, topics=None)
+    viewed(spark, passed)
 
     def events_of() -> list[dict[str, Any]]:
         rows = spark.sql("SELECT * FROM dms.events ORDER BY log, `offset`, seq").toArrow().to_pylist()

@@ -1,14 +1,15 @@
 """Views: a data folder, or what servers give, is tables of SQL in one call; and what is asked of them."""
 
 import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from brokers.pipeline import catalog, cli, report, views
-from brokers.pipeline.reading import ReadOptions
+from brokers.pipeline.report import Figures
+from tests.pipeline.conftest import viewed
 from tests.pipeline.folders import ORDERS as TOPIC
 from tests.pipeline.passed import BILLS, ORDERS, READ
 from tests.pipeline.served import where
@@ -22,33 +23,29 @@ NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 NASTY = '<script>alert("x")</script>\x1b[31m\u202e'
 
 
-@pytest.fixture
-def asked(spark: "SparkSession") -> Callable[[str], list[dict[str, Any]]]:
-    return lambda query: spark.sql(query).toArrow().to_pylist()
+Asked = Callable[[str], list[dict[str, Any]]]
 
 
-def test_every_topic_and_every_table_is_there_in_one_call(
-    spark: "SparkSession", passed: Path, asked: Callable[[str], list[dict[str, Any]]]
+@pytest.mark.usefixtures("others")
+def test_every_topic_and_every_table_is_there_in_one_call_until_another_folder_takes_their_place(
+    spark: "SparkSession", passed: Path, tmp_path: Path
 ) -> None:
+    def asked(query: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = spark.sql(query).toArrow().to_pylist()
+        return rows
+
     made = views(spark, passed)
     assert {"dms.lives", "logmq.records", "logmq.orders", "logmq.bills", "volumes", "logs"} <= set(made)
-    rows = asked("SELECT value FROM logmq.orders ORDER BY `offset`")
-    assert [row["value"] for row in rows] == ORDERS
-    for name in made:
-        assert asked(f"SELECT count(*) AS count FROM {name}")[0]["count"] >= 0
-    assert asked("SELECT count(*) AS count FROM logmq.records")[0]["count"] == len(ORDERS) + len(BILLS)
-
-
-def test_another_folder_takes_the_place_of_the_first(
-    spark: "SparkSession", passed: Path, tmp_path: Path, asked: Callable[[str], list[dict[str, Any]]]
-) -> None:
-    views(spark, passed)
+    assert [row["value"] for row in asked("SELECT value FROM logmq.orders ORDER BY `offset`")] == ORDERS
+    assert asked("SELECT count(*) AS count FROM logmq.records") == [{"count": len(ORDERS) + len(BILLS)}]
+    assert asked("SELECT count(*) AS count FROM kept") == [{"count": 0}]
     fill(tmp_path / "other", {TOPIC: [b"one"]})
     views(spark, tmp_path / "other")
     assert asked("SELECT value FROM logmq.orders") == [{"value": b"one"}]
     assert asked("SELECT count(*) AS count FROM lives") == [{"count": 0}]
 
 
+@pytest.mark.usefixtures("others")
 def test_a_name_that_sql_does_not_take_is_made_one_and_a_second_of_it_is_told(
     spark: "SparkSession",
     tmp_path: Path,
@@ -68,44 +65,38 @@ def test_a_name_that_sql_does_not_take_is_made_one_and_a_second_of_it_is_told(
     assert "2 topics: 1 of them get a table" in capsys.readouterr().err
 
 
-def test_servers_give_topics_and_rows_can_be_added_to_them(
-    spark: "SparkSession", server: Server, asked: Callable[[str], list[dict[str, Any]]]
-) -> None:
+@pytest.mark.usefixtures("others")
+def test_servers_give_topics_and_rows_can_be_added_to_them(spark: "SparkSession", server: Server) -> None:
     speak(server.address("logmq"), b"PRODUCE shop a\nPRODUCE shop b\n")
     made = views(spark, servers=where(server))
     assert "logmq.shop" in made
     assert "dms.lives" not in made
     spark.sql("INSERT INTO logmq.shop (value) VALUES (cast('c' AS binary))")
-    rows = asked("SELECT value FROM logmq.shop ORDER BY `offset`")
-    assert [row["value"] for row in rows] == [b"a", b"b", b"c"]
+    rows = spark.sql("SELECT value FROM logmq.shop ORDER BY `offset`").collect()
+    assert [bytes(row.value) for row in rows] == [b"a", b"b", b"c"]
 
 
 # -- the queries that come along
 
 
-@pytest.fixture
-def ran(passed: Path, spark: "SparkSession") -> Callable[[str], list[dict[str, Any]]]:
-    return lambda query: list(cli.sql(str(passed), query, reading=ReadOptions(master="local[2]")))
-
-
-def test_throughput_counts_what_passed(ran: Callable[[str], list[dict[str, Any]]]) -> None:
+def test_throughput_counts_what_passed(asked: Asked) -> None:
     sums: dict[str, int] = {}
-    for row in ran("throughput"):
+    for row in asked(cli.query_of("throughput")):
         sums[row["name"]] = sums.get(row["name"], 0) + row["messages"]
         assert row["messages_per_second"] == row["messages"] / 60
     assert sums == {"orders": len(ORDERS), "bills": len(BILLS), "jobs": 20, "dead": 3}
 
 
-def test_latency_ranks_those_that_left_a_queue(ran: Callable[[str], list[dict[str, Any]]]) -> None:
-    rows = {(row["name"], row["measure"]): row for row in ran("latency")}
+def test_latency_ranks_those_that_left_a_queue(asked: Asked) -> None:
+    rows = {(row["name"], row["measure"]): row for row in asked(cli.query_of("latency"))}
     assert rows["jobs", "in_queue_ms"]["messages"] == 8
     assert rows["jobs", "until_delivered_ms"]["messages"] == 10
     for row in rows.values():
         assert 0 <= row["p50_ms"] <= row["p99_ms"] <= row["p999_ms"] <= row["max_ms"]
 
 
-def test_lag_is_what_each_group_has_not_read(ran: Callable[[str], list[dict[str, Any]]]) -> None:
-    rows = {(row["reader"], row["name"]): row for row in ran("lag")}
+def test_lag_is_what_each_group_has_not_read(asked: Asked) -> None:
+    rows = {(row["reader"], row["name"]): row for row in asked(cli.query_of("lag"))}
     assert {key: (row["messages"], row["bytes"]) for key, row in rows.items()} == {
         ("billing", "orders"): (len(ORDERS) - READ, sum(map(len, ORDERS[READ:]))),
         ("billing", "bills"): (len(BILLS), sum(map(len, BILLS))),
@@ -115,23 +106,30 @@ def test_lag_is_what_each_group_has_not_read(ran: Callable[[str], list[dict[str,
     assert all(row["lost_bytes"] == 0 for row in rows.values())
 
 
+@pytest.mark.usefixtures("others")
 def test_a_query_is_text_or_a_file(passed: Path, tmp_path: Path, spark: "SparkSession") -> None:
     text = "SELECT outcome, count(*) AS messages FROM dms.lives GROUP BY outcome ORDER BY outcome"
     (tmp_path / "lives.sql").write_text(text)
-    by_text = cli.sql(str(passed), text)
-    assert cli.sql(str(passed), str(tmp_path / "lives.sql")) == by_text
-    assert {row["outcome"]: row["messages"] for row in by_text}["acknowledged"] == 5
-    assert len(cli.sql(str(passed), text, limit=1)) == 1
-    assert cli.sql(str(passed), "CREATE OR REPLACE TEMPORARY VIEW kept_here AS SELECT 1 AS one") is None
+    rows = cli.sql(str(passed), str(tmp_path / "lives.sql"))
+    assert {row["outcome"]: row["messages"] for row in rows}["acknowledged"] == 5
+    long = f"{text} -- {'x' * 300}"  # longer than a file's name
+    assert cli.sql(str(passed), long, limit=1) == rows[:1]
 
 
 # -- the page
 
 
 @pytest.fixture(scope="module")
-def page(passed: Path, spark: "SparkSession") -> Iterator[str]:
-    views(spark, passed, topics=None)
-    return report.page(report.figures(spark), NASTY, NOW)
+def figures(passed: Path, spark: "SparkSession") -> Figures:
+    viewed(spark, passed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "LARGEST", 2)
+        return report.figures(spark)
+
+
+@pytest.fixture
+def page(figures: Figures) -> str:
+    return report.page(figures, NASTY, NOW)
 
 
 def test_a_report_says_what_passed(page: str) -> None:
@@ -151,12 +149,7 @@ def test_names_are_text_in_a_report(page: str) -> None:
     assert "\u202e" not in page
 
 
-def test_names_behind_the_largest_are_one_row(
-    spark: "SparkSession", passed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "LARGEST", 2)
-    views(spark, passed, topics=None)
-    figures = report.figures(spark)
+def test_names_behind_the_largest_are_one_row(figures: Figures) -> None:
     assert [(row["name"], row["messages"]) for row in figures.totals] == [
         ("orders", len(ORDERS)),
         ("bills", len(BILLS)),
@@ -166,9 +159,7 @@ def test_names_behind_the_largest_are_one_row(
     assert len({row["name"] for row in figures.outcomes}) == 2
 
 
-def test_a_folder_in_which_nothing_passed_makes_a_page(spark: "SparkSession", tmp_path: Path) -> None:
-    fill(tmp_path / "data", {})
-    views(spark, tmp_path / "data")
-    page = report.page(report.figures(spark), "data", NOW)
+def test_a_folder_in_which_nothing_passed_makes_a_page() -> None:
+    page = report.page(Figures([], 1, [], [], [], [], []), "data", NOW)
     assert "Nothing has passed through yet." in page
     assert "0 messages (0 bytes) to 0 names." in page

@@ -42,14 +42,6 @@ def test_all_is_archived_by_several_tasks_in_several_rounds(folder: Path, tmp_pa
     assert archived(folder, tmp_path / "archive", once=True) == []
 
 
-def test_each_log_has_its_part_of_every_round(folder: Path, tmp_path: Path) -> None:
-    fill(folder, {("logmq", name): [b"x"] * 50 for name in ("bills", "calls")})
-    (one,) = archived(folder, tmp_path / "archive", once=True)
-    assert (one.records, one.behind_bytes) == (len(RECORDS) + 100, 0)
-    logs = committed(LocalFiles(tmp_path / "archive")).manifest.logs.values()
-    assert {log.topic: log.records for log in logs} == {"bills": 50, "calls": 50, "orders": len(RECORDS)}
-
-
 def test_a_place_that_leaves_records_out_in_silence_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

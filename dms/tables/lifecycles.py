@@ -14,7 +14,7 @@ counts.
 
 from collections.abc import Iterable
 
-from dms.events import ACKNOWLEDGED, DELIVERED, GONE, KEPT, MOVED, PRODUCED, RETURNED, SNAPSHOT
+from dms.tables.events import ACKNOWLEDGED, DELIVERED, GONE, KEPT, MOVED, PRODUCED, RETURNED, SNAPSHOT
 
 OUTCOMES = {
     (ACKNOWLEDGED, None): "acknowledged",

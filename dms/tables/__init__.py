@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dms import events, records
-from dms.lifecycles import LIFECYCLES
+from dms import records
 from dms.settings import NAMESPACE
+from dms.tables import events
+from dms.tables.lifecycles import LIFECYCLES
 from shared.tables.table import LIVES, PAYLOAD, LogTable
 from shared.tables.volumes import added_up, volumes_table
 
