@@ -68,8 +68,6 @@ _INLINE_LOGS_MAX = 64
 besides its bytes, and a read of its index after a start."""
 _INLINE_LIGHT_MAX = 1024
 """A batch with more logs that have light appends alone is committed in a thread, too: 1.6 us each."""
-_INLINE_UNAWAITED_BYTES = 16 << 10
-"""A larger commit with records that nobody waits for is made in a thread."""
 _INLINE_BUSY = 8
 """On a busy loop, a sync on the loop may take this many times as long as on an idle one."""
 _RECENT_BYTES_MAX = 1 << 20
@@ -830,7 +828,6 @@ class Committer:
                     return False
         return (
             size <= settings.inline_bytes_max
-            and not (batch.unawaited and size > _INLINE_UNAWAITED_BYTES)
             and (batch.log_count <= _INLINE_LOGS_MAX or self._may_be_light(batch))
             and (size <= self.journal.room or self.journal.is_ready(size))
         )
@@ -931,7 +928,7 @@ class Committer:
         `LogCommit`.
         """
         size = parts[-1].end - parts[0].offset
-        return size <= self._light_most and log.entries_written != UNKNOWN and not log.unawaited
+        return size <= self._light_most and log.entries_written != UNKNOWN
 
     def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool) -> LogCommit:
         """Say which way the appends of a log go that is not light.

@@ -308,7 +308,7 @@ class Log:
     rolled_back: "Callable[[Log], None] | None" = None
     """Called when appends were rolled back: `end` is `visible` again."""
     unawaited: bool = False
-    """Nobody waits for these records or reads them soon: save the loop's time and the system's page cache."""
+    """Nobody waits for these records: however many wait for the disk, the store is not congested."""
 
     # The rest belongs to the storage core, which changes it in the trio thread only.
     file: LogFile = attrs.field(init=False)

@@ -117,25 +117,6 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
 
 
 @pytest.mark.parametrize(
-    ("unawaited", "size", "inline"), [(False, 20_000, 1), (True, 20_000, 0), (True, 9, 1)]
-)
-async def test_the_loop_does_not_write_much_that_nobody_waits_for(
-    unawaited: bool, size: int, inline: int
-) -> None:
-    store = await open_store(FakeDisk())
-    (log,) = await logs_of(store, INTERVAL)
-    log.unawaited = unawaited
-    async with running(store):
-        before = store.statistics().inline_commits
-        _, ticket = log.append(records(bytes(size)), 1)
-        store.commit_pending()
-        assert store.statistics().inline_commits == before + inline
-        assert ticket.done is bool(inline)
-        await store.wait(ticket)
-    assert await read_all(log) == [bytes(size)]
-
-
-@pytest.mark.parametrize(
     ("mode", "tail_log_bytes", "restarted", "inline"),
     [
         (ALWAYS, 256 * KIB, False, 1),
