@@ -5,7 +5,7 @@ message, and what may not be seen of them. `Ages` bounds how long a server has s
 uncertain. `DmsModel` is all that clients know: it is told what they send and read, and raises
 BrokenPromiseError. The simulation and the property tests use all of it. The trials of kills and power cuts
 have processes of their own and real time, promises that end with a sync, and hundreds of thousands of
-messages. So they keep books instead (`tests/trials/dms_ledger.py`), and judge fates by the same rules.
+messages. So they keep books instead (`tests/trials/queue_ledger.py`), and judge fates by the same rules.
 
 Nothing here knows what the server does inside, every message has its own body, and each request is an
 interval: from the tick at which it was sent (`begun`) to that of its answer, or to the tick at which the

@@ -1,16 +1,14 @@
-"""What DMP's durable queues hold after a cut, compared with what was published, confirmed and acknowledged.
+"""What AMQP's durable queues hold after a cut: each by itself, as `queue_judge` has it, and all together.
 
-Pure: books and bodies in, faults out. What is promised: what was confirmed, or shown to a consumer, is there
-until an acknowledgement was sent for it; an acknowledgement that is known to have been taken is not undone;
-messages stand in the order of their arrival, none twice, each as it was sent; what a writer sent is there
-without holes, and a publish to several queues is in all of them or in none.
+A publish to several queues is in all of them or in none.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 
-from tests.trials.dmp_ledger import Copy, DmpBook, QueueBook, digest, key_of
-from tests.trials.queue_judge import judge_acks, judge_missing, judge_order
+from tests.trials.dmp_ledger import DmpBook
+from tests.trials.queue_judge import judge_queue, settle_queue
+from tests.trials.queue_ledger import Message
 from tests.trials.tally import Verdict
 
 Shown = Mapping[str, Sequence[bytes]]
@@ -24,58 +22,25 @@ def judge(book: DmpBook, shown: Shown, until: float = math.inf) -> Verdict:
     that is -inf nothing was ever promised, not even what an earlier verification has shown.
     """
     verdict = Verdict()
-    here = {name: _find(queue, shown.get(name, ()), until, verdict) for name, queue in book.queues.items()}
+    positions = {}
     for name, queue in book.queues.items():
-        if name not in shown and queue.made is not None and queue.made <= until:
-            verdict.faults.append(f"{name}: a durable queue that is gone")
-        known = [copy for copy in here[name] if copy.writer]
-        judge_order(name, queue.settled, known, verdict)
-        judge_acks(name, queue.copies.values(), here[name], until, verdict)
-        judge_missing(name, queue.copies.values(), here[name], until, verdict)
-    _judge_together(here, verdict)
-    for name, queue in book.queues.items():
-        _settle(queue, here[name], there=name in shown)
+        found = judge_queue(queue, shown.get(name), until)
+        verdict.add(found)
+        positions[name] = found.life
+    if not verdict.faults:
+        _judge_together(book, shown, verdict)
+    if not verdict.faults:
+        for name, queue in book.queues.items():
+            settle_queue(queue, shown.get(name), positions[name])
     return verdict
 
 
-def _find(queue: QueueBook, bodies: Sequence[bytes], until: float, verdict: Verdict) -> list[Copy]:
-    found: dict[bytes, Copy] = {}
-    for body in bodies:
-        key = key_of(body)
-        copy = queue.copies.get(key)
-        if copy is None:
-            if key not in queue.gone:
-                verdict.faults.append(f"{queue.name}: which nobody sent: {body[:48]!r}")
-            elif until > -math.inf:
-                verdict.faults.append(f"{queue.name}: back, though it was gone: {body[:48]!r}")
-            else:  # taken, and the mode may lose that
-                copy = queue.copies[key] = Copy(0.0, 0.0, key=key, digest=digest(body))
-        elif key in found:
-            verdict.faults.append(f"{queue.name}: twice: {body[:48]!r}")
-        elif digest(body) != copy.digest:
-            verdict.faults.append(f"{queue.name}: not as it was sent: {body[:48]!r} ({len(body)} bytes)")
-        if copy is not None:
-            found[key] = copy
-    return list(found.values())
-
-
-def _judge_together(here: Mapping[str, Sequence[Copy]], verdict: Verdict) -> None:
-    standing = {id(copy) for copies in here.values() for copy in copies}
-    for name, copies in here.items():
-        for copy in copies:
-            if any(other.ack is None and id(other) not in standing for other in copy.others):
-                verdict.faults.append(f"{name}: here, and not in the other queue: {copy.key!r}")
-
-
-def _settle(queue: QueueBook, here: Sequence[Copy], *, there: bool) -> None:
-    standing = {copy.key: copy for copy in here}
-    queue.gone |= queue.copies.keys() - standing.keys()
-    queue.gone -= standing.keys()
-    queue.copies = standing
-    queue.settled = list(here)
-    queue.made = 0.0 if there else None
-    for copy in here:
-        copy.queued = copy.answered = 0.0  # long ago
-        copy.shown = copy.ack = None
-        copy.held = False
-        copy.others = []
+def _judge_together(book: DmpBook, shown: Shown, verdict: Verdict) -> None:
+    here: dict[str, list[Message]] = {
+        name: [book.queues[name].messages[body] for body in bodies] for name, bodies in shown.items()
+    }
+    standing = {id(message) for messages in here.values() for message in messages}
+    for name, messages in here.items():
+        for message in messages:
+            if any(other.ack is None and id(other) not in standing for other in message.others):
+                verdict.faults.append(f"{name}: here, and not in the other queue: {message.key[:48]!r}")

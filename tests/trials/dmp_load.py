@@ -20,9 +20,10 @@ from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
-from tests.trials.dmp_ledger import EXCHANGE, FANOUT, Copy, DmpBook, QueueBook, digest, key_of
+from tests.trials.dmp_ledger import EXCHANGE, FANOUT, DmpBook
 from tests.trials.payloads import Payloads
 from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
+from tests.trials.queue_ledger import Message, QueueBook, Step
 
 _HELD_MAX = 200
 _PART_BYTES = 60_000
@@ -59,18 +60,18 @@ class AmqpPeer(RawPeer):
     _payloads: Payloads
     _source: random.Random
     _tag: int = attrs.field(default=0, init=False)
-    _unconfirmed: deque[tuple[int, list[Copy], Sequence[Copy]]] = attrs.field(factory=deque, init=False)
-    """Delivery tag, the copies that were published, what had been acknowledged before."""
+    _unconfirmed: deque[tuple[int, list[Message], Sequence[Message]]] = attrs.field(factory=deque, init=False)
+    """Delivery tag, the messages that were published, what had been acknowledged before."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         self._out += LOGIN
 
-    def publish(self, queues: Sequence[str], now: float, acked: Sequence[Copy] = ()) -> None:
+    def publish(self, queues: Sequence[str], now: float, acked: Sequence[Message] = ()) -> None:
         content = self._payloads.raw(self.name)
-        copies = self._book.send(content, queues, self.name, now)
+        messages = self._book.send(content, queues, self.name, now)
         self._tag += 1
-        self._unconfirmed.append((self._tag, copies, acked))
+        self._unconfirmed.append((self._tag, messages, acked))
         exchange, key = ("", queues[0]) if len(queues) == 1 else (EXCHANGE, "")
         self._out += publish(exchange, key, content, properties=PERSISTENT, part=_PART_BYTES)
 
@@ -103,21 +104,21 @@ class AmqpPeer(RawPeer):
             self.faults.append(f"{self.name}: a confirm of {tag}, with {len(waiting)} publishes unconfirmed")
             return
         while waiting and waiting[0][0] <= tag:
-            _, copies, acked = waiting.popleft()
-            for copy in copies:
-                copy.answered = now
-            for copy in acked:
-                assert copy.ack is not None
-                copy.ack.answered = now
+            _, messages, acked = waiting.popleft()
+            for message in messages:
+                message.answered = now
+            for message in acked:
+                assert message.ack is not None
+                message.ack.answered = now
 
     def _refused(self, tag: int, multiple: bool, now: float) -> None:
         """Nobody promises anything of these publishes; the confirms of the others go on without them."""
-        others = deque[tuple[int, list[Copy], Sequence[Copy]]]()
+        others = deque[tuple[int, list[Message], Sequence[Message]]]()
         for each in self._unconfirmed:
-            first, copies, _ = each
+            first, messages, _ = each
             if first == tag or (multiple and first < tag):
-                for copy in copies:
-                    copy.answered, copy.refused = now, f"Basic.Nack {tag}"
+                for message in messages:
+                    message.answered, message.refused = now, f"Basic.Nack {tag}"
             else:
                 others.append(each)
         self._unconfirmed = others
@@ -155,8 +156,8 @@ class Consumer(AmqpPeer):
 
     _queue: QueueBook
     _mix: RequestMix
-    _held: dict[int, Copy] = attrs.field(factory=dict, init=False)
-    _acked: list[Copy] = attrs.field(factory=list, init=False)
+    _held: dict[int, Message] = attrs.field(factory=dict, init=False)
+    _acked: list[Message] = attrs.field(factory=list, init=False)
     _coming: tuple[int, int, list[bytes]] = attrs.field(factory=lambda: (0, 0, []), init=False)
     """Delivery tag, bytes that are missing, and parts, of the message whose frames come."""
 
@@ -192,35 +193,35 @@ class Consumer(AmqpPeer):
 
     def _delivered(self, tag: int, content: bytes, now: float) -> None:
         name = self._queue.name
-        copy = self._queue.copies.get(key_of(content))
-        if copy is None or copy.digest != digest(content):
+        message = self._queue.messages.get(content)
+        if message is None:
             self.faults.append(f"{name}: delivered, not as anybody sent it: {content[:48]!r}")
             return
         # A server that ends gives to others what it takes back from who has not heard of it yet, and may not
         # have read what he had acknowledged: no fault after the cut.
-        if copy.held:
-            self.refusals.append((now, f"{name}: delivered while it is held: {copy.key!r}"))
-        elif copy.ack is not None:
-            text = f"{name}: delivered after an acknowledgement was sent: {copy.key!r}"
+        if message.held:
+            self.refusals.append((now, f"{name}: delivered while it is held: {message.key[:48]!r}"))
+        elif message.ack is not None:
+            text = f"{name}: delivered after an acknowledgement was sent: {message.key[:48]!r}"
             self.refusals.append((now, text))
-        copy.shown = now if copy.shown is None else copy.shown
-        copy.held = True
-        self._held[tag] = copy
+        message.shown = now if message.shown is None else message.shown
+        message.held = True
+        self._held[tag] = message
         mix = self._mix
         weights = mix.ack, mix.ack_all, mix.nack, mix.hold
         (way,) = self._source.choices(("ack", "all", "nack", "hold"), weights)
         if way == "nack":
             del self._held[tag]
-            copy.held = False
+            message.held = False
             self._out += encode(commands.Basic.Nack(tag, False, True), 1)
         elif way != "hold":
             self._ack(tag, multiple=way == "all")
 
     def _ack(self, tag: int, *, multiple: bool) -> None:
         for each in [held for held in self._held if held == tag or (multiple and held < tag)]:
-            copy = self._held.pop(each)
-            copy.held, copy.ack = False, Asked(time.monotonic())
-            self._acked.append(copy)
+            message = self._held.pop(each)
+            message.held, message.ack = False, Asked(time.monotonic())
+            self._acked.append(message)
         self._out += encode(commands.Basic.Ack(tag, multiple), 1)
 
 
@@ -229,7 +230,7 @@ class DmpLoad(PeersLoad):
 
     def __init__(self, address: tuple[str, int], book: DmpBook, source: random.Random) -> None:
         payloads = Payloads(source)
-        if book.mode != "always" or any(queue.made is None for queue in book.queues.values()):
+        if book.mode != "always" or any(not queue.asked_position for queue in book.queues.values()):
             _declare(address, book)
         peers: list[RawPeer] = []
         for number, window in sampled(source, (1, 16, 64, 128)):
@@ -244,7 +245,8 @@ def _declare(address: tuple[str, int], book: DmpBook) -> None:
     with Asking(address) as asking:
         for name, queue in book.queues.items():
             asking.ask(commands.Queue.Declare(queue=name, durable=True), commands.Queue.DeclareOk)
-            queue.made = time.monotonic() if queue.made is None else queue.made
+            if not queue.asked_position:
+                queue.steps.append(Step(time.monotonic(), time.monotonic(), position=1))
         asking.ask(
             commands.Exchange.Declare(0, EXCHANGE, "fanout", durable=True), commands.Exchange.DeclareOk
         )

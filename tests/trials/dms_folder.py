@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from tests.support import dms_spec as spec
-from tests.trials.dms_judge import judge_queue, settle_queue
-from tests.trials.dms_ledger import DmsBook
 from tests.trials.dms_load import DmsLoad
 from tests.trials.folder import Adapter, HasMode, Verification, durability
+from tests.trials.queue_judge import judge_queue, settle_queue
+from tests.trials.queue_ledger import DmsBook
 from tests.trials.tally import Verdict
 
 _CREDITS_MAX = 1000

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import attrs
 
 from tests.support import dms_spec as spec
-from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.payloads import Payloads
 from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
+from tests.trials.queue_ledger import DmsBook, Message, QueueBook, Step
 
 _BODY_BYTES_MAX = 4000
 _HELD_MAX = 400

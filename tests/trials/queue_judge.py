@@ -1,35 +1,119 @@
-"""What a queue holds after a cut, message by message: the judgement that DMS and DMP share."""
+"""What a queue holds after a cut, compared with what was asked, answered and delivered: DMS's or AMQP's.
+
+Pure: books and bodies in, faults out. What is promised: an acknowledged message is there until an ACK was
+sent for it; an acknowledged ACK is never undone; messages stand in the order of their arrival, none twice,
+none that nobody sent; what a consumer was shown is as safe as what was acknowledged; a deleted queue is gone,
+and what is made by its name holds nothing of it.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import attrs
-
-from tests.trials.peers import Asked
+from tests.trials.queue_ledger import Message, QueueBook
 from tests.trials.tally import Verdict
 
 
-@attrs.define(eq=False)
-class Stored(Asked):
-    """A message in a queue, and the request that put it there. `key`: what tells it from all others."""
+def judge_queue(
+    queue: QueueBook, found: Sequence[bytes] | None, until: float = math.inf, dead: Sequence[bytes] = ()
+) -> Verdict:
+    """Compare; `found` is the queue's messages in order, None where there is no such queue.
 
-    key: bytes = b""
-    writer: str = ""
-    place: int = 0
-    """In the order in which messages were sent."""
-    shown: float | None = None
-    """When a consumer first got it."""
-    ack: Asked | None = None
-    """The last ACK that was sent for it."""
-    held: bool = False
-    """Delivered, on a connection that lives, and neither acknowledged nor given back."""
+    `dead`: those of its messages that stand in the queue that its dead move to.
 
-    def must_stand(self, until: float) -> bool:
-        """Acknowledged by then, or shown to a consumer, who is shown nothing that a crash could take back."""
-        return self.promised(until) or (self.shown is not None and self.shown <= until)
+    What was acknowledged by `until` must have stood; what was later may be undone, the newest first. If that
+    is -inf nothing was ever promised, not even what was verified before. `Verdict.life` becomes the position.
+    """
+    least = max([step.position for step in queue.steps if step.promised(until)], default=queue.position)
+    if until == -math.inf:
+        least = 0
+    lives = queue.lives()
+    for message in queue.messages.values():
+        if message.promised(until):
+            least = max(least, 2 * lives[message.life][0] + 1)
+    most = max(queue.asked_position, queue.most if until == -math.inf else 0)
+    there = [position for position in range(least, most + 1) if position % 2 == (found is not None)]
+    if not there:
+        what = "gone" if found is None else f"there ({len(found)} messages), though deleted"
+        return Verdict(faults=[f"{queue.name}: {what}; it may be at {least} to {queue.asked_position}"])
+    nearest: Verdict | None = None
+    for position in reversed(there):
+        verdict = _judge_at(queue, position, lives, found or (), until, dead)
+        if not verdict.faults:
+            return verdict
+        if nearest is None or verdict.kept > nearest.kept:
+            nearest = verdict
+    assert nearest is not None
+    return nearest
 
 
-def judge_order(name: str, settled: Sequence[Stored], here: Sequence[Stored], verdict: Verdict) -> None:
+def settle_queue(
+    queue: QueueBook, found: Sequence[bytes] | None, position: int, dead: Sequence[bytes] = ()
+) -> None:
+    """Begin a new page: what was found is what stands, whatever had been asked."""
+    here = [queue.messages[body] for body in found or ()]
+    there = [queue.messages[body] for body in dead]
+    queue.gone.update(queue.messages.keys() - set(found or ()) - set(dead))
+    for message in (*here, *there):
+        message.ack = None  # it never came to pass, and never will
+        message.held = False
+        message.told = message.answered or message.told
+        message.queued = message.answered = 0.0  # long ago
+        message.refused = ""
+        message.others = []
+        message.life = position // 2
+    queue.settled = here
+    queue.messages = {message.key: message for message in (*here, *there)}
+    queue.most = max(queue.most, queue.asked_position)
+    queue.steps.clear()
+    queue.position = position
+
+
+def _judge_at(
+    queue: QueueBook,
+    position: int,
+    lives: Mapping[int, range],
+    found: Sequence[bytes],
+    until: float,
+    dead: Sequence[bytes],
+) -> Verdict:
+    """As if the queue were at this position now."""
+    verdict = Verdict(life=position)
+    life = position // 2
+    verdict.deletes = sum(
+        step.acknowledged and step.position <= position and step.position % 2 == 0 for step in queue.steps
+    )
+    here: list[Message] = []
+    seen: set[bytes] = set()
+    for body in found:
+        message = queue.messages.get(body)
+        if message is None and until == -math.inf and body in queue.gone:  # taken, and the mode may lose that
+            message = queue.messages[body] = Message(0.0, 0.0, key=body, life=life)
+        if body in seen:
+            verdict.faults.append(f"{queue.name}: twice: {_short(body)}")
+        elif message is None:
+            what = "back, which was gone" if body in queue.gone else "which nobody sent"
+            verdict.faults.append(f"{queue.name}: {what}: {_short(body)}")
+        elif life not in lives.get(message.life, (message.life,)) or not position % 2:
+            verdict.faults.append(f"{queue.name}: of a queue that was deleted: {_short(body)}")
+        else:
+            here.append(message)
+        seen.add(body)
+    _judge_order(queue.name, queue.settled, here, verdict)
+    for body in dead:
+        if body in seen:
+            verdict.faults.append(f"{queue.name}: twice, once among the dead: {_short(body)}")
+        seen.add(body)
+    here += [queue.messages[body] for body in dead]
+    _judge_acks(queue.name, queue.messages.values(), here, until, verdict)
+    if position % 2:
+        of_life = [
+            message for message in queue.messages.values() if life in lives.get(message.life, (message.life,))
+        ]
+        _judge_missing(queue.name, of_life, here, until, verdict)
+    return verdict
+
+
+def _judge_order(name: str, settled: Sequence[Message], here: Sequence[Message], verdict: Verdict) -> None:
     """Those found before keep their places, and what came since stands behind, in the order of arrival."""
     base = {id(message): place for place, message in enumerate(settled)}
     last_of: dict[str, int] = {}
@@ -39,7 +123,7 @@ def judge_order(name: str, settled: Sequence[Stored], here: Sequence[Stored], ve
     for message in reversed(here):
         if earliest_after < message.queued:
             verdict.faults.append(
-                f"{name}: before one that was acknowledged when it was sent: {short(message.key)}"
+                f"{name}: before one that was acknowledged when it was sent: {_short(message.key)}"
             )
             break
         if message.answered is not None:
@@ -48,24 +132,24 @@ def judge_order(name: str, settled: Sequence[Stored], here: Sequence[Stored], ve
         place = base.get(id(message))
         if place is not None:
             if new or place < last_base:
-                verdict.faults.append(f"{name}: no longer in its place: {short(message.key)}")
+                verdict.faults.append(f"{name}: no longer in its place: {_short(message.key)}")
             last_base = place
             continue
         new = True
         if message.place < last_of.get(message.writer, -1):
-            verdict.faults.append(f"{name}: out of order: {short(message.key)}")
+            verdict.faults.append(f"{name}: out of order: {_short(message.key)}")
         last_of[message.writer] = message.place
 
 
-def judge_acks(
-    name: str, messages: Iterable[Stored], here: Sequence[Stored], until: float, verdict: Verdict
+def _judge_acks(
+    name: str, messages: Iterable[Message], here: Sequence[Message], until: float, verdict: Verdict
 ) -> None:
     """No acknowledged ACK is undone. `commits` counts the ACKs that stood."""
     undone = [message for message in here if message.ack is not None and message.ack.acknowledged]
     broken = [message for message in undone if message.ack is not None and message.ack.promised(until)]
     if broken:
         verdict.faults.append(
-            f"{name}: {len(broken)} acknowledged ACKs undone, the first of {short(broken[0].key)}"
+            f"{name}: {len(broken)} acknowledged ACKs undone, the first of {_short(broken[0].key)}"
         )
     verdict.lost += len(undone)
     standing = {id(message) for message in here}
@@ -75,8 +159,8 @@ def judge_acks(
     )
 
 
-def judge_missing(
-    name: str, messages: Iterable[Stored], here: Sequence[Stored], until: float, verdict: Verdict
+def _judge_missing(
+    name: str, messages: Iterable[Message], here: Sequence[Message], until: float, verdict: Verdict
 ) -> None:
     """What was promised is there, and no message is missing before a later one of its writer."""
     standing = {id(message) for message in here}
@@ -88,7 +172,7 @@ def judge_missing(
             verdict.extra += 1
         elif message.answered and message.ack is None:  # 0: it was counted before
             verdict.kept += 1
-    lost: list[Stored] = []
+    lost: list[Message] = []
     for message in messages:
         if message.refused or message.ack is not None or id(message) in standing:
             continue
@@ -98,12 +182,12 @@ def judge_missing(
         if message.must_stand(until):
             lost.append(message)
         elif message.place < last_of.get(message.writer, -1):
-            verdict.faults.append(f"{name}: a hole, later ones are there: {short(message.key)}")
+            verdict.faults.append(f"{name}: a hole, later ones are there: {_short(message.key)}")
     if lost:
         verdict.faults.append(
-            f"{name}: {len(lost)} acknowledged messages lost, the first {short(lost[0].key)}"
+            f"{name}: {len(lost)} acknowledged messages lost, the first {_short(lost[0].key)}"
         )
 
 
-def short(body: bytes) -> str:
+def _short(body: bytes) -> str:
     return repr(body[:48]) + (f" ({len(body)} bytes)" if len(body) > 48 else "")

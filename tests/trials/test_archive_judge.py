@@ -64,69 +64,36 @@ def test_what_is_behind_is_a_fault_in_the_end_only(archive: Path) -> None:
     assert faults(archive) == ["orders: 8 records were written; the longest log has 5"]
 
 
-def _lose(folder: Path) -> None:
-    (folder / "topic=orders/date=2026-01-31/b.parquet").unlink()
-
-
-def _double(folder: Path) -> None:
-    source = folder / "topic=orders/date=2026-01-31/b.parquet"
-    shutil.copy(source, source.with_name("e.parquet"))
-
-
-def _double_one(folder: Path) -> None:
-    put(folder, "orders", "2", WRITTEN["orders"][1][3:4], "e")
-
-
-def _alter(folder: Path) -> None:
-    put(folder, "a b", "3", [*WRITTEN["a b"][0][:2], Row(WRITTEN["a b"][0][2].offset, b"other-9")], "d")
-
-
-def _shift(folder: Path) -> None:
-    put(folder, "a b", "3", [Row(row.offset + 1, row.value) for row in WRITTEN["a b"][0]], "d")
-
-
-def _invent(folder: Path) -> None:
-    put(folder, "nobody", "4", [Row(0, b"x")], "e")
-
-
-def _mix(folder: Path) -> None:
-    put(folder, "orders", "1", [*WRITTEN["orders"][0][:2], *WRITTEN["orders"][1][2:4]], "a")
-
-
-def _again(folder: Path) -> None:
-    put(folder, "orders", "9", WRITTEN["orders"][1], "e")
-
-
-def _empty(folder: Path) -> None:
-    (folder / "topic=orders/date=2026-01-31/0.parquet").touch()
+OLD, NEW, OTHER = *WRITTEN["orders"], WRITTEN["a b"][0]
+DAY = "topic=orders/date=2026-01-31"
 
 
 def _other_day(folder: Path) -> None:
     (folder / "topic=a b/date=2026-01-31/d.parquet").unlink()
-    put(folder, "a b", "3", WRITTEN["a b"][0], "d", date="2026-02-01")
+    put(folder, "a b", "3", OTHER, "d", date="2026-02-01")
 
 
 def _torn(folder: Path) -> None:
-    path = folder / "topic=orders/date=2026-01-31/b.parquet"
+    path = folder / DAY / "b.parquet"
     path.write_bytes(path.read_bytes()[:-10])
 
 
-@pytest.mark.parametrize(
-    ("plant", "text"),
-    [
-        (_lose, "record 0 is"),
-        (_double, "there twice"),
-        (_double_one, "there twice"),
-        (_alter, "other-9"),
-        (_shift, "record 0 is 1"),
-        (_invent, "nobody wrote to it"),
-        (_mix, "record 2 is"),
-        (_again, "two logs have the same life"),
-        (_empty, "0.parquet"),
-        (_other_day, "a record of"),
-        (_torn, "b.parquet"),
-    ],
-)
+PLANTED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: (folder / DAY / "b.parquet").unlink(), "record 0 is"),
+    (lambda folder: shutil.copy(folder / DAY / "b.parquet", folder / DAY / "e.parquet"), "there twice"),
+    (lambda folder: put(folder, "orders", "2", NEW[3:4], "e"), "there twice"),
+    (lambda folder: put(folder, "a b", "3", [*OTHER[:2], Row(OTHER[2].offset, b"other-9")], "d"), "other-9"),
+    (lambda folder: put(folder, "a b", "3", [Row(at + 1, text) for at, text in OTHER], "d"), "record 0 is 1"),
+    (lambda folder: put(folder, "nobody", "4", [Row(0, b"x")], "e"), "nobody wrote to it"),
+    (lambda folder: put(folder, "orders", "1", [*OLD[:2], *NEW[2:4]], "a"), "record 2 is"),
+    (lambda folder: put(folder, "orders", "9", NEW, "e"), "two logs have the same life"),
+    (lambda folder: (folder / DAY / "0.parquet").touch(), "0.parquet"),
+    (_other_day, "a record of"),
+    (_torn, "b.parquet"),
+]
+
+
+@pytest.mark.parametrize(("plant", "text"), PLANTED)
 def test_a_planted_fault_is_found(archive: Path, plant: Callable[[Path], None], text: str) -> None:
     plant(archive)
     found = faults(archive)

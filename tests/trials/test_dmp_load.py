@@ -33,14 +33,16 @@ def killed_under_load(folder: Path) -> Verdict:
 
 
 def sent(book: DmpBook) -> int:
-    return sum(copy.answered is not None for queue in book.queues.values() for copy in queue.copies.values())
+    return sum(
+        message.answered is not None for queue in book.queues.values() for message in queue.messages.values()
+    )
 
 
 def acknowledged(book: DmpBook) -> int:
     return sum(
-        copy.ack is not None and copy.ack.acknowledged
+        message.ack is not None and message.ack.acknowledged
         for queue in book.queues.values()
-        for copy in queue.copies.values()
+        for message in queue.messages.values()
     )
 
 

@@ -3,9 +3,9 @@
 import math
 
 from tests.support.dms_model import Ages
-from tests.trials.dms_judge import judge_queue, settle_queue
-from tests.trials.dms_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.peers import Asked
+from tests.trials.queue_judge import judge_queue, settle_queue
+from tests.trials.queue_ledger import DmsBook, Message, QueueBook, Step
 from tests.trials.tally import Verdict
 
 

@@ -1,68 +1,42 @@
-"""The judgements of DMS and DMP: what keeps a queue's promises passes, and whatever breaks one is found."""
+"""The judgement of queues: what keeps a queue's promises passes, and whatever breaks one is found."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import pytest
 
-from tests.trials import dmp_judge
-from tests.trials.dmp_ledger import QUEUES, DmpBook
-from tests.trials.dms_judge import judge_queue, settle_queue
-from tests.trials.dms_ledger import QueueBook
 from tests.trials.peers import Asked
-from tests.trials.queue_judge import Stored
+from tests.trials.queue_judge import judge_queue, settle_queue
+from tests.trials.queue_ledger import QueueBook
 from tests.trials.tally import Verdict
 
 Sent = dict[str, dict[str, Any]]
 """What is known of each message, by its body, which is one letter."""
 
 
-class Dms:
+class Queue:
     def __init__(self) -> None:
         self.book = QueueBook("jobs", "always", position=1)
-
-    def send(self, body: bytes, writer: str, now: float) -> Stored:
-        return self.book.send(body, writer, now)
-
-    def judge(self, found: Sequence[bytes], until: float) -> Verdict:
-        verdict = judge_queue(self.book, found, until)
-        if not verdict.faults:
-            settle_queue(self.book, found, 1)
-        return verdict
-
-
-class Dmp:
-    def __init__(self) -> None:
-        self.book = DmpBook()
-
-    def send(self, body: bytes, writer: str, now: float) -> Stored:
-        return self.book.send(body, ("mails",), writer, now)[0]
-
-    def judge(self, found: Sequence[bytes], until: float) -> Verdict:
-        return dmp_judge.judge(self.book, dict.fromkeys(QUEUES, ()) | {"mails": found}, until)
-
-
-@attrs.frozen
-class Queue:
-    of: Dms | Dmp
 
     def send(self, sent: Sent) -> None:
         """One after the other."""
         for body, known in sent.items():
-            message = self.of.send(body.encode(), known.get("writer", "w"), known.get("queued", 10.0))
+            message = self.book.send(body.encode(), known.get("writer", "w"), known.get("queued", 10.0))
             message.answered = known.get("answered", 20.0)
             message.shown, message.ack = known.get("shown"), known.get("ack")
 
-    def judge(self, found: str, until: float = math.inf) -> Verdict:
+    def judge(self, letters: str, until: float = math.inf) -> Verdict:
         """What is found, and no fault, is taken for granted from then on."""
-        return self.of.judge([letter.encode() for letter in found], until)
+        bodies = [letter.encode() for letter in letters]
+        verdict = judge_queue(self.book, bodies, until)
+        if not verdict.faults:
+            settle_queue(self.book, bodies, 1)
+        return verdict
 
 
-@pytest.fixture(params=[Dms, Dmp])
-def queue(request: pytest.FixtureRequest) -> Queue:
-    return Queue(request.param())
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
 
 
 UNKNOWN = {"answered": None}

@@ -28,8 +28,8 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.promises import read
 from tests.support.workloads import ALWAYS, MODES
 
-STEP = 3
-"""Bits from one flip to the next: two or three in each byte, and others in the next."""
+STEP = 5
+"""Bits from one flip to the next: one or two in each byte, and others in the next."""
 
 Truth = dict[str, dict[int, bytes]]
 """For each log its records' payloads, by offset."""

@@ -23,7 +23,8 @@ def _queue(served: Served, count: int = 0, properties: Any = None, **arguments: 
     """The durable queue `q` with so many messages."""
     peer = Amqp(served)
     peer.call(commands.Queue.Declare(queue="q", durable=True, arguments=arguments))
-    peer.publish("", "q", count, properties=properties)
+    if count:
+        peer.publish("", "q", count, properties=properties)
     return peer
 
 

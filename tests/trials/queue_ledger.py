@@ -1,8 +1,10 @@
-"""What was asked of DMS and what it answered and delivered, kept in the trial's memory: no cut reaches it.
+"""What was asked of queues, of DMS or AMQP, and what was answered and delivered.
+
+It is kept in the trial's memory: no cut reaches it.
 
 A message is known by its body, which is never the same twice. A queue either lives for good, with any number
-of producers and consumers, or is one connection's own, who deletes it and makes it again. Some of the former
-have a fate: time and tries act on their messages, and the dead of each mode share a queue.
+of producers and consumers, or is one connection's own, who deletes it and makes it again. In DMS some of the
+former have a fate: time and tries act on their messages, and the dead of each mode share a queue.
 """
 
 import math
@@ -12,7 +14,6 @@ import attrs
 
 from tests.support.dms_model import Ages, Course, Fate
 from tests.trials.peers import Asked
-from tests.trials.queue_judge import Stored
 
 DEAD = "dead"
 FATES = {
@@ -27,15 +28,31 @@ LATE_SECONDS = 2.0
 
 
 @attrs.define(eq=False)
-class Message(Stored):
-    """A PRODUCE; its body is its key."""
+class Message(Asked):
+    """A message in a queue, and the request that put it there. `key`: its body."""
 
+    key: bytes = b""
+    writer: str = ""
+    place: int = 0
+    """In the order in which messages were sent."""
+    shown: float | None = None
+    """When a consumer first got it."""
+    ack: Asked | None = None
+    """The last ACK that was sent for it."""
+    held: bool = False
+    """Delivered, on a connection that lives, and neither acknowledged nor given back."""
+    others: list["Message"] = attrs.field(factory=list, repr=False)
+    """Those of the same publish in other queues."""
     life: int = 0
     """Of its queue: how many DELETEs were asked for before it."""
     sent: float = 0.0
     told: float = math.inf
     """When it was acknowledged, where a verification has made `answered` 0 since; inf: nobody knows."""
     course: Course = attrs.Factory(Course)
+
+    def must_stand(self, until: float) -> bool:
+        """Acknowledged by then, or shown to a consumer, who is shown nothing that a crash could take back."""
+        return self.promised(until) or (self.shown is not None and self.shown <= until)
 
 
 @attrs.define(eq=False)
@@ -53,7 +70,9 @@ class QueueBook:
     mode: str
     """`always`, `interval` or `none`."""
     position: int = 0
-    """Where the last verification found it, as in `Step`."""
+    """Where the last verification found it, as in `Step`,"""
+    most: int = 0
+    """and the furthest that it ever was asked to be: a mode that promises nothing may bring that back."""
     settled: list[Message] = attrs.field(factory=list)
     messages: dict[bytes, Message] = attrs.field(factory=dict)
     """All that may be there: those settled, and what was sent since."""
