@@ -117,8 +117,8 @@ class Admin:
         if row:
             spans.append((queue.head, row))
         ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
-        queue.take_returned()
         queue.drop_row()
+        queue.take_returned()
         queue.drop(returned)
         self._engine.counts.purged += purged
         self._engine.sync_budget()

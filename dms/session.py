@@ -754,6 +754,7 @@ class Session(SessionBase):
             self.reply(pack(Type.LIST_QUEUES_OK, message_id, pack_list(len(queues), found)))
             return
         self.pause_input(_LISTING)
+        self._flush()  # the list may be written at once, and comes behind the answers before it
         self._engine.long_work.add(self._list_visible(self.guard, self.replies.slot(), message_id, after))
 
     def _list_visible(

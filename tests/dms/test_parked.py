@@ -239,3 +239,17 @@ def test_a_nack_costs_the_same_however_many_wait_for_their_retry() -> None:
     finally:
         tracemalloc.stop()
     assert peak - before < 50_000, "nothing is made of all those that wait"
+
+
+def test_what_comes_behind_a_purge_of_the_dead_is_delivered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dms.expiry.RETURNED_MAX", 2)  # the others stay in the row
+    peer = with_queue(world, options=b'{"ttl_ms":1000,"dead_letter":"missing"}')
+    peer.produce("orders", *[b"old"] * 5)
+    held = [number for number, _ in peer.consume("orders")]
+    peer.nack(*held)
+    world.advance(2)
+    assert world.call("purge", queue="orders")["purged"] == 5
+    peer.produce("orders", b"new")
+    assert [body for _, body in peer.consume("orders")] == [b"new"]

@@ -215,6 +215,15 @@ def under_rules(peer: Peer, *rules: str) -> None:
     peer.session.guard, peer.session.user = access.guard("dms"), "ann"
 
 
+def test_a_short_listing_under_rules_comes_behind_the_answers_of_the_same_read() -> None:
+    world = World(MEMORY)
+    peer = world.connect()
+    peer.create("orders")
+    under_rules(peer, "dms:*:*")
+    peer.send(wire.pack(Type.CREATE_QUEUE, 1, wire.pack_name("other")) + wire.pack(Type.LIST_QUEUES, 2))
+    assert [frame[0] for frame in peer.take()] == [Type.CREATE_QUEUE_OK, Type.LIST_QUEUES_OK]
+
+
 def many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Peer]:
     """40 queues, and a peer that may see four of them."""
     short_turns(monkeypatch, 1, 3)
