@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
 .PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-cluster trial-opening trials
-.PHONY: bench-compare bench-peers pictures clean
+.PHONY: bench-compare bench-peers pictures reference clean
 
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m brokers serve $(ARGS)
@@ -89,6 +89,10 @@ bench-peers: $(VENV)/.test
 # The README's pictures of the admin page, from a real server.
 pictures: $(VENV)/.test
 	$(BIN)/python -m tests.trials.pictures $(ARGS)
+
+# brokers/docs/reference, from the code.
+reference: $(VENV)/.test
+	$(BIN)/python -m tests.support.reference
 
 lock:
 	.ci/lock
