@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 
@@ -149,6 +150,27 @@ def test_a_log_that_is_deleted_while_its_files_are_looked_at_is_gone(folder: Pat
     (space / "orders.idx").write_bytes(kept["orders.idx"][:-INDEX_ENTRY_BYTES])
     with closing(FolderReader(str(folder), "logmq")) as opened:
         assert opened.logs(TopicChoice(("orders",))) == {}
+
+
+def test_a_log_that_is_deleted_between_the_look_and_its_index_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Mapping[int, LogView]] = []
+
+    def look(disk: Disk) -> Mapping[int, LogView]:
+        looks.append(logs_now(disk))
+        return looks[0] if len(looks) == 2 else looks[-1]
+
+    monkeypatch.setattr("brokers.pipeline.source.folder.logs_now", look)
+
+    async def delete(store: Store) -> None:
+        await store.wait(store.namespace("logmq", ALWAYS).delete("orders"))
+
+    with closing(FolderReader(str(folder), "logmq")) as opened:
+        assert opened.logs(TopicChoice(("orders",)))["orders"].stop
+        in_store(folder, delete)
+        assert opened.logs(TopicChoice(("orders",))) == {}
+    assert len(looks) == 3
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ from shared.storage.index import entry_position
 from shared.storage.os_disk import OsDisk
 from shared.storage.tools.view import LogView, check_format, logs_now
 
+GONE = -1
+"""The end of a log that was deleted since the look."""
+
 
 class FolderReader(SourceReader):
     """A data folder, open for reading. Raises OSError, and StoreFormat if it is not a data folder."""
@@ -52,27 +55,34 @@ class FolderReader(SourceReader):
 
     def logs(self, topics: TopicChoice) -> dict[str, LogRange]:
         by_name = {log.name: log for log in self._look().values() if log.namespace == self.namespace}
-        ranges = {name: self._range(by_name[name]) for name in topics.matching(by_name) if name in by_name}
-        return {name: log for name, log in ranges.items() if log is not None}
+        chosen = [by_name[name] for name in topics.matching(by_name) if name in by_name]
+        ends = [self._end(log) for log in chosen]
+        # Without an index a log is lost, has no durable record yet, or was deleted since the look.
+        now = self._look() if None in ends else self._seen or {}
+        return {
+            log.name: LogRange(
+                self.source, log.name, log.id, log.first, max(log.first, end or log.synced_end), log.file
+            )
+            for log, end in zip(chosen, ends, strict=True)
+            if end != GONE and log.id in now
+        }
 
     def _look(self) -> Mapping[int, LogView]:
         """Read catalog and journal: which logs there are now, and where they begin."""
         self._seen = logs_now(self.disk)
         return self._seen
 
-    def _range(self, log: LogView) -> LogRange | None:
-        """Find where a log begins and ends; None if it is gone."""
-        end = log.synced_end
+    def _end(self, log: LogView) -> int | None:
+        """Find where a log ends; `GONE` if it was deleted and made again, None without an index."""
         try:
             with self._index(log.file, log.id) as index:
-                if index.log_id != log.id:  # deleted and made again since the look
-                    return None
-                if (newest := index.last()) is not None:
-                    end = max(end, newest.end)
-        except FileNotFoundError:  # it is lost, or no record is durable yet
-            pass
+                if index.log_id != log.id:
+                    return GONE
+                newest = index.last()
+        except FileNotFoundError:
+            return None
         # The index was synced up to the catalog's end, so an index that ends earlier is damaged.
-        return LogRange(self.source, log.name, log.id, log.first, max(log.first, end), log.file)
+        return log.synced_end if newest is None else max(log.synced_end, newest.end)
 
     def is_other(self, log: LogRange, id_before: int, offset: int) -> bool:
         return log.log_id != id_before
