@@ -39,11 +39,9 @@ def settings() -> Iterator[str]:
 
 def metrics(server: Server) -> Iterator[str]:
     """Each series, without its labels' values."""
-    yield (
-        "# Metrics\n\n"
-        + _MADE
-        + "Counters by `reason`, `code` or `fault` begin with the first, and are not listed.\n\n| series | kind | meaning |\n|---|---|---|\n"
-    )
+    yield "# Metrics\n\n" + _MADE
+    yield "Counters by `reason`, `code` or `fault` begin with the first, and are not listed.\n\n"
+    yield "| series | kind | meaning |\n|---|---|---|\n"
     text = control.request(server.data, "GET", "/metrics")
     kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M))
     for name, help_ in re.findall(r"^# HELP (\S+) (.*)$", text, re.M):
