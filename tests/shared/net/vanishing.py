@@ -8,7 +8,7 @@ from shared.net.network import Network
 from shared.net.settings import NetSettings
 from tests.shared.net.served import Recorder, Sessions, make_group
 
-SECONDS = 0.5
+SECONDS = 1.5
 PATIENCE_SECONDS = 60.0  # without the limit, TCP itself would take a quarter of an hour
 
 
