@@ -16,8 +16,8 @@ from shared.access import Guard
 from shared.metrics import Sample, ack_sample, samples, wait_sample
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
+from shared.task_turns import TaskTurn
 from shared.tracing import Tap
-from shared.turns import Turn
 
 AGE_SECONDS = 10.0
 """How often the broker's age is stored: a crash may add this to a message's time."""
@@ -42,14 +42,13 @@ class DmsService:
         """
         engine = self.engine
         engine.settings = settings
-        turn = Turn()
+        turn = TaskTurn()
         for queue in tuple(engine.queues.values()):
             if not queue.deleted:
                 engine.settings_changed(queue)
             if turn.over():
                 engine.commit_pending()
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-                turn.begin()
+                await turn.others()
         engine.commit_pending()
 
     async def run(self) -> None:

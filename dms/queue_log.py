@@ -43,10 +43,6 @@ alone, each as a record and an append of its own."""
 NOTES_MAX = 4096
 """How many notes of a kind are written at once: some hundred microseconds."""
 
-CHANGED_AGAIN_MAX = 16
-"""How often the changes during the copying are copied in slices; then the rest is copied at once."""
-_BLOCK = 512
-"""Consecutive sequences whose copies are joined."""
 _HEADS_BYTES = 3 * HEAD.size
 _LENGTH_BYTES = 4
 

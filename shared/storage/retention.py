@@ -21,6 +21,7 @@ from shared.storage.index import drop_entries
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log, opaque
 from shared.storage.reading import Reader
+from shared.task_turns import TaskTurn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -28,7 +29,6 @@ _STEP_MS = 3_600_000
 """If the wall clock deviates from the monotonic one by more, it was set: retention by age pauses."""
 _BLOCK_BYTES = 4096
 """The file system's block: the unit of holes."""
-_TICKS_PER_YIELD = 256
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -67,9 +67,9 @@ class RetentionKeeper:
     async def tick(self) -> None:
         """Check every log once."""
         now_ms = self.watched_ms()
-        for number, log in enumerate(self._inventory.all_logs()):
-            if number % _TICKS_PER_YIELD == 0:
-                await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+        turn = TaskTurn()
+        for log in self._inventory.all_logs():
+            await turn.item()
             if log.deleted or (log.visible <= log.first and log.first_kept <= self._punched.get(log, 0)):
                 continue  # most of 50,000 queues are empty
             try:
