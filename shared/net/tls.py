@@ -242,7 +242,8 @@ class TlsStream(trio.abc.HalfCloseableStream):
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
-                await self._exchange()
+                if not await self._exchange():
+                    self._incoming.write_eof()
             except ssl.SSLError as error:
                 # OpenSSL sends no alert to a peer that speaks no TLS; our clients report this one as the
                 # reason.
@@ -269,8 +270,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
             try:
                 return self._tls.read(max_bytes or CIPHER_BYTES)
             except ssl.SSLWantReadError:
-                await self._exchange()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                # OpenSSL is not told of an end without an alert: it would encrypt nothing after that, and
+                # answers may be left to send.
+                if not await self._exchange():
+                    return b""
+            except ssl.SSLZeroReturnError:
                 await trio.lowlevel.checkpoint()
                 return b""
             except ssl.SSLError as error:
@@ -301,14 +305,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def aclose(self) -> None:
         await self.transport.aclose()
 
-    async def _exchange(self) -> None:
-        """Send what TLS has to send, then wait for more from the peer."""
+    async def _exchange(self) -> bool:
+        """Send what TLS has to send, then wait for more from the peer. Returns False at the peer's end."""
         await self._send_outgoing()
         data = await self.transport.receive_some(CIPHER_BYTES)
-        if data:
-            self._incoming.write(data)
-        else:
-            self._incoming.write_eof()
+        self._incoming.write(data)
+        return len(data) > 0
 
     async def _send_outgoing(self, otherwise: bytes = b"") -> None:
         async with self._sending:

@@ -69,6 +69,20 @@ async def test_a_half_closed_tls_peer_still_gets_its_answer(certificates: Certif
         await transport.aclose()
 
 
+async def test_a_peer_that_ends_without_an_alert_still_gets_its_answer(certificates: Certificates) -> None:
+    sessions = Sessions(lambda session: setattr(session, "on_eof", lambda: None))
+    async with serving("tls", sessions, certificates=certificates) as served:
+        client = await served.connect()
+        assert isinstance(client, trio.SSLStream)
+        await client.send_all(b"request")
+        await client.transport_stream.send_eof()
+        session = await sessions.next()
+        await session.told_eof.wait()
+        session.connection.write(b"answer")
+        session.connection.finish()
+        assert await read_all(client) == b"answer"
+
+
 async def test_a_server_with_a_client_authority_takes_only_its_clients(certificates: Certificates) -> None:
     group = make_group(tls=certificates.mutual)
     (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
