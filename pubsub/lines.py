@@ -41,7 +41,8 @@ _NEW = re.compile(_PRIORITY + rb"[1-9]\d{0,2} \S+ (\S+) (\S+) ")
 """RFC 5424: priority and version, time, host, app."""
 _OLD = re.compile(
     _PRIORITY
-    + rb"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S{5,40}) (?:([^\s\[]{0,254}[^\s\[:]) )?)?"
+    + rb"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S{5,40}) "
+    + rb"(?:([^\s\[]{0,254}[^\s\[:]) )?)?"
     + rb"(?:([^\s\[:]{1,128})[\[:])?"
 )
 """RFC 3164 as it is sent: a time (also RFC 5424's) and a host, or neither; then the app before `[` or `:`."""
