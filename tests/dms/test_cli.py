@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -343,15 +342,3 @@ def test_a_dead_letter_queue_that_is_not_there_is_told_when_it_is_named(dms: Com
     assert said.startswith("brokers: no queue typo is listed: names-none holds its dead messages back")
     assert dms("create", "-q", "typo")[0] == 0
     assert dms("create", "-q", "names-one", "--dead-letter", "typo")[2] == ""
-
-
-@pytest.mark.parametrize("on_terminal", [True, False])
-def test_on_a_terminal_a_consumer_of_an_empty_queue_says_that_it_waits(
-    dms: Command, monkeypatch: pytest.MonkeyPatch, on_terminal: bool
-) -> None:
-    dms("create", "-q", "silent", "--exist-ok")
-    monkeypatch.setattr("shared.cli.commands.TOLD_SECONDS", 0.0)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
-    code, _, said = dms("consume", "-q", "silent")
-    assert code == ExitCode.TEMPORARY
-    assert ("silent has no message to give; waiting for one" in said) is on_terminal
