@@ -355,3 +355,16 @@ def test_on_a_terminal_a_consumer_of_an_empty_queue_says_that_it_waits(
     code, _, said = dms("consume", "-q", "silent")
     assert code == ExitCode.TEMPORARY
     assert ("silent has no message to give; waiting for one" in said) is on_terminal
+
+
+def test_what_is_there_is_taken_and_a_timeout_ends_the_wait_for_more(dms: Command) -> None:
+    dms("create", "-q", "some")
+    dms("produce", "some", "a", "b", "c")
+    code, out, said = dms("consume", "some", "--max", "5", "--timeout", "0.2")
+    assert (code, out) == (ExitCode.TEMPORARY, "a\nb\nc\n")
+    assert said == "brokers: no message came in time; 2 more were asked for\n"
+    dms("produce", "some", "d", "e")
+    assert dms("consume", "some", "-c", "--timeout", "0.2") == (0, "d\ne\n", "")
+    assert dms("consume", "some", "-c", "--timeout", "0") == (0, "", "")
+    assert {"queue": "some", "depth": 0} in rows(dms("list", "--json")[1])
+    assert dms("consume", "some", "--timeout", "-1")[0] == ExitCode.USAGE
