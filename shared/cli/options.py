@@ -35,9 +35,9 @@ def at_least_one(_: type, number: int | None) -> None:
         raise ValueError("1 at least")
 
 
-def _not_negative(_: type, number: float | None) -> None:
-    if number is not None and not number >= 0:
-        raise ValueError("0 at least")
+def _above_zero(_: type, seconds: float | None) -> None:
+    if seconds is not None and not seconds > 0:
+        raise ValueError("more than 0 seconds")
 
 
 def _a_port(_: type, number: int | None) -> None:
@@ -61,7 +61,7 @@ Timeout = Annotated[
     Parameter(
         name="--timeout",
         help="End once no message came for so many seconds; the exit code is 75 if --max asks for more.",
-        validator=_not_negative,
+        validator=_above_zero,
     ),
 ]
 Words = Annotated[

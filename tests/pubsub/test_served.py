@@ -225,8 +225,8 @@ def test_one_line_subscribes_shows_what_comes_and_leaves_no_session(server: Serv
 def test_a_subscription_that_gets_nothing_says_so_by_its_exit_code(server: Server) -> None:
     here, other = ("--port", str(server.address("pubsub")[1])), ("--port", str(server.address("logmq")[1]))
     for words, code, says in (
-        (("a", "--timeout", "0", "--max", "2", *here), ExitCode.TEMPORARY, "2 more were asked for"),
-        (("a", "--timeout", "0", *here), ExitCode.OK, ""),
+        (("a", "--timeout", "0.01", "--max", "2", *here), ExitCode.TEMPORARY, "2 more were asked for"),
+        (("a", "--timeout", "0.01", *here), ExitCode.OK, ""),
         (here, ExitCode.USAGE, "TOPIC: name at least one"),
         (("a" * 51, *here), ExitCode.USAGE, "a topic has at most 50 bytes"),
         (("a", "--port", "1"), ExitCode.UNAVAILABLE, "no pub/sub server answers"),
