@@ -267,7 +267,6 @@ class AmqpSession(SessionBase):
             channel.content = Content(*wire.publish_untrusted(payload))
             channel.step(ChannelEvent.PUBLISH)
             return
-        mux = self.mux
         method = wire.decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
