@@ -320,3 +320,15 @@ def test_a_dead_letter_queue_that_is_not_there_is_told_when_it_is_named(dms: Com
     assert said.startswith("brokers: no queue typo is listed: names-none holds its dead messages back")
     assert dms("create", "-q", "typo")[0] == 0
     assert dms("create", "-q", "names-one", "--dead-letter", "typo")[2] == ""
+
+
+def test_what_is_there_is_taken_and_a_timeout_ends_the_wait_for_more(dms: Command) -> None:
+    dms("create", "-q", "some")
+    dms("produce", "some", "a", "b", "c")
+    code, out, said = dms("consume", "some", "--max", "5", "--timeout", "0.2")
+    assert (code, out) == (ExitCode.TEMPORARY, "a\nb\nc\n")
+    assert said == "brokers: no message came in time; 2 more were asked for\n"
+    dms("produce", "some", "d", "e")
+    assert dms("consume", "some", "-c", "--timeout", "0.2") == (0, "d\ne\n", "")
+    assert {"queue": "some", "depth": 0} in rows(dms("list", "--json")[1])
+    assert dms("consume", "some", "--timeout", "0")[0] == ExitCode.USAGE
