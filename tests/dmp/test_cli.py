@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
+from tests.support.leaving import run_and_leave
 from tests.support.server import Begun, Command, Server, run, run_here, speak, until
 
 
@@ -161,6 +163,28 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
     assert here("delete", "exchange", "logs")[0] == 0
 
 
+def test_a_queue_is_consumed_and_its_messages_leave_it_once_they_are_shown(here: Command) -> None:
+    assert here("declare", "queue", "taken")[0] == 0
+    assert here("put", "", "one", "two", "three", "-k", "taken")[0] == 0
+    assert here("consume", "taken", "--max", "1") == (0, "one\n", "")
+    assert depth(here, "taken") == 2
+    row = {"exchange": "", "key": "taken", "message": "two"}
+    assert json.loads(here("consume", "taken", "--max", "1", "--json")[1]) == row
+    assert here("consume", "taken", "--timeout", "0.2", "--raw") == (0, "three", "")
+    code, out, said = here("consume", "taken", "--max", "2", "--timeout", "0.01")
+    assert (code, out) == (ExitCode.TEMPORARY, "")
+    assert said == "brokers: no message came in time; 2 more were asked for\n"
+    assert json.loads(here("delete", "queue", "taken", "--json")[1])["messages"] == 0
+
+
+def test_a_reader_that_leaves_leaves_the_rest_in_the_queue(server: Server, here: Command) -> None:
+    here("declare", "queue", "left")
+    here("put", "", *map(str, range(100)), "-k", "left")
+    code, read = run_and_leave(3, "dmp", "consume", "left", "--port", str(server.address("dmp")[1]))
+    assert (code, read) == (128 + signal.SIGPIPE, [b"0\n", b"1\n", b"2\n"])
+    assert depth(here, "left") == 97
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -177,6 +201,8 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
         (("get", "x", "--bind"), ExitCode.USAGE, "EXCHANGE:KEY"),
         (("get", "x", "--bind", "nowhere:k"), ExitCode.MISSING, "no exchange 'nowhere'"),
         (("get", os.fsdecode(b"\xff")), ExitCode.USAGE, "brokers: \\xff is not UTF-8\n"),
+        (("consume", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
+        (("consume", "x", "--raw", "--json"), ExitCode.USAGE, "--raw"),
         (("delete", "queue", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
         (("delete", "exchange", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
         (("purge", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
