@@ -215,7 +215,6 @@ async def test_dead_letters_that_wait_for_their_slice_hold_publishers_back_until
     consumer.method(C.Basic.Nack(0, multiple=True, requeue=False))
     waiting = count - world.broker.counts.dead_letters_lost
     assert waiting >= count - 32
-    assert world.broker.queues[b"served"].depth == world.broker.queues[b"served"].unacked == 0
     assert waiting * 6000 < world.broker.memory.held_bytes
     assert budget.account("messages").used_bytes > waiting * 6000 - STEP_BYTES
     peer.pump()

@@ -10,10 +10,11 @@ from pamqp import base, commands
 
 from dmp.amqp.wire import encode
 from dmp.data_types import short
+from dmp.listener import DmpService
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.row import ReadyRow
-from tests.dmp.amqp_peer import Peer, bodies, publish
+from tests.dmp.amqp_peer import Peer, bodies, closed, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.commits import fail, journal_write
 
@@ -56,6 +57,16 @@ async def test_many_dead_letters_are_buried_in_turns_and_in_order(hurried: World
     hurried.finish_work()
     assert ready(dead) == sent
     assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.row.ready)
+
+
+async def test_a_dead_letter_that_goes_to_many_queues_has_a_turn_of_its_own(hurried: World) -> None:
+    many = [hurried.queue(b"dead%d" % number) for number in range(100)]
+    for queue in many:
+        hurried.topology.bind(b"amq.fanout", queue)
+    rejected(hurried, hurried.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
+    for letters in (1, 2, 3):
+        assert {queue.depth for queue in many} == {letters}
+        hurried.broker.timers.run_due()
 
 
 async def test_dead_letters_outlive_their_queue(world: World) -> None:
@@ -211,6 +222,97 @@ async def test_all_that_a_channel_holds_is_settled_by_one_word(world: World, met
     world.settle()
     after = await world.again()
     assert {queue.depth for queue in after.broker.queues.values()} == {20 * comes_back}
+
+
+def holding(world: World, count: int) -> tuple[Peer, Queue]:
+    """A client that holds so many messages of a durable queue."""
+    queue = world.queue(b"q", durable=True)
+    peer = Peer(world).login()
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    world.publish(b"", b"q", *numbered(count), properties=PERSISTENT)
+    world.settle()
+    world.finish_work()
+    peer.frames_now()
+    assert queue.unacked == count
+    world.clock.step = 1.0
+    return peer, queue
+
+
+async def test_very_many_are_acknowledged_in_turns_and_input_waits_for_them(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.send(encode(C.Basic.Ack(200, True), 1) + encode(C.Basic.Qos(0, 1), 1))
+    assert 100 < queue.unacked < 300
+    assert peer.frames_now() == [], "what comes behind waits"
+    world.finish_work()
+    assert queue.unacked == 100
+    assert peer.names() == ["Basic.QosOk"]
+    peer.method(C.Basic.Ack(200, True))
+    assert closed(peer) == ("Channel.Close", 406), "they are settled once"
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, numbered(300)[200:])
+    world.settle()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == numbered(300)[200:]
+
+
+async def test_what_is_acknowledged_stays_so_where_the_connection_is_lost_amid_it(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(C.Basic.Ack(200, True))
+    peer.lose()
+    assert 0 < queue.unacked < 300
+    assert ready(queue) != numbered(300)[200:], "not all is back yet"
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, numbered(300)[200:])
+    assert world.broker.counts.acknowledged == 200
+
+
+async def test_very_many_come_back_in_turns_and_nobody_is_given_some_before_all_are_there(
+    world: World,
+) -> None:
+    peer, queue = holding(world, 300)
+    other = Taker(no_ack=False)
+    queue.add_consumer(other)
+    peer.lose()
+    queue.dispatch()
+    assert 0 < queue.depth < 300
+    assert other.bodies == []
+    world.finish_work()
+    assert other.bodies == numbered(300)
+
+
+@pytest.mark.parametrize(
+    "method", [C.Basic.Ack(300, True), C.Basic.Nack(300, True, True), C.Basic.Nack(300, True, False)]
+)
+async def test_a_queue_may_be_deleted_amid_what_is_settled_in_turns(world: World, method: base.Frame) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(method)
+    assert 0 < queue.unacked < 300
+    world.topology.delete_queue(queue)
+    world.finish_work()
+    assert world.broker.memory.held_bytes == 0
+    assert "Basic.QosOk" in [value.name for _, value in peer.say(C.Basic.Qos(0, 1))]
+
+
+async def test_what_is_delivered_again_in_turns_keeps_its_order(world: World) -> None:
+    peer, queue = holding(world, 300)
+    world.publish(b"", b"q", b"behind", properties=PERSISTENT)
+    world.settle()
+    peer.frames_now()
+    peer.method(C.Basic.Recover(False))
+    assert 0 < len(bodies(peer.frames_now())) < 300
+    peer.lose()
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, [*numbered(300), b"behind"])
+
+
+async def test_what_is_acknowledged_is_written_before_the_server_has_stopped(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(C.Basic.Ack(300, True))
+    assert queue.unacked > 0
+    DmpService(world.broker).drain()
+    world.store.commit_pending()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == []
 
 
 def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
