@@ -75,7 +75,7 @@ def _top(module: str) -> str:
 
 
 def manual(reference: str, version: str) -> Mapping[str, str]:
-    """Return manual pages by their files' names: `brokers.1`, and one for each command below it.
+    """Return manual pages by their files' names: one for the program, and one for each command.
 
     `reference`: the page that `make reference` makes of the commands.
     """
