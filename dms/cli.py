@@ -190,7 +190,7 @@ async def consume(
             waiting_is_told(queue) as has_come,
         ):
             while left:  # it takes no more than that: `at_most`
-                messages = left.of(await consumer.several() if continuous else [await consumer.receive()])
+                messages = left.of(await _arrived(consumer, continuous))
                 has_come()
                 taken: list[Message] = []
                 try:
@@ -206,6 +206,14 @@ async def consume(
                         await _ack(consumer, taken, go_on=continuous)
 
     return shown()
+
+
+async def _arrived(consumer: Consumer, continuous: bool) -> list[Message]:
+    """What has come. Unless `continuous`, that is one message, and Timeout is raised where none came in time."""
+    if continuous:
+        return await consumer.several()
+    message = await consumer.receive()
+    return [] if message is None else [message]
 
 
 async def _ack(consumer: Consumer, messages: Sequence[Message], *, go_on: bool) -> None:

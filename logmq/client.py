@@ -22,13 +22,13 @@ from contextlib import asynccontextmanager
 from typing import Any, Self, Unpack, cast
 
 import attrs
-import trio
 
 from logmq import connector
 from logmq.connector import (
     Answer,
     Ask,
     LineAnswer,
+    LoginAnswer,
     LogmqError,
     Mark,
     OffsetsAnswer,
@@ -44,18 +44,18 @@ from shared.client.dial import (
     FIRST_ANSWER_SECONDS,
     LOGIN_SECONDS,
     Address,
+    ClientClosed,
     Disconnected,
     How,
     Unreachable,
-    broken,
-    check_plain,
-    keep_trying,
 )
-from shared.client.nursery import open_nursery
-from shared.client.pipelining import PipelinedConnection, Reconnecting
+from shared.client.loop import Loop
+from shared.client.pipelining import PipelinedConnection
 from shared.client.receiver import Receiver
+from shared.client.reconnecting import Reconnecting, keep_trying
 from shared.client.retry import Retry
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.client.running import open_loop
+from shared.errors import RemoteProtocolError
 
 __all__ = [
     "Client",
@@ -97,9 +97,8 @@ async def connect(
     Raises ConnectionRefusedError where nobody listens, LogmqError where a login is refused, ssl.SSLError.
     """
     address = Address.of(host, port, kind="LogMQ", protocol="logmq", **how)
-    stream = await _open(address)
-    async with open_nursery() as nursery:
-        client = Client(nursery, address, stream, retry_seconds)
+    async with open_loop() as loop:
+        client = Client(loop, address, await _open_link(loop, address), retry_seconds)
         try:
             yield client
         finally:
@@ -113,15 +112,14 @@ class Client:
     more. It raises Refusal for a name that no server would take.
     """
 
-    def __init__(
-        self, nursery: trio.Nursery, address: Address, stream: trio.abc.Stream, retry_seconds: float
-    ) -> None:
+    def __init__(self, loop: Loop, address: Address, link: "Link", retry_seconds: float) -> None:
         async def open_link() -> Link:
-            return Link(await _open(address))
+            return await _open_link(loop, address)
 
+        self._loop = loop
         self._address = address
         self._retry_seconds = retry_seconds
-        self._reconnecting = Reconnecting(nursery, address, retry_seconds, open_link, Link(stream))
+        self._reconnecting = Reconnecting(loop, address, retry_seconds, open_link, link)
 
     # Writing.
 
@@ -146,7 +144,7 @@ class Client:
         offsets: list[int] = []
         refusals: list[LogmqError] = []
         for answer in awaited:
-            await answered(answer)
+            await self.answered(answer)
             for offset in answer.offsets:
                 if isinstance(offset, LogmqError):
                     refusals.append(offset)
@@ -158,7 +156,7 @@ class Client:
 
     async def append(self, topic: str, message: bytes) -> int:
         """Write a message by APPEND. `produce` uses it by itself for a message that no line can hold."""
-        (offset,) = await answered(await self._send(connector.append(topic, message)))
+        (offset,) = await self.answered(await self._send(connector.append(topic, message)))
         return cast(int, offset)
 
     async def batch(self, topic: str, writer: str, seq: int, messages: Sequence[bytes]) -> int:
@@ -187,11 +185,13 @@ class Client:
         """
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         checked_name(topic)
-        producer = Producer(self, topic, name, on_written)
-        async with open_nursery() as nursery:
-            nursery.start_soon(producer.run)
+        producer = Producer(self, self._loop, topic, name, on_written)
+        cancel = self._loop.start_soon(producer.run)
+        try:
             yield producer
             await producer.flush()
+        finally:
+            cancel()
 
     # Reading.
 
@@ -227,13 +227,12 @@ class Client:
         LogmqError (NO_TOPIC when the topic is deleted), or Unreachable.
         """
         name = checked_name(topic).encode()
-        stream = await keep_trying(self._address, Retry(self._retry_seconds), lambda: _open(self._address))
-        tail = Tail(stream, self._address, self._retry_seconds, name, offset)
+        tail = Tail(self._loop, self._address, self._retry_seconds, name, offset)
         try:
-            await tail.begin()
+            await keep_trying(self._loop, self._address, Retry(self._retry_seconds), tail.begin)
             yield tail
         finally:
-            await tail.aclose()
+            tail.close()
 
     async def offsets(self, topic: str) -> Topic:
         """A topic's first kept offset and its end."""
@@ -271,7 +270,7 @@ class Client:
 
     async def delete(self, topic: str) -> None:
         """Delete a topic. Not sent again where the answer is lost (Disconnected): the topic may be new."""
-        await answered(await self._send(connector.delete(topic)))
+        await self.answered(await self._send(connector.delete(topic)))
 
     async def ping(self) -> None:
         """A round trip."""
@@ -284,13 +283,12 @@ class Client:
         ping = connector.ping()
         answer = ping.answer()
         try:
-            with trio.fail_after(FIRST_ANSWER_SECONDS):
-                assert self._reconnecting.link is not None
-                await self._reconnecting.link.ask(ping.request, answer)
-                await answered(answer)
+            assert self._reconnecting.link is not None
+            await self._reconnecting.link.ask(ping.request, answer)
+            await self._reconnecting.link.answered_within(answer, FIRST_ANSWER_SECONDS)
         except LogmqError:
             pass  # a server that knows only the specification
-        except trio.TooSlowError:
+        except TimeoutError:
             raise self._address.not_answered(f"it says nothing in {FIRST_ANSWER_SECONDS:g} s") from None
         except Disconnected as error:
             raise self._address.not_answered(error) from None
@@ -304,6 +302,14 @@ class Client:
         line, answer = connector.batch(topic, writer, seq, len(records))
         return await self._send(Ask(line + records, answer))
 
+    async def answered(self, answer: Answer) -> Any:
+        """Wait for an answer; its result. Raises its error."""
+        if not answer.done:
+            event = self._loop.event()
+            answer.on_done = event.set
+            await event.wait()
+        return answer.outcome()
+
     async def _ask(self, ask: Ask) -> Any:
         """The result of a request that may be sent twice."""
         return await self._again(lambda: self._send(ask))
@@ -312,7 +318,7 @@ class Client:
         """The result of a request that `send` sends, and that may be sent twice."""
 
         async def attempt() -> Any:
-            return await answered(await send())
+            return await self.answered(await send())
 
         return await self._reconnecting.repeat(attempt)
 
@@ -326,30 +332,21 @@ class Client:
         self._reconnecting.close()
 
 
-async def _open(address: Address) -> trio.abc.Stream:
-    """A stream with the address's user logged in. Also raises Disconnected, LogmqError."""
-    stream = await address.open()
-    if not address.login:
-        return stream
-    said = bytearray()
-    try:
-        with trio.fail_after(LOGIN_SECONDS):
-            await stream.send_all(connector.auth(address.login))
-            while not said.endswith(b"\n") and len(said) < connector.LINE_BYTES_MAX:
-                received = await stream.receive_some()
-                if not received:
-                    raise Disconnected("the server closed the connection at the login")
-                said += received
-                check_plain(said)
-        connector.check_logged_in(bytes(said[:-1]), address.login)
-        return stream
-    except BaseException as error:
-        await trio.aclose_forcefully(stream)
-        if isinstance(error, trio.TooSlowError):
-            raise Disconnected(f"it does not answer a login in {LOGIN_SECONDS:g} s") from None
-        if isinstance(error, trio.BrokenResourceError):
-            raise broken(error) from None
-        raise
+async def _open_link(loop: Loop, address: Address) -> "Link":
+    """A link with the address's user logged in. Raises as `Loop.connect`; also Disconnected, LogmqError."""
+    link = Link(loop)
+    await loop.connect(address, link)
+    if address.login:
+        try:
+            answer = LoginAnswer(address.login)
+            await link.ask(connector.auth(address.login), answer)
+            await link.answered_within(answer, LOGIN_SECONDS)
+        except BaseException as error:
+            link.lose(ClientClosed())
+            if isinstance(error, TimeoutError):
+                raise Disconnected(f"it does not answer a login in {LOGIN_SECONDS:g} s") from None
+            raise
+    return link
 
 
 class Link(PipelinedConnection[Answer]):
@@ -373,16 +370,14 @@ class Link(PipelinedConnection[Answer]):
     def fail(self, answer: Answer, error: Disconnected) -> None:
         answer.fail(error)
 
-
-async def answered(answer: Answer) -> Any:
-    """Wait for an answer; its result. Raises its error."""
-    if not answer.done:
-        event = trio.Event()
-        answer.on_done = event.set
-        await event.wait()
-    if answer.error is not None:
-        raise answer.error.with_traceback(None)
-    return answer.result
+    async def answered_within(self, answer: Answer, seconds: float | None = None) -> Any:
+        """Wait for an answer; its result. Raises its error, and TimeoutError."""
+        if not answer.done:
+            event = self.loop.event()
+            answer.on_done = event.set
+            if not await self.loop.wait(event, seconds):
+                raise TimeoutError
+        return answer.outcome()
 
 
 class Records:
@@ -423,7 +418,7 @@ class Records:
             try:
                 answer = self._answer or await self._ask()
                 self._answer = None
-                at, data = cast(tuple[int, bytes], await answered(answer))
+                at, data = cast(tuple[int, bytes], await self._client.answered(answer))
             except Unreachable:
                 raise
             except Disconnected:
@@ -444,15 +439,13 @@ class Tail(Receiver[Record]):
     """Records as the server pushes them; see `Client.tail`. `offset`: of the next."""
 
     def __init__(
-        self, stream: trio.abc.Stream, address: Address, retry_seconds: float, topic: bytes, offset: int
+        self, loop: Loop, address: Address, retry_seconds: float, topic: bytes, offset: int
     ) -> None:
-        async def connect() -> tuple[trio.abc.Stream, bytes]:
-            return await _open(address), b""
-
-        super().__init__(stream, address, retry_seconds, connect)
+        super().__init__(loop, address, retry_seconds)
         self.offset = offset
         self._topic = topic
         self._received = offset  # what is sent next
+        self._login_answer: LoginAnswer | None = None
 
     async def __anext__(self) -> Record:
         record = await super().__anext__()
@@ -460,11 +453,21 @@ class Tail(Receiver[Record]):
         return record
 
     def _first_words(self) -> bytes:
-        return b"TAIL %b %d\n" % (self._topic, self._received)
+        said = b"TAIL %b %d\n" % (self._topic, self._received)
+        if not self._address.login:
+            return said
+        self._login_answer = LoginAnswer(self._address.login)
+        return connector.auth(self._address.login) + said
 
     def _take(self, data: bytearray) -> tuple[list[Record], int]:
         records: list[Record] = []
         at = 0
+        if self._login_answer is not None:
+            at = self._login_answer.take(data, at)
+            if at < 0:
+                return records, 0
+            self._login_answer.outcome()
+            self._login_answer = None
         while data.startswith(b"MESSAGE ", at):
             record, at = take_message(data, at)
             if record is None:
@@ -475,8 +478,8 @@ class Tail(Receiver[Record]):
             # OK: the server is draining and closes next. The tail continues when it is back.
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
-            if last.error is not None:
-                raise last.error.with_traceback(None)
+            if end > 0:
+                last.outcome()
             return records, max(end, 0)
         if not records and len(data) - at >= len(b"MESSAGE "):
             raise RemoteProtocolError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
@@ -499,9 +502,15 @@ class Producer:
     """
 
     def __init__(
-        self, client: Client, topic: str, writer: str, on_written: Callable[[int, Sequence[int]], None] | None
+        self,
+        client: Client,
+        loop: Loop,
+        topic: str,
+        writer: str,
+        on_written: Callable[[int, Sequence[int]], None] | None,
     ) -> None:
         self._client = client
+        self._loop = loop
         self._topic = topic
         self._writer = writer
         self._on_written = on_written
@@ -510,8 +519,8 @@ class Producer:
         self._filling_bytes = 0
         self._batches: deque[_Batch] = deque()
         self._failure: Exception | None = None
-        self._moved = trio.Event()
-        self._answered = trio.Event()
+        self._moved = self._loop.event()
+        self._answered = self._loop.event()
         self.written = 0
 
     async def send(self, message: bytes) -> None:
@@ -541,10 +550,10 @@ class Producer:
         try:
             while True:
                 await self._moved.wait()
-                self._moved = trio.Event()
+                self._moved = self._loop.event()
                 await self._send_batches()
                 self._take_answers()
-        except (BrokerError, OSError) as error:
+        except Exception as error:  # the server's, or that of `on_written`
             self._failure = error
             self._wake_waiting()
 
@@ -595,7 +604,7 @@ class Producer:
     def _wake_waiting(self) -> None:
         """Wake tasks that wait in `send` or `flush`."""
         self._answered.set()
-        self._answered = trio.Event()
+        self._answered = self._loop.event()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
