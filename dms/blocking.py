@@ -10,12 +10,10 @@
 A client is for one thread at a time. Between calls nothing is sent and nothing is read.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Self
 
 from dms import client, consumer
-from shared.client.blocking import Blocking, BlockingLoop, block, following, method, opener
+from shared.client.blocking import Blocking, block, following, method, opener
 
 
 class Message(Blocking[consumer.Message]):
@@ -48,7 +46,9 @@ class Consumer(Blocking[consumer.Consumer]):
     __next__ = following(consumer.Consumer.__anext__, Message)
 
     def receive(self) -> Message | None:
-        return self._shown(self.loop.run(self.core.receive()))
+        """The next message; as `dms.client.Consumer.receive`."""
+        message = self.loop.run(self.core.receive())
+        return None if message is None else Message(message, self.loop)
 
 
 class Client(Blocking[client.Client]):

@@ -209,7 +209,7 @@ async def consume(
 
 
 async def _arrived(consumer: Consumer, continuous: bool) -> list[Message]:
-    """What has come. Unless `continuous`, that is one message, and Timeout is raised where none came in time."""
+    """What has come; unless `continuous`, one message. Then Timeout is raised where none came in time."""
     if continuous:
         return await consumer.several()
     message = await consumer.receive()

@@ -55,6 +55,7 @@ from dms.link import Answer, Link, leave, open_link, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.loop import Loop
+from shared.client.retry import RETRY_SECONDS
 from shared.client.running import open_loop
 
 __all__ = [
@@ -126,23 +127,23 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    retry_seconds: float = 30.0,
+    retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
+    `retry_seconds`: a lost connection is tried again for so long (30), then requests that wait for it fail.
+    The first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
     Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS, and
     ssl.SSLError. Raises Denied where a login is refused, and Internal where there are too many clients.
     """
-    address = Address.of(host, port, kind="DMS", protocol="dms", **how)
+    address = Address.of(host, port, kind="DMS", protocol="dms", retry_seconds=retry_seconds, **how)
     async with open_loop() as loop:
         try:
             link = await open_link(loop, address)
         except Disconnected as error:  # nothing was asked yet
             raise address.not_answered(error) from error
-        client = Client(loop, address, retry_seconds, link)
+        client = Client(loop, address, link)
         try:
             yield client
         finally:
@@ -156,11 +157,11 @@ class Client:
     raises `Unreachable` where the server cannot be reached any more.
     """
 
-    def __init__(self, loop: Loop, address: Address, retry_seconds: float, link: Link) -> None:
+    def __init__(self, loop: Loop, address: Address, link: Link) -> None:
         self._loop = loop
         self._address = address
-        self._retry_seconds = retry_seconds
-        self._reconnecting = reconnecting(loop, address, retry_seconds, first=link)
+        self._retry_seconds = RETRY_SECONDS if address.retry_seconds is None else address.retry_seconds
+        self._reconnecting = reconnecting(loop, address, self._retry_seconds, first=link)
         self._consumers: set[Consumer] = set()
 
     async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:

@@ -18,7 +18,7 @@ exactly once.
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self, Unpack, cast
 
 import attrs
@@ -53,13 +53,14 @@ from shared.client.loop import Loop
 from shared.client.pipelining import PipelinedConnection
 from shared.client.receiver import Receiver
 from shared.client.reconnecting import Reconnecting, keep_trying
-from shared.client.retry import Retry
+from shared.client.retry import RETRY_SECONDS, Retry
 from shared.client.running import open_loop
 from shared.errors import RemoteProtocolError
 
 __all__ = [
     "Client",
     "Disconnected",
+    "GroupReader",
     "LogmqError",
     "Mark",
     "Producer",
@@ -77,6 +78,8 @@ PIECE_BYTES = 256 * 1024
 """Many messages are sent in pieces of this many bytes."""
 FOLLOW_WAIT_MS = 20_000
 """The longest wait of one FETCH at a topic's end. Middleboxes forget idle connections after half a minute."""
+COMMIT_SECONDS = 5.0
+"""How often a group's reader commits while records come without a pause."""
 BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
 """Unanswered batches of one producer; well below the 128 that the server remembers per writer."""
@@ -87,18 +90,18 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    retry_seconds: float = 30.0,
+    retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `host`: also a URL, `logmq+tls://ann@host:8080`. `how`: login and TLS.
+    `retry_seconds`: a lost connection is tried again for so long (30), then requests that wait for it fail.
+    The first connection is tried once. `host`: also a URL, `logmq+tls://ann@host:8080`. `how`: login and TLS.
     Raises ConnectionRefusedError where nobody listens, LogmqError where a login is refused, ssl.SSLError.
     """
-    address = Address.of(host, port, kind="LogMQ", protocol="logmq", **how)
+    address = Address.of(host, port, kind="LogMQ", protocol="logmq", retry_seconds=retry_seconds, **how)
     async with open_loop() as loop:
-        client = Client(loop, address, await _open_link(loop, address), retry_seconds)
+        client = Client(loop, address, await _open_link(loop, address))
         try:
             yield client
         finally:
@@ -112,14 +115,14 @@ class Client:
     more. It raises Refusal for a name that no server would take.
     """
 
-    def __init__(self, loop: Loop, address: Address, link: "Link", retry_seconds: float) -> None:
+    def __init__(self, loop: Loop, address: Address, link: "Link") -> None:
         async def open_link() -> Link:
             return await _open_link(loop, address)
 
         self._loop = loop
         self._address = address
-        self._retry_seconds = retry_seconds
-        self._reconnecting = Reconnecting(loop, address, retry_seconds, open_link, link)
+        self._retry_seconds = RETRY_SECONDS if address.retry_seconds is None else address.retry_seconds
+        self._reconnecting = Reconnecting(loop, address, self._retry_seconds, open_link, link)
 
     # Writing.
 
@@ -234,6 +237,30 @@ class Client:
         finally:
             tail.close()
 
+    @asynccontextmanager
+    async def read(self, group: str, topic: str, *, follow: bool = True) -> AsyncIterator["GroupReader"]:
+        """An async iterator over what a group has not read yet; it commits what has been handled.
+
+        A record counts as handled once the next one is asked for, and at the end of the block, unless that
+        ends by an error. Handled records are committed while no further one is there, every few seconds, and
+        at the end. What is not committed comes again. Without `follow` it ends at the topic's end.
+        """
+        bounds = await self.offsets(topic)
+        start = max(bounds.first, await self.committed(group, topic) or 0)
+        async with AsyncExitStack() as stack:
+            records: Records | Tail = self.records(topic, start)
+            if follow:
+                records = await stack.enter_async_context(self.tail(topic, start))
+            reader = GroupReader(self, self._loop, group, topic, records)
+            try:
+                yield reader
+            except Exception:
+                with suppress(Disconnected):
+                    await reader.commit()
+                raise
+            reader.take_as_handled()
+            await reader.commit()
+
     async def offsets(self, topic: str) -> Topic:
         """A topic's first kept offset and its end."""
         first, end = await self._ask(connector.offsets(topic))
@@ -297,6 +324,10 @@ class Client:
 
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> Answer:
         return await self._send(connector.fetch(topic, offset, bytes_max, wait_ms))
+
+    async def link(self) -> "Link":
+        """The connection that requests go over now."""
+        return await self._reconnecting.connected()
 
     async def send_batch(self, topic: str, writer: str, seq: int, records: bytes) -> Answer:
         line, answer = connector.batch(topic, writer, seq, len(records))
@@ -403,6 +434,11 @@ class Records:
         self.offset = record.next_offset
         return record
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next record is here already."""
+        return bool(self._ready)
+
     async def chunk(self) -> list[Record]:
         """All records that are fetched, at least one; none at the end."""
         if not await self._fetched():
@@ -438,9 +474,7 @@ class Records:
 class Tail(Receiver[Record]):
     """Records as the server pushes them; see `Client.tail`. `offset`: of the next."""
 
-    def __init__(
-        self, loop: Loop, address: Address, retry_seconds: float, topic: bytes, offset: int
-    ) -> None:
+    def __init__(self, loop: Loop, address: Address, retry_seconds: float, topic: bytes, offset: int) -> None:
         super().__init__(loop, address, retry_seconds)
         self.offset = offset
         self._topic = topic
@@ -486,12 +520,51 @@ class Tail(Receiver[Record]):
         return records, at
 
 
+class GroupReader:
+    """What a group has not read yet; see `Client.read`."""
+
+    def __init__(self, client: Client, loop: Loop, group: str, topic: str, records: "Records | Tail") -> None:
+        self._client = client
+        self._loop = loop
+        self._group = group
+        self._topic = topic
+        self._records = records
+        self._handled = self._committed = records.offset
+        self._commit_at = loop.now() + COMMIT_SECONDS
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        self.take_as_handled()
+        if not self._records.has_more or self._loop.now() >= self._commit_at:
+            await self.commit()
+        return await anext(self._records)
+
+    def take_as_handled(self) -> None:
+        """Count the records handed out so far as handled."""
+        self._handled = self._records.offset
+
+    async def commit(self) -> None:
+        """Commit what is handled."""
+        if self._handled != self._committed:
+            handled = self._handled
+            await self._client.commit(self._group, self._topic, handled)
+            self._committed = handled
+        self._commit_at = self._loop.now() + COMMIT_SECONDS
+
+
 @attrs.define(eq=False)
 class _Batch:
     seq: int
     records: bytes = attrs.field(repr=False)
     count: int
+    link: Link | None = None
     answer: Answer | None = None
+
+    @property
+    def is_written(self) -> bool:
+        return self.answer is not None and self.answer.done and self.answer.error is None
 
 
 class Producer:
@@ -551,38 +624,38 @@ class Producer:
             while True:
                 await self._moved.wait()
                 self._moved = self._loop.event()
-                await self._send_batches()
                 self._take_answers()
+                try:
+                    await self._send_batches()
+                except Unreachable:
+                    raise
+                except Disconnected:
+                    self._wake()
         except Exception as error:  # the server's, or that of `on_written`
             self._failure = error
             self._wake_waiting()
 
     async def _send_batches(self) -> None:
+        """Send what is not on its way. After a lost link that is all unanswered batches, in order."""
         if self._filling and len(self._batches) < BATCHES_UNANSWERED_MAX:
             self._close_batch()
+        if not self._batches:
+            return
+        link = await self._client.link()
         for batch in tuple(self._batches):
-            if batch.answer is None:
-                answer = await self._client.send_batch(self._topic, self._writer, batch.seq, batch.records)
-                batch.answer = answer
-                answer.on_done = self._wake
-                if answer.done:
-                    self._wake()
+            if batch.link is link or batch.is_written:
+                continue
+            line, answer = connector.batch(self._topic, self._writer, batch.seq, len(batch.records))
+            batch.link, batch.answer = link, answer()
+            batch.answer.on_done = self._wake
+            await link.ask(line + batch.records, batch.answer)
 
     def _take_answers(self) -> None:
-        while self._batches:
-            batch = self._batches[0]
-            answer = batch.answer
-            if answer is None or not answer.done:
-                break
+        while self._batches and (answer := self._batches[0].answer) is not None and answer.done:
             if isinstance(answer.error, Disconnected) and not isinstance(answer.error, Unreachable):
-                for again in self._batches:  # in the same order, with the same seqs
-                    again.answer = None
-                self._wake()
-                break
-            if answer.error is not None:
-                raise answer.error.with_traceback(None)
-            self._batches.popleft()
-            (offset,) = cast(tuple[int], answer.result)
+                break  # it is sent again, over a new link
+            (offset,) = cast(tuple[int], answer.outcome())
+            batch = self._batches.popleft()
             self.written += batch.count
             if self._on_written is not None:
                 self._on_written(offset, _offsets(batch.records, offset))

@@ -101,7 +101,7 @@ async def asyncio_loop() -> AsyncIterator[AsyncioLoop]:
 
 
 class AsyncioTransport(Transport, asyncio.Protocol):
-    """asyncio's protocol for a connection, and its transport. What is written in one turn goes out together."""
+    """asyncio's protocol for a connection. What is written in one turn of the loop goes out together."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, connection: Connection, living: "set[AsyncioTransport]"

@@ -355,7 +355,7 @@ def block(
     of_core: Callable[Concatenate[Core, P], AbstractAsyncContextManager[Result]],
     shown: Callable[[Result, BlockingLoop], Shown],
 ) -> Callable[Concatenate[Blocking[Core], P], AbstractContextManager[Shown]]:
-    """The blocking form of a method whose result is for an `async with` block; `shown` wraps what it gives."""
+    """The blocking form of a method that opens an `async with` block. `shown` wraps what the block gets."""
 
     @functools.wraps(of_core)
     def call(self: Blocking[Core], /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Shown]:

@@ -90,6 +90,7 @@ class Address:
     """Where a server is, and how to reach it. `ssl_context`: TLS, for `host` or another `server_hostname`.
 
     `kind`: the server's protocol as users write it, for error texts. `login`: what the client logs in with.
+    `retry_seconds`: how long a lost connection is tried again; None: nobody has said.
     """
 
     host: str
@@ -98,6 +99,7 @@ class Address:
     server_hostname: str | None = None
     kind: str = attrs.field(kw_only=True)
     login: Login = attrs.field(default=NOBODY, kw_only=True)
+    retry_seconds: float | None = attrs.field(default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -108,6 +110,7 @@ class Address:
         kind: str,
         protocol: str,
         usual_user: str | None = None,
+        retry_seconds: float | None = None,
         user: str | None = None,
         password: str | Password | None = None,
         password_file: str | Path | None = None,
@@ -125,20 +128,25 @@ class Address:
 
         Raises ValueError and UsageError, whose texts hold no password.
         """
-        url = url_of(host, protocol)
+        url = url_of(host, protocol, options=True)
         if url is not None:
             files: dict[str, Any] = dict(url.files)
             host, port, tls = url.host, url.port or port, tls or url.tls
             user, password_file = user or url.user, password_file or files.get("password_file")
             ca, key = ca or files.get("ca"), key or files.get("key")
             certificate = certificate or files.get("certificate")
+            server_hostname = server_hostname or url.options.get("server_hostname")
+            if retry_seconds is None:
+                retry_seconds = url.options.get("retry_seconds")
         if ssl_context is None:
             paths = (None if each is None else Path(each) for each in (ca, certificate, key))
             ssl_context = tls_context(tls, *paths)
         login = login_of(user or (usual_user if password else None), password, password_file)
         if login.user and not login and ssl_context is None:
             raise ValueError(f"no password of {login.user}: give password or password_file, or a certificate")
-        return cls(host, port, ssl_context, server_hostname, kind=kind, login=login)
+        return cls(
+            host, port, ssl_context, server_hostname, kind=kind, login=login, retry_seconds=retry_seconds
+        )
 
     def not_answered(self, why: object) -> Unreachable:
         """The error for a peer that does not answer as a server of this protocol does."""

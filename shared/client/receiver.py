@@ -51,6 +51,11 @@ class Receiver(Connection, Generic[Item]):
         self._data[:] = data
         self._lost = None
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next item is here already."""
+        return bool(self._items)
+
     async def batch(self) -> list[Item]:
         """All items that have arrived; waits for one. Raises Disconnected, RemoteProtocolError."""
         if self._items:

@@ -9,8 +9,8 @@ from shared.client.loop import Loop
 
 @asynccontextmanager
 async def open_loop() -> AsyncIterator[Loop]:
-    """The caller's loop, for a block: asyncio's, a blocking client's, or trio's. Only that one is imported."""
-    blocking = sys.modules.get("shared.client.blocking")
+    """The caller's loop for a block: asyncio's, a blocking client's or trio's. Only that is imported."""
+    blocking = sys.modules.get(f"{__package__}.blocking")
     loop: Loop | None = None if blocking is None else blocking.current_loop()
     if loop is not None:
         yield loop
