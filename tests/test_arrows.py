@@ -128,7 +128,8 @@ ENDS = {
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": (
-        "asyncio_loop blocking dial login loop nursery pipelining receiver reconnecting running sender trio_loop"
+        "asyncio_loop blocking dial login loop nursery pipelining receiver reconnecting running sender "
+        "trio_loop"
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "

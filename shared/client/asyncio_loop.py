@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from shared.client.dial import CONNECT_SECONDS, Address, broke, not_reached, probe, tls_failed
-from shared.client.loop import Connection, Event, Loop, Transport
+from shared.client.loop import ClientConnection, Event, Loop, Transport
 
 
 class AsyncioLoop(Loop):
@@ -45,7 +45,7 @@ class AsyncioLoop(Loop):
 
         return cancel
 
-    async def connect(self, address: Address, connection: Connection) -> None:
+    async def connect(self, address: Address, connection: ClientConnection) -> None:
         tried: list[Exception] = []
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -69,7 +69,7 @@ class AsyncioLoop(Loop):
             tried.append(error)
         raise not_reached(address, tried)
 
-    async def _attach(self, sock: socket.socket, address: Address, connection: Connection) -> None:
+    async def _attach(self, sock: socket.socket, address: Address, connection: ClientConnection) -> None:
         probe(sock)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = None if address.ssl_context is None else address.server_hostname or address.host
@@ -104,7 +104,7 @@ class AsyncioTransport(Transport, asyncio.Protocol):
     """asyncio's protocol for a connection. What is written in one turn of the loop goes out together."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, connection: Connection, living: "set[AsyncioTransport]"
+        self, loop: asyncio.AbstractEventLoop, connection: ClientConnection, living: "set[AsyncioTransport]"
     ) -> None:
         self._loop = loop
         self._connection = connection

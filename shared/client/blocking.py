@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import attrs
 
 from shared.client.dial import CONNECT_SECONDS, Address, Disconnected, broke, not_reached, probe, tls_failed
-from shared.client.loop import RECEIVE_BYTES, Connection, Event, Loop, Transport
+from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Transport
 
 P = ParamSpec("P")
 Core = TypeVar("Core")
@@ -174,7 +174,7 @@ class BlockingLoop(Loop):
 
         return cancel
 
-    async def connect(self, address: Address, connection: Connection) -> None:
+    async def connect(self, address: Address, connection: ClientConnection) -> None:
         try:
             place = address.host, address.port
             sock = socket.create_connection(place, CONNECT_SECONDS, all_errors=True)
@@ -212,7 +212,7 @@ class BlockingTransport(Transport):
     """A socket that does not block, plain or TLS. What is written goes out when the client next waits."""
 
     def __init__(
-        self, sock: socket.socket, connection: Connection, gone: Callable[["BlockingTransport"], None]
+        self, sock: socket.socket, connection: ClientConnection, gone: Callable[["BlockingTransport"], None]
     ) -> None:
         self.number = sock.fileno()
         self.watched = 0

@@ -1,9 +1,9 @@
 """What a client stands on: trio, asyncio, or nothing but the caller's thread.
 
 A client's logic is written once, as coroutines that wait for nothing but events. A `Loop` makes the events,
-waits for them, tells the time and connects. It calls a `Connection` with what arrives, and the connection
-writes to its `Transport`. There are three loops: `trio_loop`, `asyncio_loop`, and `blocking`, which runs a
-coroutine to its end before it returns.
+waits for them, tells the time and connects. It calls a `ClientConnection` with what arrives, and that writes
+to its `Transport`. There are three loops: `trio_loop`, `asyncio_loop`, and `blocking`, which runs a coroutine
+to its end before it returns.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ class Transport(ABC):
 
     @abstractmethod
     def write_eof(self) -> None:
-        """Send our end behind all that was written. `Connection.ended` follows once the peer has closed."""
+        """Send our end behind all that was written. `ended` follows once the peer has closed."""
 
     @abstractmethod
     def pause_reading(self) -> None:
@@ -56,7 +56,7 @@ class Transport(ABC):
         """Close at once; what is not sent yet is dropped."""
 
 
-class Connection(ABC):
+class ClientConnection(ABC):
     """What a loop calls with what happens on a connection. `transport`: set by `Loop.connect`."""
 
     transport: Transport
@@ -92,7 +92,7 @@ class Loop(ABC):
         """Run `work` beside the caller; returns what cancels it. Blocking code runs it during its calls."""
 
     @abstractmethod
-    async def connect(self, address: Address, connection: Connection) -> None:
+    async def connect(self, address: Address, connection: ClientConnection) -> None:
         """Connect, and give the connection its transport.
 
         Raises ConnectionRefusedError for any reason but TLS's, then ssl.SSLError.

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from shared.client.dial import Disconnected, check_plain
-from shared.client.loop import Connection, Loop
+from shared.client.loop import ClientConnection, Loop
 from shared.errors import RemoteProtocolError
 
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
@@ -20,7 +20,7 @@ A = TypeVar("A")
 """The protocol's object for an awaited answer."""
 
 
-class PipelinedConnection(Connection, Generic[A]):
+class PipelinedConnection(ClientConnection, Generic[A]):
     """One connection. `lost`: why it ended; None while it is up.
 
     `heard`: the server has answered at least once.

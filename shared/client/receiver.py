@@ -3,7 +3,7 @@
 from typing import Generic, Self, TypeVar
 
 from shared.client.dial import Address, Disconnected, check_plain
-from shared.client.loop import Connection, Loop
+from shared.client.loop import ClientConnection, Loop
 from shared.client.reconnecting import keep_trying
 from shared.client.retry import Retry
 from shared.errors import BrokerError
@@ -14,7 +14,7 @@ READ_AHEAD_BYTES = 1024 * 1024
 Item = TypeVar("Item")
 
 
-class Receiver(Connection, Generic[Item]):
+class Receiver(ClientConnection, Generic[Item]):
     """Iterates over the items that the server pushes, one by one or in batches. `_say` sends to the server.
 
     A lost connection raises Disconnected. With `retry_seconds` the reading task connects again instead, and

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from shared.client.dial import Address, Disconnected, broken
-from shared.client.loop import RECEIVE_BYTES, Connection, Event, Loop, Transport
+from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Transport
 from shared.client.nursery import open_nursery
 
 LAST_WORDS_SECONDS = 1.0
@@ -42,10 +42,10 @@ class TrioLoop(Loop):
         self._nursery.start_soon(run)
         return scope.cancel
 
-    async def connect(self, address: Address, connection: Connection) -> None:
+    async def connect(self, address: Address, connection: ClientConnection) -> None:
         self.attach(await address.open(), connection)
 
-    def attach(self, stream: trio.abc.Stream, connection: Connection) -> None:
+    def attach(self, stream: trio.abc.Stream, connection: ClientConnection) -> None:
         """Let a connection use a stream that exists; it is closed with the connection."""
         transport = TrioTransport(stream, connection)
         connection.transport = transport
@@ -77,7 +77,7 @@ async def trio_loop() -> AsyncIterator[TrioLoop]:
 class TrioTransport(Transport):
     """Over any stream of trio. What is written during a send goes out together in the next."""
 
-    def __init__(self, stream: trio.abc.Stream, connection: Connection) -> None:
+    def __init__(self, stream: trio.abc.Stream, connection: ClientConnection) -> None:
         self._stream = stream
         self._connection = connection
         self._outgoing: list[bytes] = []
@@ -136,12 +136,12 @@ class TrioTransport(Transport):
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
             error = broken(group.exceptions[0])
         finally:
+            closed, self._closed = self._closed, True
             self._drained.set()
             await trio.aclose_forcefully(self._stream)
         if error is None and self._refused is not None:
             error = broken(self._refused)
-        if not self._closed:
-            self._closed = True
+        if not closed:
             self._connection.ended(error)
 
     async def _send(self, nursery: trio.Nursery) -> None:

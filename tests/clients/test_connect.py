@@ -132,4 +132,3 @@ def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) ->
             await client.delete("gathered")
 
     asyncio.run(program())
-

@@ -152,7 +152,7 @@ def test_a_server_that_says_nothing_is_given_up(end: End, monkeypatch: pytest.Mo
     monkeypatch.setattr(link, "FIRST_ANSWER_SECONDS", 0.05)
 
     async def program(connect: Connect) -> None:
-        with pytest.raises(Unreachable, match="says nothing to a handshake in 0.05 s"):
+        with pytest.raises(Unreachable, match=r"says nothing to a handshake in 0\.05 s"):
             async with connect(f"dms://127.0.0.1:{port}"):
                 raise AssertionError("connected")
 
