@@ -175,17 +175,5 @@ async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
             await publisher.publish("t", Kind.SHORT_REAL, "655.36")
 
 
-async def test_a_name_that_no_host_can_have_is_that_of_a_host_that_is_not_there() -> None:
-    with pytest.raises(OSError, match="not the name of a host"):
-        async with open_publisher("a..b"):
-            pass
-
-
-async def test_nobody_there_is_a_connection_refused() -> None:
-    with pytest.raises(ConnectionRefusedError, match="no pub/sub server answers"):
-        async with open_subscriber("A", port=1):
-            pass
-
-
 def test_the_clients_port_is_the_servers() -> None:
     assert PubsubSettings().port == clients.PORT
