@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+import shared
 from brokers.commands.catalog import COMMANDS
 from brokers.errors import ExitCode, Failure, InvalidSettings, Problem, did_you_mean
 
@@ -33,14 +34,16 @@ def names() -> list[str]:
 
 
 def packages() -> list[str]:
-    """The top-level packages that the installed protocols are in, sorted."""
-    return sorted({point.module.partition(".")[0] for points in installed().values() for point in points})
+    """The top-level packages of the host and of the installed protocols, sorted."""
+    modules = {point.module for points in installed().values() for point in points}
+    return sorted({name.partition(".")[0] for name in (__name__, shared.__name__, *modules)})
 
 
 def summary(name: str) -> str:
     """One line about a protocol, from its package's docstring: what a list of commands can afford."""
     try:
-        package = importlib.import_module(installed()[name][0].module.partition(".")[0])
+        module = installed()[name][0].module
+        package = importlib.import_module(module.rpartition(".")[0] or module)
     except Exception as error:
         return f"(broken: {said(error)})"
     return (package.__doc__ or "").strip().partition("\n")[0]

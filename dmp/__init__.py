@@ -2,14 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-import shared
-
 if TYPE_CHECKING:
     from dmp.client import open_feed, open_sink
-
-if getattr(shared, "PROJECT", None) != "brokers":
-    place = getattr(shared, "__file__", None) or list(shared.__path__)
-    raise ImportError(f"{__name__} needs the package shared of brokers; found another first, at {place}")
 
 __all__ = ["open_feed", "open_sink"]
 

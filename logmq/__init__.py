@@ -1,7 +1,1 @@
 """LogMQ: a disk-backed, offset-addressed log over a plain-text protocol (PROTOCOL.md)."""
-
-import shared
-
-if getattr(shared, "PROJECT", None) != "brokers":
-    place = getattr(shared, "__file__", None) or list(shared.__path__)
-    raise ImportError(f"{__name__} needs the package shared of brokers; found another first, at {place}")

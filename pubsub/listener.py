@@ -1,12 +1,15 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import trio
 
 from pubsub.absences import Absences
 from pubsub.admin import Admin
 from pubsub.fanout import Fanout
+from pubsub.intake import Intake, LineSink, SyslogSession
+from pubsub.lines import LINES, STATSD, SYSLOG
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
 from pubsub.session import Session
@@ -111,8 +114,24 @@ class PubsubService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("pubsub", settings.port, self._open_session, pushes=True),
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
+            *self._intake_endpoints(settings),
         )
         self.objects = Admin(self.sessions, self._end_session).objects
+
+    def _intake_endpoints(self, settings: PubsubSettings) -> Iterator[TcpEndpoint | UdpEndpoint]:
+        """Those for lines of other programs, where their ports are set."""
+        for kind, port in (
+            (LINES, settings.lines_port),
+            (SYSLOG, settings.syslog_port),
+            (STATSD, settings.statsd_port),
+        ):
+            if port is None:
+                continue
+            name = f"pubsub-{kind.name}"
+            intake = Intake(kind, self.fanout, self.sessions.counts, self._context.log)
+            if kind is SYSLOG:
+                yield TcpEndpoint(name, port, partial(self._open_syslog, intake))
+            yield UdpEndpoint(f"{name}-udp", port, LineSink(intake), name if kind is SYSLOG else None)
 
     async def take_settings(self, settings: PubsubSettings) -> None:
         """Apply new settings to new connections; open ones keep their limits."""
@@ -199,6 +218,10 @@ class PubsubService:
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.sessions, self._context.access)
+
+    def _open_syslog(self, intake: Intake, connection: Connection) -> SyslogSession:
+        seconds = self.sessions.settings.command_seconds
+        return SyslogSession(connection, intake, seconds, self._context.access)
 
     def _put_away(self) -> None:
         """Append kept messages to their log; the store writes them as it closes."""

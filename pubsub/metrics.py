@@ -27,6 +27,8 @@ class Counts:
     datagrams_bad: Counter[str] = counter_by(
         "reason", "datagrams_bad_total", "Datagrams that were no messages."
     )
+    lines: Counter[str] = counter_by("kind", "lines_total", "Lines of other programs taken in.")
+    lines_dropped: Counter[str] = counter_by("reason", "lines_dropped_total", "Lines that were no messages.")
     faults: Counter[str] = counter_by(
         "fault", "faults_total", "Connections closed for breaking the protocol."
     )

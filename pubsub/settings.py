@@ -1,6 +1,6 @@
 """Pub/sub's settings: section `[pubsub]`."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 from attrs import validators
@@ -15,12 +15,24 @@ SESSION_SECONDS_MAX = 100 * 365 * 86_400
 SESSIONS_LOG, KEPT_LOG, AWAY_LOG = "sessions", "kept", "away"
 
 
+def _port_setting() -> Any:
+    """A port that is not served unless set; 0 picks a free one."""
+    bounds = validators.optional([validators.ge(0), validators.le(65535)])
+    return attrs.field(default=None, validator=bounds, metadata=RESTART)
+
+
 @attrs.frozen
 class PubsubSettings:
     """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
 
     port: int = limit(7070, 0, 65535, restart=True)
     """The port of both TCP and UDP; 0 picks a free one."""
+    lines_port: int | None = _port_setting()
+    """A UDP port for plain lines of text, several in a datagram; unset: none. Topics: PROTOCOL.md."""
+    syslog_port: int | None = _port_setting()
+    """A port for syslog (RFC 5424 and 3164), UDP and TCP; unset: none."""
+    statsd_port: int | None = _port_setting()
+    """A UDP port for StatsD's lines; unset: none."""
     host: str | None = host_setting()
     """The address to bind; unset: that of `serve.host`."""
     allow: tuple[str, ...] = ()

@@ -73,6 +73,7 @@ class Fault(StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     TOO_LATE = "too_late"
     LOGIN = "login"
+    SYSLOG = "syslog"
 
 
 @attrs.frozen

@@ -15,6 +15,7 @@ from typing import Any, Literal, TextIO
 
 from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
+import shared
 from brokers import plugins
 from brokers.commands.catalog import COMMANDS, REMOVED
 from brokers.commands.flags import ServeCommand, host_command, listed
@@ -148,7 +149,7 @@ def _run(arguments: Sequence[str]) -> int:
         result = trio.run(finish, result, output)
     code = int(ExitCode.OK)
     # The import is slow. While nobody has imported the module, no such request exists.
-    if (plugin := sys.modules.get("shared.plugin")) is not None:
+    if (plugin := sys.modules.get(f"{shared.__name__}.plugin")) is not None:
         from brokers.commands import server
 
         if isinstance(result, plugin.ApiRequest):

@@ -32,7 +32,6 @@ TOLD_SECONDS = 0.1
 """Longer ones are logged: a client notices them."""
 TELL_SECONDS = 60.0
 """Between two lines of a kind: a machine that is too small is late several times a second."""
-_OUR_PACKAGES = ("brokers", "shared")
 _OUTERMOST = "brokers.host.serving"
 """Where the loop's call stands: no place in our code."""
 
@@ -73,7 +72,7 @@ class LoopWatch(trio.abc.Instrument):
 
     def __init__(self, log: "BoundLogger", packages: Collection[str] = ()) -> None:
         self._log = log
-        self._packages = frozenset((*_OUR_PACKAGES, *packages))
+        self._packages = frozenset(packages)
         self._held = _Stretches(
             "the loop was held for over 100 ms, and every client waited: if it repeats, look at the clients "
             "of the protocol that `at` names"

@@ -164,7 +164,7 @@ def zip_of_ours() -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     file = folder / "brokers_pipeline.zip"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for package in ("brokers", "shared", *plugins.packages()):
+        for package in plugins.packages():
             spec = importlib.util.find_spec(package)
             for root in (spec and spec.submodule_search_locations) or ():
                 for path in sorted(Path(root).rglob("*.py")):

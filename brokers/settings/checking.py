@@ -79,13 +79,20 @@ def start_problems(config: Config, protocols: Sequence[str]) -> Iterator[Problem
     yield from (Problem(*error) for error in errors)
     ports: dict[int, str] = {}
     for protocol in protocols:
-        port = config.protocols[protocol].port
-        first = ports.setdefault(port, protocol)
-        if port and first != protocol:
-            yield Problem(f"{protocol}.port", f"{port} is {first}.port, too: each needs one of its own")
+        for key, port in _ports(config, protocol):
+            first = ports.setdefault(port, key)
+            if port and first != key:
+                yield Problem(key, f"{port} is {first}, too: each needs one of its own")
     port = config.admin.port
     if config.admin.enabled and config.asked_for_admin_port and port and port in ports:
-        yield Problem("admin.port", f"{port} is {ports[port]}.port, too: each needs one of its own")
+        yield Problem("admin.port", f"{port} is {ports[port]}, too: each needs one of its own")
+
+
+def _ports(config: Config, protocol: str) -> Iterator[tuple[str, int]]:
+    """The ports of a protocol, by setting: `port`, and others that are set."""
+    for name, value in attrs.asdict(config.protocols[protocol], recurse=False).items():
+        if (name == "port" or name.endswith("_port")) and value is not None:
+            yield f"{protocol}.{name}", value
 
 
 def _admin_faults(config: Config) -> Iterator[ConfigError]:
@@ -191,15 +198,15 @@ def taken_ports(config: Config, protocols: Sequence[str]) -> Iterator[Problem]:
         _, host = config.host_of(protocol)
         if host in unusable:
             continue
-        port = config.protocols[protocol].port
-        try:
-            _try(host, port, socket.SOCK_STREAM)
-            if hasattr(config.protocols[protocol], "allow"):  # only who takes datagrams has that setting
-                _try(host, port, socket.SOCK_DGRAM)
-        except CannotListen as error:
-            ours = _served(config.serve.data_dir) if ours is None else ours
-            if port not in ours:
-                yield Problem(f"{protocol}.port", str(error))
+        for key, port in _ports(config, protocol):
+            try:
+                _try(host, port, socket.SOCK_STREAM)
+                if hasattr(config.protocols[protocol], "allow"):  # only who takes datagrams has that setting
+                    _try(host, port, socket.SOCK_DGRAM)
+            except CannotListen as error:
+                ours = _served(config.serve.data_dir) if ours is None else ours
+                if port not in ours:
+                    yield Problem(key, str(error))
 
 
 def _try(host: str, port: int, kind: socket.SocketKind) -> None:
@@ -220,4 +227,4 @@ def _served(folder: Path) -> set[int]:
     except Failure:
         return set()
     addresses = [address for protocol in status["protocols"] for address in protocol["addresses"]]
-    return {int(address.rpartition(":")[2]) for address in addresses if not address.endswith("/udp")}
+    return {int(address.removesuffix("/udp").rpartition(":")[2]) for address in addresses}

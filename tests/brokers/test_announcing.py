@@ -38,15 +38,6 @@ async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
         assert [systemd.recv(100) for _ in told] == [b"EXTEND_TIMEOUT_USEC=15000000"] * 2
 
 
-async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
-    with capture_logs() as told:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(announcing.still_starting, starting := trio.CancelScope(), get_logger())
-            await trio.sleep(4)
-            starting.cancel()
-    assert told == []
-
-
 @pytest.mark.parametrize("path", [".", "/", ".."])
 def test_what_can_be_no_file_is_no_ready_file(path: str) -> None:
     with pytest.raises(Failure, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
@@ -59,23 +50,6 @@ def test_an_earlier_runs_ready_file_goes_before_anything_is_ready(tmp_path: Path
     file.write_text("{}")
     announcing.remove_stale(file)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["a file's", "of no file"])
-def test_systemd_is_told_by_whichever_name_its_socket_has(
-    kind: str, near_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
-        if kind == "a file's":
-            heard.bind(str(near_path / "notify"))
-            name = str(near_path / "notify")
-        else:
-            heard.bind("")  # the system picks one
-            name = "@" + heard.getsockname()[1:].decode()
-        heard.setblocking(False)
-        monkeypatch.setenv("NOTIFY_SOCKET", name)
-        announcing.notify("READY=1")
-        assert heard.recv(100) == b"READY=1"
 
 
 def test_who_finds_the_ready_file_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

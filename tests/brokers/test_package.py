@@ -1,22 +1,33 @@
 """The package as other projects have it: installed by pip into an environment of its own."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import brokers.dms.wire
 import pytest
 from packaging.requirements import Requirement
 
+import dms.wire
+from brokers import checkout
+from brokers.packaging.wheel import inside
+from tests.support.echo import install_echo
+from tests.support.server import Server, speak
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("brokers", "dmp", "dms", "kqmsgq", "logmq", "pubsub", "shared")
-CLIENTS = "import dmp.client, dms.client, kqmsgq.client, logmq.client, pubsub.client"
+INSIDE = ("dmp", "dms", "kqmsgq", "logmq", "pubsub", "shared")
+CLIENTS = "from brokers import dmp\n" + "\n".join(
+    f"import brokers.{name}.client" for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub")
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +49,8 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
+    other = folder / "pypubsub-4.0.7-py3-none-any.whl"
+    write_pypubsub(other)
     for name in sorted(closure("brokers") - {"brokers"}):  # as a registry would bring them
         for file in importlib.metadata.files(name) or ():
             if ".." not in file.parts:
@@ -47,13 +60,37 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # pip of its own would take longer than all else here.
     pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
     done = subprocess.run(
-        [*pip, "--python", folder / "bin" / "python", "install", "--no-index", "--quiet", wheel],
+        [*pip, "--python", folder / "bin" / "python", "install", "--no-index", "--quiet", wheel, other],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder / "bin"
+
+
+def write_pypubsub(path: Path) -> None:
+    """A package that has the name of one of this project's folders, as PyPubSub has."""
+    info = "pypubsub-4.0.7.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pubsub/__init__.py", "from pubsub import pub\n")
+        archive.writestr("pubsub/pub.py", "def sendMessage(topic): return topic\n")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pypubsub\nVersion: 4.0.7\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """Variables with which this Python has the wheel, a sixth protocol, and all that both need.
+
+    Modules with the names of the checkout's folders come first on its path, and cannot be imported.
+    """
+    site = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in INSIDE:
+        (site / f"{name}.py").write_text("raise ImportError('a name of somebody else')")
+    return {**install_echo(site), "PYTHONSAFEPATH": "1"}
 
 
 def closure(name: str) -> set[str]:
@@ -74,10 +111,19 @@ def needed(name: str) -> Iterator[str]:
             yield one.name
 
 
-def run(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+def run(
+    *words: str | Path, folder: Path, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean.update(environ or {})
     return subprocess.run(
-        words, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=60
+        words,
+        cwd=folder,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -94,18 +140,109 @@ def test_the_commands_say_which_extra_they_need(fresh: Path, tmp_path: Path) -> 
     assert done.stderr.endswith("pip install 'brokers[serve]' brings it\n")
 
 
-def test_another_package_named_shared_is_named_as_the_cause(fresh: Path, tmp_path: Path) -> None:
-    (tmp_path / "shared.py").write_text("")
-    for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub"):
-        done = run(fresh / "python", "-c", f"import {name}.client", folder=tmp_path)
-        assert f"ImportError: {name} needs the package shared of brokers; found another" in done.stderr
-        assert str(tmp_path / "shared.py") in done.stderr
+def test_it_stands_beside_other_packages_with_the_names_of_its_folders(fresh: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text("mine = True")
+    program = f"{CLIENTS}\nimport pubsub, shared\nprint(pubsub.pub.sendMessage('topic'), shared.mine)"
+    done = run(fresh / "python", "-W", "error", "-c", program, folder=tmp_path)
+    assert (done.stdout, done.stderr) == ("topic True\n", "")
 
 
-def test_type_checkers_read_every_package(wheel: Path) -> None:
+def test_the_wheel_takes_one_name_and_type_checkers_read_it(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == set(PACKAGES)
+    assert "brokers/py.typed" in names
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"brokers"}
+    assert len(names) == len(set(names))
+    assert {f"brokers/{name}/__init__.py" for name in INSIDE} <= set(names)
+    assert not {"brokers/checkout.py", "brokers/packaging/wheel.py"} & set(names)
+
+
+def test_the_wheel_is_served_and_asked_with_a_sixth_protocol(
+    installed: Mapping[str, str], tmp_path: Path
+) -> None:
+    with Server(tmp_path, environ=installed, prefix=("env",)) as server:
+        assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
+        assert speak(server.address("echo"), b"hello") == b"hello"
+        brokers = sys.executable, "-m", "brokers"
+        words = "topics", "--json", "-D", str(server.data)
+        told = run(*brokers, *words, folder=tmp_path, environ=installed).stdout
+        assert [json.loads(line)["name"] for line in told.splitlines()] == ["echo", "orders"]
+        words = "logmq", "consume", "orders", "--port", str(server.address("logmq")[1])
+        assert run(*brokers, *words, folder=tmp_path, environ=installed).stdout == "hello\n"
+        assert server.stop() == 0
+
+
+def test_what_spark_is_sent_of_the_wheel_unpickles_where_nothing_else_of_it_is(
+    installed: Mapping[str, str], tmp_path: Path
+) -> None:
+    """A reader, pickled, and the zip file in which its class is."""
+    program = """
+import pickle, shutil, sys
+from brokers.pipeline.session import zip_of_ours
+from brokers.pipeline.source.data_source import LogmqDataSource
+shutil.copy(zip_of_ours(), "ours.zip")
+source = LogmqDataSource({"servers": "127.0.0.1:1", "subscribe": "orders"})
+pickle.dump(source, open("source.pickle", "wb"))
+"""
+    done = run(sys.executable, "-c", program, folder=tmp_path, environ=installed)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {name.partition("/")[0] for name in zipfile.ZipFile(tmp_path / "ours.zip").namelist()} == {
+        "brokers",
+        "echo_protocol",
+    }
+    program = """
+import pickle, sys
+source = pickle.load(open("source.pickle", "rb"))
+print(source.name(), sys.modules[type(source).__module__].__file__, "logmq" in sys.modules)
+"""
+    away = {**installed, "PYTHONPATH": str(tmp_path / "ours.zip")}
+    done = run(sys.executable, "-c", program, folder=tmp_path, environ=away)
+    where = tmp_path / "ours.zip" / "brokers" / "pipeline" / "source" / "data_source.py"
+    assert (done.stdout, done.stderr) == (f"logmq {where} False\n", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("from dms.wire import Kind", "from brokers.dms.wire import Kind"),
+        (
+            "def f():\n    from dms import (\n        a,\n    )",
+            "def f():\n    from brokers.dms import (\n        a,\n    )",
+        ),
+        ("import shared", "from brokers import shared"),
+        ("import shared as ours", "from brokers import shared as ours"),
+    ],
+)
+def test_an_import_of_a_folder_is_one_of_what_is_inside(source: str, written: str) -> None:
+    assert inside(source.encode(), frozenset(INSIDE)).decode() == written
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""\nfrom dms.wire import Kind\n"""',
+        "# from dms import wire",
+        "from .dms import wire",
+        "from dmsx import wire",
+        "from trio import dms",
+        "dms = 'dms.wire'",
+    ],
+)
+def test_what_only_looks_like_an_import_stays(source: str) -> None:
+    assert inside(source.encode(), frozenset(INSIDE)).decode() == source
+
+
+def test_an_import_that_binds_the_folders_own_name_ends_the_build() -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        inside(b"import trio\nimport dms.wire", frozenset(INSIDE))
+
+
+def test_a_checkout_has_the_same_modules_under_both_names() -> None:
+    assert brokers.dms.wire is dms.wire
+    assert dms.wire.__spec__ is not None
+    assert dms.wire.__spec__.name == dms.wire.__name__ == "dms.wire"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    places = project["tool"]["hatch"]["build"]["targets"]["wheel"]["sources"]
+    assert places == {name: f"brokers/{name}" for name in (*INSIDE, *checkout.FOLDERS)}
 
 
 def test_the_page_the_dashboard_and_the_alerts_are_in_the_package(wheel: Path) -> None:

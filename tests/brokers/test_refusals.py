@@ -271,13 +271,14 @@ def test_a_check_of_the_settings_says_everything_at_once(command: Run, tmp_path:
     ], said
 
 
+@pytest.mark.parametrize("setting", ["logmq.port", "pubsub.syslog_port"])
 def test_two_listeners_on_one_port_are_a_mistake(
-    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
-    monkeypatch.setenv("BROKERS_DMS_PORT", "8080")
-    monkeypatch.setenv("BROKERS_LOGMQ_PORT", "8080")
+    monkeypatch.setenv("BROKERS_DMS_PORT", "8081")
+    monkeypatch.setenv(f"BROKERS_{setting.upper().replace('.', '_')}", "8081")
     line = refused(command, tmp_path, ExitCode.CONFIGURATION)
-    assert line == "brokers: logmq.port: 8080 is dms.port, too: each needs one of its own\n"
+    assert line == f"brokers: {setting}: 8081 is dms.port, too: each needs one of its own\n"
     assert command("config", "check") == (ExitCode.CONFIGURATION, "", line)
 
 

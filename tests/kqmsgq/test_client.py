@@ -10,7 +10,6 @@ from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_produ
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
 from shared.client.dial import Disconnected
-from shared.errors import RemoteProtocolError
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
@@ -185,36 +184,10 @@ async def test_a_send_that_is_cancelled_before_its_turn_leaves_nothing_behind() 
     assert received == sent
 
 
-async def test_what_was_begun_goes_on_where_a_waiting_consumer_is_cancelled() -> None:
-    near, far = memory_stream_pair()
-    consumer = Consumer(near, 4096, 4096)
-    whole = message(b"q", b"hello")
-    await far.send_all(whole[:5])
-    with trio.move_on_after(0.01):
-        await consumer.batch()
-    await far.send_all(whole[5:] + whole)
-    assert await anext(consumer) == Message(b"q", b"hello")
-    assert await consumer.batch() == [Message(b"q", b"hello")]
-
-
-@pytest.mark.parametrize("said", [b">\0\0\0\0", b"*\0\0\x10\x01", b"*\0\0\0\0\0\0\x10\x01", b"OK\n"])
-async def test_a_server_that_speaks_otherwise_is_not_believed(said: bytes) -> None:
-    near, far = memory_stream_pair()
-    await far.send_all(said)
-    with pytest.raises(RemoteProtocolError):
-        await Consumer(near, 4096, 4096).batch()
-
-
 async def test_what_no_server_would_take_is_refused_here() -> None:
     near, _ = memory_stream_pair()
     with pytest.raises(ValueError, match="subscribe_all"):
         await Consumer(near, 4096, 4096).subscribe("")
-
-
-async def test_nobody_there_is_a_connection_refused() -> None:
-    with pytest.raises(ConnectionRefusedError, match="no KqueueMsgQ server answers"):
-        async with open_producer(port=1):
-            pass
 
 
 async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -132,24 +132,6 @@ def test_a_group_has_committed_what_its_reader_has_taken_however_its_consumer_wa
     assert len(lines) - 1 <= int(first) <= len(lines), "all but what the pipe held may be shown again"
 
 
-def test_what_a_command_cannot_show_is_told_on_standard_error(server: Server, logmq: Command) -> None:
-    logmq("produce", "short", "one", "two", "three")
-    refused = logmq("consume", "short", "--from", "99999")
-    assert refused == (1, "", "brokers: OUT_OF_RANGE: the end is 23\n")
-    logmq("consume", "short", "--group", "late", "--commit", "--max", "1")
-    logmq("trim", "short", "14", "--data-dir", str(server.data))
-    said = (
-        "brokers: group late has not read 7 bytes of short that retention or trim dropped: offsets 7 to 14\n"
-    )
-    assert logmq("consume", "short", "--group", "late") == (0, "three\n", said)
-    for command in (("tail",), ("consume", "--follow")):
-        with begun("logmq", *command, "later", "--port", str(server.address("logmq")[1])) as waiting:
-            assert waiting.stderr.readline() == (
-                b"brokers: there is no topic later yet: what is written to it is shown\n"
-            )
-            waiting.send_signal(signal.SIGTERM)
-
-
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
     code, _, err = logmq("consume", "x", "--commit")
     assert code == ExitCode.USAGE
@@ -200,24 +182,6 @@ def test_a_command_that_fails_says_why_in_one_line(
     assert (got, out) == (code, "")
     assert err.startswith("brokers: ")
     assert err.count("\n") == 1
-
-
-def test_a_reader_that_leaves_early_is_no_error_of_ours(server: Server, tmp_path: Path) -> None:
-    port = str(server.address("logmq")[1])
-    speak(server.address("logmq"), b"".join(b"PRODUCE early %d\n" % number for number in range(100_000)))
-    with begun("logmq", "consume", "early", "--port", port) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == b"0\n"
-        process.stdout.close()
-        assert process.stderr.read() == b""
-
-
-def test_every_command_has_help_with_an_example(logmq: Command) -> None:
-    for command in ("serve", "produce", "consume", "tail", "topics", "offsets", "seek", "groups", "delete"):
-        code, out, _ = logmq(command, "--help")
-        assert code == 0
-        assert f"brokers logmq {command}" in out.partition("Examples:")[2]
 
 
 def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path) -> None:

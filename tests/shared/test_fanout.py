@@ -44,18 +44,6 @@ def test_each_gets_its_own_in_order_however_the_sets_overlap(
     assert got == due
 
 
-def test_the_same_receivers_have_one_route_until_they_change() -> None:
-    routes: Routes[str] = Routes()
-    one = routes.of(("a", "b"))
-    assert routes.of(("b", "a")) is one
-    assert routes.of(("a", "b"), ("c",)) is not one, "c gets it later"
-    routes.remember(b"head", one)
-    epoch = routes.epoch
-    routes.forget()
-    assert (routes.known, routes.epoch > epoch) == ({}, True)
-    assert routes.of(("a", "b")) is not one
-
-
 def test_no_more_is_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fanout, "ROUTES_MAX", 4)
     routes: Routes[str] = Routes()

@@ -62,65 +62,6 @@ def file_range(data: bytes, released: list[bytes]) -> FileRange:
     return FileRange(file.fileno(), 0, len(data), release)
 
 
-def test_what_is_ready_leaves_at_once() -> None:
-    replies, connection = pair()
-    replies.reply(b"one")
-    assert connection.taken() == b"one"
-    assert not replies.pending
-
-
-def test_what_is_ready_waits_behind_what_is_not() -> None:
-    replies, connection = pair()
-    ticket = HandTicket()
-    reply_after(replies, ticket, b"1")
-    replies.reply(b"2")
-    held = replies.slot()
-    replies.reply(b"4")
-    replies.reply(b"5")
-    assert connection.taken() == b""
-    assert replies.pending
-    held.resolve(b"3")
-    assert connection.taken() == b""
-    ticket.resolve()
-    assert connection.taken() == b"12345"
-    assert not replies.pending
-
-
-def test_a_held_answer_lets_go_what_was_ready_before_it() -> None:
-    replies, connection = pair()
-    ticket = HandTicket()
-    reply_after(replies, ticket, b"1")
-    held = replies.slot()
-    ticket.resolve()
-    assert connection.taken() == b"1"
-    held.resolve(b"2")
-    assert connection.taken() == b"2"
-
-
-def test_all_that_shares_a_ticket_is_one_entry_and_one_write() -> None:
-    replies, connection = pair()
-    ticket = HandTicket()
-    for _ in range(1000):
-        reply_after(replies, ticket, b"x")
-    assert len(ticket.callbacks) == 1
-    ticket.resolve()
-    chunks = connection.outbox.chunks
-    assert chunks is not None
-    assert [bytes(cast(bytes, chunk)) for chunk in chunks] == [b"x" * 1000]
-
-
-def test_tickets_that_resolve_out_of_order_answer_in_order() -> None:
-    replies, connection = pair()
-    slow, quick = HandTicket(), HandTicket()
-    reply_after(replies, slow, b"1")
-    reply_after(replies, quick, b"2")
-    reply_after(replies, slow, b"3")
-    quick.resolve()
-    assert connection.taken() == b""
-    slow.resolve()
-    assert connection.taken() == b"123"
-
-
 def test_a_failed_ticket_refuses_each_of_its_requests_and_no_other() -> None:
     replies, connection = pair()
     ticket = HandTicket()
@@ -196,21 +137,6 @@ def test_a_lost_connection_lets_go_of_files_and_ignores_what_comes_later() -> No
     assert sorted(released) == [b"after", b"resolved", b"said"]
     assert connection.taken() == b""
     assert not replies.pending
-
-
-def test_reading_pauses_while_too_many_bytes_are_owed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PENDING_BYTES_MAX", 1260)
-    replies, connection = pair()
-    ticket, other = HandTicket(), HandTicket()
-    reply_after(replies, ticket, b"x" * 600)
-    reply_after(replies, other, b"y" * 400)
-    assert connection.reading
-    reply_after(replies, other, b"y" * 100)
-    assert replies.full
-    assert not connection.reading
-    ticket.resolve()  # half is left, with what objects take
-    assert connection.reading
-    assert not replies.full
 
 
 def test_reading_goes_on_once_half_of_the_bytes_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,19 +304,6 @@ def bug(*_: object) -> bytes:
     raise ZeroDivisionError
 
 
-def test_a_bug_behind_a_ticket_is_its_own_connections_end() -> None:
-    bad, good = Guarded(), Guarded()
-    ticket = HandTicket()
-    one, other = Replies(Owner(bad, bug)), Replies(Owner(good))
-    reply_after(one, ticket, b"1")
-    reply_after(other, ticket, b"2")
-    ticket.resolve(StoreError("no"))
-    assert [type(error) for error in bad.errors] == [ZeroDivisionError]
-    assert bad.aborted == "crash"
-    assert good.taken() == b"<no>"
-    assert good.errors == []
-
-
 def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -407,16 +320,6 @@ def test_a_bug_in_what_goes_on_when_a_ticket_is_done_is_its_own_connections_end(
             replies.when_empty(cast(Any, bug))
         ticket.resolve()
         assert connection.aborted == "crash", later
-
-
-def test_a_guarded_callback_gets_what_it_would_and_costs_its_connection_what_it_raises() -> None:
-    connection = Guarded()
-    found: list[int] = []
-    connection.guarded(found.append)(7)
-    assert found == [7]
-    assert connection.aborted is None
-    connection.guarded(bug)(7)
-    assert connection.aborted == "crash"
 
 
 def test_what_waits_is_told_in_steps_and_once_more_when_nothing_does() -> None:

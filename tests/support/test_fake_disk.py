@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.storage.disk import Disk
 from tests.support.explore import TooManyStatesError, every_state, sampled_states
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.medium import SECTOR
@@ -50,17 +49,6 @@ def pictures(disk: FakeDisk, look: Callable[[FakeDisk], Picture] = picture) -> s
     if look is picture:
         assert len(set(seen)) == len(seen) == states, "each run saw something else"
     return set(seen)
-
-
-def test_a_fresh_one_is_empty() -> None:
-    disk: Disk = FakeDisk()
-    assert disk.names("") == []
-
-
-def test_what_was_synced_survives() -> None:
-    disk = FakeDisk()
-    synced(disk, "f", A + B)
-    assert pictures(disk) == {(("f", A + B),)}
 
 
 def test_unsynced_sectors_are_there_or_not_each_by_itself() -> None:
@@ -130,15 +118,6 @@ def test_changes_of_one_name_keep_their_order_those_of_others_need_not() -> None
     assert pictures(disk) == {(("a", A),), (), (("a", b""),)}
 
 
-def test_a_file_in_an_unsynced_folder_goes_with_it() -> None:
-    disk = FakeDisk()
-    disk.make_folder("d")
-    synced(disk, "d/f", A)
-    assert pictures(disk) == {(), (("d", b"<folder>"), ("d/f", A))}
-    disk.sync_folder("")
-    assert pictures(disk) == {(("d", b"<folder>"), ("d/f", A))}
-
-
 def test_a_folder_made_again_is_empty() -> None:
     disk = FakeDisk()
     disk.make_folder("d")
@@ -151,15 +130,6 @@ def test_a_folder_made_again_is_empty() -> None:
 
     there = (("d", b"<folder>"), ("d/f", A))
     assert pictures(disk, make_again) == {(("d", b"<folder>"),), there, (*there, ("d/g", b""))}
-
-
-def test_syncing_all_leaves_one_state() -> None:
-    disk = FakeDisk()
-    disk.make_folder("d")
-    fd = disk.open("d/f", create=True)
-    disk.write(fd, A, 0)
-    disk.sync_all()
-    assert pictures(disk) == {(("d", b"<folder>"), ("d/f", A))}
 
 
 def test_a_killed_process_loses_nothing_but_the_next_power_cut_may() -> None:
@@ -183,27 +153,6 @@ def test_a_failed_sync_marks_pages_clean_so_the_next_one_saves_nothing() -> None
     disk.write(fd, C, 0)
     disk.sync_data(fd)
     assert pictures(disk) == {(("f", C),)}
-
-
-def test_memory_dropped_after_a_failed_sync_shows_the_medium() -> None:
-    disk = FakeDisk()
-    fd = synced(disk, "f", A)
-    disk.write(fd, B, 0)
-    disk.lose("f")
-    disk.forget_cache()
-    assert disk.read(fd, SECTOR, 0) == A
-
-
-def test_a_second_power_cut_goes_on_from_the_state_of_the_first() -> None:
-    disk = FakeDisk()
-    fd = synced(disk, "f", A + A)
-    disk.write(fd, B + B, 0)
-    (first,) = [d for d in every_state(disk.power_cut(), 9) if picture(d) == (("f", A + B),)]
-    fd = first.open("f")
-    first.write(fd, C, 0)
-    assert pictures(first) == {(("f", A + B),), (("f", C + B),)}
-    first.sync_data(fd)
-    assert pictures(first) == {(("f", C + B),)}
 
 
 def test_what_is_overwritten_unread_costs_no_run() -> None:

@@ -53,18 +53,6 @@ def test_an_address_is_counted_as_its_owner(one: str, other: str, same: bool) ->
     assert (door.admit(other) is not None) is same
 
 
-def test_others_are_told_how_many_there_are_and_not_at_each_one() -> None:
-    door = Admission(NetSettings())
-    told: list[int] = []
-    door.on_connections = told.append
-    for _ in range(40):
-        door.admit("127.0.0.1")
-    assert told == [16, 32]
-    for _ in range(40):
-        door.leave("127.0.0.1")
-    assert told == [16, 32, 32, 16, 0]
-
-
 def test_a_connection_that_there_is_no_memory_for_is_refused_and_counted() -> None:
     process = Account("process", 10_000)
     memory = process.account("connections")

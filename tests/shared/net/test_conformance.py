@@ -28,14 +28,6 @@ from tests.shared.net.served import (
 
 
 @everywhere
-async def test_what_is_written_while_receiving_is_sent_when_the_session_returns(serve: Serve) -> None:
-    async with serve(Sessions(echo)) as served, await served.connect() as client:
-        for number in range(20):
-            await client.send_all(b"%d" % number)
-            assert await read_all(client, len(b"%d" % number)) == b"%d" % number
-
-
-@everywhere
 async def test_a_hundred_thousand_requests_in_one_stream_are_answered_in_order(serve: Serve) -> None:
     def prepare(session: Recorder) -> None:
         rest = b""
@@ -57,17 +49,6 @@ async def test_a_hundred_thousand_requests_in_one_stream_are_answered_in_order(s
     ):
         nursery.start_soon(client.send_all, requests)
         assert await read_all(client, len(answers)) == answers
-
-
-@everywhere
-async def test_input_that_comes_byte_by_byte_loses_nothing(serve: Serve) -> None:
-    sessions = Sessions(echo)
-    text = os.urandom(300)
-    async with serve(sessions) as served, await served.connect() as client:
-        for number in range(len(text)):
-            await client.send_all(text[number : number + 1])
-        assert await read_all(client, len(text)) == text
-        assert (await sessions.next()).data == text
 
 
 @everywhere
@@ -375,17 +356,6 @@ async def test_what_is_cut_short_ends_in_a_reset_and_not_as_if_it_were_whole(ser
 
 
 @everywhere
-async def test_what_is_written_outside_a_round_leaves_at_once(serve: Serve) -> None:
-    sessions = Sessions()
-    async with serve(sessions) as served, await served.connect() as client:
-        await client.send_all(b"hello")
-        session = await sessions.next()
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        session.connection.write(b"push")
-        assert await read_all(client, 4) == b"push"
-
-
-@everywhere
 async def test_after_turn_runs_after_the_sessions_and_its_writes_leave_too(serve: Serve) -> None:
     unanswered: list[Connection] = []
 
@@ -399,22 +369,6 @@ async def test_after_turn_runs_after_the_sessions_and_its_writes_leave_too(serve
     async with serve(Sessions(prepare), after_turn=after_turn) as served, await served.connect() as client:
         await client.send_all(b"append")
         assert await read_all(client, 9) == b"committed"
-
-
-@everywhere
-async def test_one_session_may_write_to_another_connection(serve: Serve) -> None:
-    sessions = Sessions()
-    async with serve(sessions) as served:
-        producer, publishing = await sessions.join(served)
-        consumer, consuming = await sessions.join(served)
-
-        def publish(data: bytes) -> None:
-            for number in range(3):
-                consuming.connection.write(b"<%d>" % number)
-
-        publishing.on_receive = publish
-        await producer.send_all(b"!")
-        assert await read_all(consumer, 9) == b"<0><1><2>"
 
 
 @everywhere
@@ -437,27 +391,6 @@ async def test_who_fills_another_connection_is_told_when_there_is_room_again(ser
         await producer.send_all(b"!")
         await drained.wait()
         assert len(await read_all(consumer, 1001)) == 1001
-
-
-@everywhere
-async def test_large_answers_to_many_at_once_all_arrive(serve: Serve) -> None:
-    size = 4_000_000
-    received = []
-
-    def prepare(session: Recorder) -> None:
-        session.on_receive = lambda data: session.connection.write(b"x" * size)
-
-    sessions = Sessions(prepare)
-    async with serve(sessions) as served, trio.open_nursery() as nursery:
-
-        async def ask() -> None:
-            client, _ = await sessions.join(served)
-            await client.send_all(b"?")
-            received.append(len(await read_all(client, size)))
-
-        for _ in range(6):
-            nursery.start_soon(ask)
-    assert received == [size] * 6
 
 
 @everywhere

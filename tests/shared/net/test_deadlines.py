@@ -13,28 +13,6 @@ class Item:
     scheduled: float = math.inf
 
 
-def test_a_deadline_comes_once_and_in_order_of_time() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
-    late, early = Item(), Item()
-    deadlines.set(late, 2.0)
-    deadlines.set(early, 1.0)
-    assert deadlines.next == 1.0
-    assert list(deadlines.due(0.9)) == []
-    assert list(deadlines.due(5.0)) == [early, late]
-    assert deadlines.next == math.inf
-    assert list(deadlines.due(9.0)) == []
-
-
-def test_a_deadline_put_off_does_not_come_at_its_old_time() -> None:
-    deadlines: Deadlines[Item] = Deadlines()
-    item = Item()
-    deadlines.set(item, 1.0)
-    deadlines.set(item, 3.0)
-    assert list(deadlines.due(2.0)) == []
-    assert deadlines.next == 3.0
-    assert list(deadlines.due(3.0)) == [item]
-
-
 def test_renewing_a_deadline_adds_no_entries() -> None:
     deadlines: Deadlines[Item] = Deadlines()
     item = Item()

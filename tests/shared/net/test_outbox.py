@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from shared.budget import Account
 from shared.net import outbox as outboxes
 from shared.net.outbox import (
-    CHUNK_OVERHEAD_BYTES,
-    PACK_CHUNKS,
     Backlogs,
     FileRange,
     Outbox,
@@ -118,25 +116,6 @@ def test_a_file_range_is_read_in_parts_and_released_once(letters: int) -> None:
     assert outbox.size == outbox.file_bytes == 0
 
 
-def test_files_that_leave_with_the_last_byte_are_let_go(letters: int) -> None:
-    outbox = Outbox(1 << 20)
-    released: list[int] = []
-    outbox.push(b"ab")
-    for number in range(2):
-        outbox.push_file(FileRange(letters, 0, 10, partial(released.append, number)))
-    outbox.advance(22)
-    assert released == [0, 1]
-    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes, outbox.begun) == (0, 0, 0, None)
-
-
-def test_a_file_that_is_dropped_counts_no_more(letters: int) -> None:
-    outbox = Outbox(1 << 20, Policy.DROP)
-    outbox.push_file(FileRange(letters, 0, 10, lambda: None))
-    outbox.push(b"abc")
-    assert outbox.drop_oldest(5) == 10
-    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes) == (3, 0, 3 + CHUNK_OVERHEAD_BYTES)
-
-
 def test_files_are_let_go_when_dropped_and_when_the_connection_ends(letters: int) -> None:
     outbox = Outbox(1000)
     released: list[int] = []
@@ -223,13 +202,6 @@ def test_above_his_share_a_user_pays_himself_with_his_largest() -> None:
     assert (other.paid, large.paid) == (0, 1)
 
 
-def test_who_cannot_pay_in_part_pays_with_everything() -> None:
-    backlogs = Backlogs(Account("backlogs", 1000))
-    closing = BacklogOwner(backlogs, halves=False)
-    closing.hold(1001)
-    assert closing.held == backlogs.held_bytes == 0
-
-
 def test_a_owner_that_pays_nothing_is_forgotten_rather_than_asked_for_ever() -> None:
     backlogs = Backlogs(Account("backlogs", 10))
 
@@ -240,15 +212,6 @@ def test_a_owner_that_pays_nothing_is_forgotten_rather_than_asked_for_ever() -> 
     stubborn = Stubborn(backlogs, halves=True)
     stubborn.hold(11)
     assert backlogs.times_shed == 1
-
-
-def test_a_settled_owner_owes_nothing() -> None:
-    backlogs = Backlogs(Account("backlogs", 1000))
-    owner = BacklogOwner(backlogs, halves=True)
-    owner.hold(500)
-    owner.hold(0)
-    owner.hold(0)
-    assert backlogs.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -268,19 +231,6 @@ def test_a_policy_applies_above_the_bound(
     assert connection.outbox.size == size
     assert connection.aborted == aborted
     assert connection.reading is reading
-
-
-def test_a_memory_connection_drains_when_the_test_takes() -> None:
-    connection = MemoryConnection(bound=10)
-    more = [b"second", b"third"]
-    connection.on_drained = lambda: connection.write(more.pop(0))
-    connection.write(b"first and much")
-    assert connection.taken() == b"first and muchsecond"
-    assert connection.reading
-    connection.finish()
-    connection.write(b"too late")
-    assert connection.taken() == b""
-    assert connection.finished
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 9, 200, 3000]), st.integers(1, 20)), max_size=12), st.data())
@@ -310,26 +260,3 @@ def test_many_small_chunks_take_little_more_memory_than_their_bytes() -> None:
         outbox.push(b"123456789")
         outbox.pack()
     assert outbox.memory_bytes < 1.1 * outbox.size
-
-
-def test_large_chunks_and_those_that_are_told_one_by_one_are_not_packed() -> None:
-    large, told = Outbox(1 << 30), Outbox(1 << 30)
-    told.on_clear = lambda chunks, begun: None
-    for _ in range(3000):
-        large.push(bytes(300))
-        large.pack()
-        told.push(b"x")
-        told.pack()
-    assert large.waiting_chunks == told.waiting_chunks == 3000
-
-
-def test_packing_leaves_files_where_they_are(letters: int) -> None:
-    outbox = Outbox(1 << 30)
-    outbox.push(b"x")
-    outbox.push_file(FileRange(letters, 0, 26, lambda: None))
-    for _ in range(PACK_CHUNKS):
-        outbox.push(b"y")
-        outbox.pack()
-    assert outbox.chunks is not None
-    assert [type(chunk) for chunk in outbox.chunks][:3] == [bytes, FileRange, bytes]
-    assert outbox.waiting_chunks < 10

@@ -7,21 +7,16 @@ import os
 import socket
 import sys
 import tracemalloc
-from functools import partial
-from itertools import pairwise
 from time import perf_counter
-from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
 from shared.net.connection import Connection
-from shared.net.listeners import ACCEPTS_BEHIND
 from tests.shared.net.served import (
     PATIENCE_SECONDS,
     Recorder,
-    Served,
     Sessions,
     echo,
     read_all,
@@ -32,28 +27,14 @@ from tests.shared.net.served import (
 if sys.platform != "linux":
     pytest.skip("epoll is Linux's", allow_module_level=True)
 
-from shared.net import loop_turn, poll
-from shared.net.liveness import TCP_INFO, WAITING
-from shared.net.loop_turn import HOLD_LEAST
-from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS, SLICES_MAX
+from shared.net import poll
+from shared.net.poll import EVENTS_MAX, READ_BYTES, SLICE_SECONDS
 
 
 def work_for(seconds: float) -> None:
     ends = perf_counter() + seconds
     while perf_counter() < ends:
         pass
-
-
-def note_sends(session: Recorder, sends: list[bytes]) -> None:
-    """Whatever is sent to its peer, from now on."""
-    connection: Any = session.connection
-    send = connection.send_some
-
-    def note(data: bytes, flags: int = 0) -> int:
-        sends.append(bytes(data))
-        return int(send(data, flags))
-
-    connection.send_some = note
 
 
 async def test_a_flood_on_one_connection_does_not_starve_another_nor_other_tasks() -> None:
@@ -113,36 +94,6 @@ async def test_what_stands_behind_an_urgent_byte_is_read_too() -> None:
             assert session.data == b"beforebehind"
 
 
-async def test_reads_are_as_large_as_what_comes_and_nothing_of_it_is_lost() -> None:
-    sessions = Sessions()
-    sent = os.urandom(3_000_000)
-    async with serving("poll", sessions, read_bytes_max=READ_BYTES * 4) as served:
-        stream, session = await sessions.join(served)
-        read = session.connection.recv_some
-        asked: list[int] = []
-
-        def recv_some(size: int) -> bytes:
-            asked.append(size)
-            data: bytes = read(size)
-            return data
-
-        session.connection.recv_some = recv_some
-        before = len(session.data)
-        await stream.send_all(sent)
-        while len(session.data) < before + len(sent):
-            await trio.lowlevel.checkpoint()
-        await stream.send_all(b"little")
-        while not session.data.endswith(b"little"):
-            await trio.lowlevel.checkpoint()
-        await stream.send_all(b"less")
-        while not session.data.endswith(b"less"):
-            await trio.lowlevel.checkpoint()
-        assert session.data[before:] == sent + b"littleless"
-        assert asked[:2] == [READ_BYTES, READ_BYTES * 3], "a full read takes the rest"
-        assert READ_BYTES * 4 in asked[2:]
-        assert asked[-1] == READ_BYTES, "no more than comes is asked for"
-
-
 @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.ETIMEDOUT])
 async def test_what_came_before_an_error_is_received_and_the_connection_ends(number: int) -> None:
     sessions = Sessions()
@@ -184,239 +135,6 @@ async def test_a_slow_session_leaves_others_to_the_next_round_and_forgets_none()
         for sock in sockets:
             await trio.lowlevel.wait_readable(sock)
             assert sock.recv(10) == b"?"
-
-
-async def test_what_first_words_bring_is_much_work_and_others_have_a_turn_after_each() -> None:
-    """A client that has come back is given what it had: a thousand subscriptions for twelve bytes."""
-    count, done = 12, 0
-    since_a_turn: list[int] = []
-
-    def prepare(session: Recorder) -> None:
-        def come_back(_: bytes) -> None:
-            nonlocal done
-            session.connection.first_request_done()
-            done += 1
-            work_for(0.002)
-
-        session.connection.await_first_request()
-        session.on_receive = come_back
-
-    async def others() -> None:
-        before = 0
-        while before < count:
-            since_a_turn.append(done - before)
-            before = done
-            await trio.lowlevel.checkpoint()
-
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions) as served, trio.open_nursery() as nursery:
-        sockets = []
-        for _ in range(count):
-            sockets.append(served.connect_socket())
-            await sessions.next()
-        nursery.start_soon(others)
-        for sock in sockets:
-            sock.send(b"x")
-    assert max(since_a_turn) <= 3, since_a_turn  # twice is possible: trio shuffles who goes first in a turn
-
-
-async def test_while_some_wait_to_be_served_few_new_connections_are_taken() -> None:
-    """Else a flood of short ones piles up inside, faster than they are closed, and all others behind them."""
-
-    def prepare(session: Recorder) -> None:
-        def take_a_turn(data: bytes) -> None:
-            work_for(SLICE_SECONDS)
-
-        session.on_receive = take_a_turn
-
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions) as served:
-        slow = []
-        for _ in range(EVENTS_MAX):
-            sock = served.connect_socket()
-            slow.append((sock, await sessions.next()))
-        for sock, _ in slow:
-            sock.send(b"?")
-        for _, session in slow:
-            wait_arrived(session)
-        while not any(session.data for _, session in slow):
-            await trio.lowlevel.checkpoint()
-        open_before = served.group.connections
-        came = [served.connect_socket() for _ in range(4 * ACCEPTS_BEHIND)]
-        _wait_queued(served, len(came))
-        taken = [open_before]
-        while taken[-1] < open_before + len(came):
-            await trio.lowlevel.checkpoint()
-            taken.append(served.group.connections)
-        # Twice is possible: trio shuffles who goes first in a turn.
-        assert max(after - before for before, after in pairwise(taken)) <= 2 * ACCEPTS_BEHIND
-
-
-def _wait_queued(served: Served, count: int) -> None:
-    """As `wait_arrived`, until so many connections wait to be accepted (for a listener, `tcpi_unacked`)."""
-    (acceptor,) = served.group.acceptors
-    until = perf_counter() + PATIENCE_SECONDS
-    info = partial(acceptor.listening.getsockopt, socket.IPPROTO_TCP, TCP_INFO, WAITING.size)
-    while WAITING.unpack(info())[1] < count:
-        assert perf_counter() < until
-
-
-async def test_what_a_round_brings_goes_out_with_the_answer_to_input_that_is_there_already(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One send, not two, where the peer has gone on meanwhile; and at once to a peer that waits."""
-    waiting: list[Recorder] = []
-    sends: list[bytes] = []
-
-    def prepare(session: Recorder) -> None:
-        note_sends(session, sends)
-
-        def answer(data: bytes) -> None:
-            session.connection.write(b"now ")
-            waiting.append(session)
-
-        session.on_receive = answer
-
-    def after_turn() -> None:
-        waited, waiting[:] = waiting[:], []
-        for session in waited:
-            if not clients.get(session):
-                continue
-            clients[session].send(b"more")  # as a peer does that the commit gave the time to
-            wait_arrived(session, len(b"more"))
-            del clients[session]
-            session.connection.write(b"later ")
-        for session in waited:
-            if session.data == b"onemore":
-                session.connection.write(b"last ")
-
-    monkeypatch.setattr(loop_turn, "HOLD_LEAST", 1)
-    clients: dict[Recorder, socket.socket] = {}
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_turn=after_turn) as served:
-        sock = served.connect_socket()
-        clients[await sessions.next()] = sock
-        sock.send(b"one")
-        received = b""
-        while len(received) < 19:
-            await trio.lowlevel.wait_readable(sock)
-            received += sock.recv(100)
-        assert received == b"now later now last "
-        assert sends == [b"now ", b"later now ", b"last "]
-
-
-async def test_who_goes_on_as_soon_as_answered_is_in_the_round_of_who_was_ready_before() -> None:
-    """Else a commit begins with one request, and four wait for it and for the next."""
-    asked: list[Recorder] = []
-    rounds_of: list[int] = []
-    clients: dict[Recorder, socket.socket] = {}
-
-    def prepare(session: Recorder) -> None:
-        send = session.connection.send_some  # type: ignore[attr-defined]
-
-        def answer_and_hear_more(data: bytes, flags: int = 0) -> int:
-            sent = int(send(data, flags))
-            if len(rounds_of) == 1:
-                clients[session].send(b"more")
-                wait_arrived(session)
-            return sent
-
-        session.connection.send_some = answer_and_hear_more  # type: ignore[attr-defined]
-        session.on_receive = lambda _: asked.append(session)
-
-    def after_turn() -> None:
-        if not asked:
-            return
-        rounds_of.append(len(asked))
-        if len(rounds_of) == 1:
-            (late,) = clients.keys() - set(asked)
-            clients[late].send(b"one")
-            wait_arrived(late)
-        for session in asked:
-            session.connection.write(b"answer")
-        asked.clear()
-
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_turn=after_turn) as served:
-        for _ in range(HOLD_LEAST + 1):
-            sock = served.connect_socket()
-            clients[await sessions.next()] = sock
-        for session in list(clients)[:HOLD_LEAST]:
-            clients[session].send(b"one")
-            wait_arrived(session)
-        with trio.fail_after(PATIENCE_SECONDS):
-            while len(rounds_of) < 2:
-                await trio.lowlevel.checkpoint()
-        assert rounds_of == [HOLD_LEAST, HOLD_LEAST + 1]
-
-
-async def test_a_round_is_all_that_was_ready_though_other_tasks_have_turns_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One `after_turn` for many; for fewer, where each takes long."""
-    turns = 0
-    turn_of: list[int] = []
-    rounds_of: list[int] = []
-
-    def prepare(session: Recorder) -> None:
-        def take_a_turn(data: bytes) -> None:
-            turn_of.append(turns)
-            work_for(SLICE_SECONDS)
-
-        session.on_receive = take_a_turn
-
-    def after_turn() -> None:
-        if turn_of:
-            rounds_of.append(len(turn_of))
-
-    monkeypatch.setattr(poll, "LOOK_WORK", 0)  # the clock is read after each
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_turn=after_turn) as served:
-        ready = []
-        for _ in range(2 * SLICES_MAX):
-            sock = served.connect_socket()
-            ready.append((sock, await sessions.next()))
-        for sock, _ in ready:
-            sock.send(b"?")
-        for _, session in ready:
-            wait_arrived(session)
-        while len(rounds_of) < 2:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-        assert rounds_of == [SLICES_MAX, 2 * SLICES_MAX]
-        assert len(set(turn_of)) >= SLICES_MAX, "no other task had a turn in a round"
-
-
-async def test_what_a_session_expects_at_the_end_of_the_round_goes_along_with_what_it_says_now() -> None:
-    sends: list[bytes] = []
-    expecting: list[Recorder] = []
-
-    def prepare(session: Recorder) -> None:
-        note_sends(session, sends)
-
-        def answer(data: bytes) -> None:
-            session.connection.write(b"now ")
-            if data == b"expect":
-                session.connection.expect()
-                expecting.append(session)
-
-        session.on_receive = answer
-
-    def after_turn() -> None:
-        while expecting:
-            expecting.pop().connection.write(b"later ")
-
-    sessions = Sessions(prepare)
-    async with serving("poll", sessions, after_turn=after_turn) as served:
-        client, session = await sessions.join(served)
-        await client.send_all(b"expect")
-        assert await read_all(client, 10) == b"now later "
-        assert sends == [b"now later "]
-        await client.send_all(b"nothing")
-        assert await read_all(client, 4) == b"now "
-        session.connection.expect()  # not in a round: nothing that ends would bring more
-        await client.send_all(b"nothing")
-        assert await read_all(client, 4) == b"now "
 
 
 async def test_a_call_from_outside_wakes_the_parked_driver() -> None:

@@ -37,26 +37,6 @@ async def running(server: StreamServer) -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
 
 
-async def test_a_deadline_comes_when_it_is_due_and_not_before(autojump_clock: MockClock) -> None:
-    async with joined() as (_, near, session):
-        session.connection.wake_at(session.connection.now + 30)
-        times: list[float] = []
-        session.on_time = times.append
-        start = trio.current_time()
-        session.connection.wake_at(session.connection.now + 20)
-        await trio.sleep(60)
-        assert times == [pytest.approx(start + 20)]
-        await near.aclose()
-
-
-async def test_a_deadline_may_be_taken_back(autojump_clock: MockClock) -> None:
-    async with joined() as (_, _, session):
-        session.connection.wake_at(session.connection.now + 20)
-        session.connection.wake_at(float("inf"))
-        await trio.sleep(60)
-        assert session.calls == []
-
-
 async def test_a_lingering_close_discards_input_for_a_second_and_no_longer(autojump_clock: MockClock) -> None:
     def say_bye(data: bytes) -> None:
         session.connection.write(b"bye")
@@ -115,18 +95,6 @@ async def test_a_slow_reader_in_lockstep_gets_every_byte_in_order() -> None:
         assert received == text
 
 
-async def test_a_chunk_that_is_being_sent_is_not_dropped() -> None:
-    async with joined(lockstep_stream_pair()) as (_, near, session):
-        connection = session.connection
-        connection.outbox.bound, connection.outbox.policy = 10, Policy.DROP
-        connection.write(b"first.")
-        await trio.testing.wait_all_tasks_blocked()
-        for number in range(5):
-            connection.write(b"later%d" % number)
-        assert await read_all(near, 12) == b"first.later4"
-        assert connection.outbox.dropped_chunks == 4
-
-
 @pytest.mark.parametrize("policy", [Policy.DROP, Policy.DISCONNECT])
 async def test_what_is_large_and_written_first_is_sent_whatever_is_written_before_the_writer_has_its_turn(
     policy: Policy,
@@ -139,19 +107,6 @@ async def test_what_is_large_and_written_first_is_sent_whatever_is_written_befor
         with trio.fail_after(5):
             assert await read_all(near, 23) == b"kept" * 5 + b"new"
         assert connection.outbox.dropped_chunks == 0
-
-
-async def test_one_serves_on_when_another_reader_is_stuck(autojump_clock: MockClock) -> None:
-    server = StreamServer()
-    stuck_near, stuck_far = lockstep_stream_pair()
-    near, far = memory_stream_pair()
-    async with running(server) as nursery:
-        nursery.start_soon(server.serve, stuck_far, Sessions(echo))
-        nursery.start_soon(server.serve, far, Sessions(echo))
-        nursery.start_soon(stuck_near.send_all, b"x" * 1000)
-        await trio.testing.wait_all_tasks_blocked()
-        await near.send_all(b"hello")
-        assert await read_all(near, 5) == b"hello"
 
 
 async def test_a_tls_handshake_that_takes_too_long_is_ended(
@@ -182,10 +137,3 @@ async def test_what_is_no_tls_at_all_gets_the_end(certificates: Certificates) ->
         await near.send_all(b"PRODUCE orders hello\n")
         await read_all(near)
         assert server.counters.handshakes_failed == 1
-
-
-async def test_stopping_the_server_tells_every_session(autojump_clock: MockClock) -> None:
-    async with joined() as (server, _, session):
-        pass
-    assert session.calls == ["lost"]
-    assert server.counters.closed == {"shutdown": 1}

@@ -6,7 +6,6 @@ import trio
 
 from shared import turns
 from shared.budget import Account
-from shared.net import loop_turn
 from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.loop_turn import LoopTurn
@@ -119,15 +118,6 @@ async def test_many_are_sent_to_in_several_rounds_and_in_order(expects: bool, ma
             while made.to_send:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
-
-
-async def test_after_a_large_message_for_one_the_clock_is_looked_at_before_the_next(made: LoopTurn) -> None:
-    told: list[object] = []
-    speakers = [Speaker(told, loop_turn.MUCH_BYTES + 1) for _ in range(20)]
-    made.to_send += speakers  # type: ignore[arg-type]
-    made.begin()
-    assert made.end(), "others run while there is more"
-    assert 0 < len(told) < len(speakers)
 
 
 async def test_a_drain_of_many_connections_leaves_the_rest_to_later_turns(made: LoopTurn) -> None:

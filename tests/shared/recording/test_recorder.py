@@ -1,11 +1,9 @@
 """Recorders: what is written down, and what happens where that cannot be."""
 
 import errno
-import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import structlog
@@ -28,7 +26,7 @@ from tests.support.commits import (
     make_read_only,
 )
 from tests.support.fake_disk import FakeDisk
-from tests.support.stores import NONE, SMALL, HandClock, open_store, read_all, reopen, running
+from tests.support.stores import NONE, SMALL, open_store, read_all, reopen, running
 
 LOG = structlog.stdlib.get_logger("test")
 SETTINGS = RecordSettings(protocols=("echo",))
@@ -166,22 +164,6 @@ async def test_a_full_disk_leaves_out_and_says_so_then_the_log_has_a_gap(autojum
     assert here.value("left_out_bytes") == 400
 
 
-async def test_a_gap_of_more_than_one_block_can_say_is_two(autojump_clock: MockClock) -> None:
-    here = await world()
-    await here.fill()
-    for _ in range(3):
-        here.recorder.track(1).record(1 << 31, b"lost")
-        here.settle()
-    await here.empty()
-    for _ in range(2):
-        here.recorder.track(1).record(1, b"kept")
-        here.settle()
-    found = await here.heads()
-    assert found == [(0, (1 << 32) - 1), (1, 1), (0, (1 << 31) + 1), (1, 1)]
-    sizes = [int.from_bytes(data, "big") for head, data in await here.blocks() if not head.codec]
-    assert sizes == [12, 0]  # the first tells of all bytes
-
-
 async def test_recording_stops_long_before_publishing_does(autojump_clock: MockClock) -> None:
     disk = FakeDisk()
     disk.total, disk.free = 1000 * MIB, 201 * MIB
@@ -197,17 +179,6 @@ async def test_recording_stops_long_before_publishing_does(autojump_clock: MockC
     track.record(1, b"kept")
     here.settle()
     assert await here.heads() == [(1, 1), (0, 2), (1, 1)]
-
-
-async def test_no_space_for_a_new_log_is_no_end_either(autojump_clock: MockClock) -> None:
-    here = await world()
-    await here.fill()
-    here.recorder.track(1).record(2, b"lost")
-    here.settle()
-    await here.empty()
-    here.recorder.track(1).record(1, b"kept")
-    here.settle()
-    assert await here.heads() == [(0, 2), (1, 1)]
 
 
 async def test_a_write_that_fails_counts_as_left_out_and_makes_a_gap() -> None:
@@ -289,50 +260,6 @@ async def test_nothing_more_waits_for_the_disk_where_the_budget_has_no_room() ->
     assert await here.heads() == [(1, 1), (0, 2), (1, 1)]
 
 
-async def test_what_waits_is_as_much_as_was_said_to_the_byte() -> None:
-    here = await world(attrs.evolve(SETTINGS, pending_bytes_max=1000))
-    track = here.recorder.track(1)
-    track.record(1, bytes(600))
-    here.recording.flush()  # on its way, and not there yet
-    log = here.store.namespace("recorded", SETTINGS.durability).logs["echo"]
-    left = 1000 - (log.end - log.visible)
-    track.record(1, bytes(left + 1))
-    assert here.value("left_out_messages", reason="behind") == 1
-    here.settle()
-    track.record(1, bytes(600))
-    here.recording.flush()
-    track.record(1, bytes(1000 - (log.end - log.visible)))
-    assert here.value("left_out_messages", reason="behind") == 1
-
-
-async def test_a_batch_that_fails_behind_one_that_did_not_is_told_by_itself() -> None:
-    thread_is_free = trio.Event()
-    thread_is_free.set()
-
-    async def in_thread(work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
-        await thread_is_free.wait()
-        return work(*arguments)
-
-    disk = FakeDisk()
-    store = await Store.open(Path("unused"), SMALL, disk=disk, clock=HandClock(), in_thread=in_thread)
-    here = World(disk, store, SETTINGS)
-    track = here.recorder.track(1)
-    track.record(1, b"before")
-    here.settle()
-    writes = itertools.count()
-    async with running(store):
-        thread_is_free = trio.Event()
-        fail(disk, errno.EIO, lambda operation: journal_write(operation) and next(writes) == 1)
-        track.record(2, bytes(HELD_BYTES))
-        store.commit_pending()
-        await trio.testing.wait_all_tasks_blocked()  # it is under way
-        track.record(4, bytes(HELD_BYTES))
-        store.commit_pending()
-        thread_is_free.set()
-        await trio.testing.wait_all_tasks_blocked()
-    assert (here.value("messages"), here.value("left_out_messages", reason="store")) == (3, 4)
-
-
 async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: MockClock) -> None:
     here = await world()
     track = here.recorder.track(1)
@@ -348,17 +275,6 @@ async def test_a_gap_is_marked_as_soon_as_there_is_room_again(autojump_clock: Mo
         await here.store.flush()
         await trio.sleep(1.1 + 2 * HELD_SECONDS)
     assert await here.heads() == [(1, 1), (0, 3)]
-
-
-async def test_a_log_that_was_deleted_is_made_again() -> None:
-    here = await world()
-    track = here.recorder.track(1)
-    track.record(1, b"old")
-    here.settle()
-    here.store.namespace("recorded", SETTINGS.durability).delete("echo")
-    track.record(1, b"new")
-    here.settle()
-    assert [data for _, data in await here.blocks()] == [b"new"]
 
 
 async def test_what_an_earlier_run_recorded_goes_in_its_time(tmp_path: Path) -> None:
@@ -406,21 +322,6 @@ async def test_retention_bounds_what_is_kept_and_is_asked_in_time(autojump_clock
     assert kept == list(range(60 - len(kept), 60))
 
 
-async def test_a_block_above_the_bound_does_not_end_the_recording(
-    autojump_clock: MockClock,
-) -> None:
-    here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
-    track = here.recorder.track(1)
-    async with here.recording_runs():
-        for size in (3 * MIB, *[200_000] * 10):
-            track.record(1, bytes(size))
-            here.settle()
-            await trio.sleep(2)
-    assert here.value("left_out_messages", reason="retention") == 1, "until retention has looked"
-    kept = [len(data) for _, data in await here.blocks()]
-    assert MIB <= sum(kept) < 2 * MIB
-
-
 async def test_without_retention_in_time_it_stops_at_twice_the_bound() -> None:
     here = await world(attrs.evolve(SETTINGS, retention_bytes=MIB))
     track = here.recorder.track(1)
@@ -447,14 +348,3 @@ async def test_small_blocks_wait_for_each_other_and_not_for_long(autojump_clock:
         assert here.value("messages") == 11
         assert here.store.statistics().commits == commits + 1
     assert [data for _, data in await here.blocks()] == [bytes(HELD_BYTES)] + [b"small"] * 10
-
-
-async def test_order_is_kept_whatever_the_sizes() -> None:
-    here = await world()
-    track = here.recorder.track(1)
-    sizes = [1, SMALL_BYTES, 2, 3, SMALL_BYTES, *[1000] * (HELD_BYTES // 1000), 4]
-    for size in sizes:
-        track.record(1, bytes(size))
-    here.settle()
-    assert [len(data) for _, data in await here.blocks()] == sizes
-    assert here.value("messages") == len(sizes)

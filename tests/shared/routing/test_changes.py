@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.routing.cache import MatchCache
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, EveryName, Pattern, Wildcards
 from shared.routing.trie import Node, Trie
@@ -163,39 +161,6 @@ def test_a_match_in_hand_stays_as_it_was() -> None:
     assert index.match(b"a/b") == ()
 
 
-def test_a_name_asked_for_again_is_not_walked_again() -> None:
-    index: RoutingIndex[str] = RoutingIndex(SLASHES)
-    index.subscribe("x", b"a/*")
-    for _ in range(10):
-        assert index.match(b"a/b") == ("x",)
-        assert index.match(b"c") == ()
-    assert index.statistics().walks == 2
-
-
-def test_an_exact_subscription_forgets_only_its_own_name() -> None:
-    index: RoutingIndex[str] = RoutingIndex(SLASHES)
-    index.match(b"a")
-    index.match(b"b")
-    index.subscribe("x", b"a")
-    assert index.match(b"a") == ("x",)
-    assert index.match(b"b") == ()
-    assert index.statistics().walks == 3
-
-
-def test_a_name_is_forgotten_in_the_old_generation_too() -> None:
-    index: RoutingIndex[str] = RoutingIndex(SLASHES, cache_bytes_max=2000)
-    index.match(b"a")
-    for i in range(5):
-        index.match(b"%d" % i)  # fills half of the bound: what was young is old now
-    walks = index.statistics().walks
-    assert index.match(b"a") == ()
-    assert index.statistics().walks == walks
-    for i in range(5, 9):
-        index.match(b"%d" % i)
-    index.subscribe("x", b"a")
-    assert index.match(b"a") == ("x",)
-
-
 def test_the_cache_stays_within_its_bound_whatever_is_asked() -> None:
     index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=100_000)
     for subscriber in range(100):
@@ -207,36 +172,6 @@ def test_the_cache_stays_within_its_bound_whatever_is_asked() -> None:
     walks = index.statistics().walks
     index.match(b"name/4999")
     assert index.statistics().walks == walks
-
-
-def test_a_match_too_large_for_the_cache_is_only_not_kept() -> None:
-    index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=2000)
-    for subscriber in range(100):
-        index.subscribe(subscriber, b"*")
-    index.subscribe(0, b"small")
-    assert len(index.match(b"a")) == len(index.match(b"a")) == 100
-    assert index.statistics().cached_names == 0
-
-
-def test_what_is_asked_for_often_survives_a_flood_of_names_that_come_once() -> None:
-    index: RoutingIndex[str] = RoutingIndex(SLASHES, cache_bytes_max=20_000)
-    for i in range(5000):
-        index.match(b"often")
-        index.match(b"once/%d" % i)
-    assert index.statistics().walks <= 5000 + 1
-
-
-def test_a_cache_without_room_keeps_nothing() -> None:
-    cache: MatchCache[str] = MatchCache(0)
-    cache.keep(b"", ())
-    assert len(cache) == 0
-
-
-def test_none_cannot_subscribe() -> None:
-    index: RoutingIndex[Any] = RoutingIndex(SLASHES)
-    with pytest.raises(TypeError):
-        index.subscribe(None, b"a")
-    assert len(index) == 0
 
 
 def test_a_subscriber_of_its_own_kind_is_told_apart_by_what_it_equals() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shared.routing.index
-from shared.routing.compact import insert, remove
 from shared.routing.index import RoutingIndex
 from tests.shared.routing.table import SLASHES, table_matches
 
@@ -103,14 +102,6 @@ def test_of_many_entries_behind_any_levels_no_more_are_tried_than_the_name_has_l
     assert lines <= 250
 
 
-def test_a_long_name_behind_any_levels_is_not_compared_with_few_entries_place_by_place() -> None:
-    index: RoutingIndex[bytes] = RoutingIndex(SLASHES)
-    for pattern in (b"*/a/+", b"*/b/+", b"*/c", b"*/d"):
-        index.subscribe(pattern, pattern)
-    index.match(LONG)
-    assert index.statistics().visits <= 1 + 1 + 2 + 2 + 2
-
-
 def test_a_match_costs_the_same_among_few_and_among_many_subscriptions() -> None:
     index: RoutingIndex[int] = RoutingIndex(SLASHES)
     index.subscribe(0, b"a/+/c")
@@ -121,54 +112,3 @@ def test_a_match_costs_the_same_among_few_and_among_many_subscriptions() -> None
         index.subscribe(i, b"z%d/b/c" % i)
     among_many = lines_run(lambda: index.match(b"a/b/c"))
     assert among_many <= 3 * among_one
-
-
-def test_a_long_name_that_no_pattern_begins_like_is_not_read_to_its_end() -> None:
-    index: RoutingIndex[str] = RoutingIndex(SLASHES)
-    index.subscribe("x", b"b/+/c")
-    long = lines_run(lambda: index.match(LONG))
-    short = lines_run(lambda: index.match(b"a/a"))
-    assert long == short
-
-
-def test_dropping_costs_what_that_subscriber_holds() -> None:
-    def cost(others: int) -> int:
-        index: RoutingIndex[int] = RoutingIndex(SLASHES)
-        for subscriber in range(others + 1):
-            for i in range(10):
-                index.subscribe(subscriber, b"a/+/%d/*" % i)
-                index.subscribe(subscriber, b"a/b/%d" % i)
-                index.subscribe(subscriber, b"a/%d/+/%d" % (subscriber, i))
-        return lines_run(lambda: index.drop(0))
-
-    assert cost(others=500) <= cost(others=2) * 1.5
-
-
-def test_many_that_left_are_not_paid_for_at_every_later_match() -> None:
-    # A dict that lost most of its entries is read at the cost of its largest size.
-    members = None
-    for subscriber in range(100_000):
-        members = insert(members, subscriber)
-    for subscriber in range(99_900):
-        members = remove(members, subscriber)
-    assert isinstance(members, dict)
-    assert len(members) == 100
-    assert sys.getsizeof(members) < 100 * 256
-    for subscriber in range(99_900, 100_000):
-        members = remove(members, subscriber)
-    assert members is None
-
-
-def test_coming_and_going_at_one_size_does_not_copy_again_and_again() -> None:
-    members = None
-    for subscriber in range(70_000):
-        members = insert(members, subscriber)
-    copies = 0
-    for subscriber in range(69_999, 1000, -1):
-        members = remove(members, subscriber)
-        if subscriber & (subscriber - 1) == 0:
-            for _ in range(20):
-                before = members
-                members = remove(insert(members, -1), -1)
-                copies += members is not before
-    assert copies <= 1

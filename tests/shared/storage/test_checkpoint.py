@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from shared.storage.store import Store
 from shared.units import KIB
 from tests.support.commits import fail, log_write, logs_of, watch
 from tests.support.explore import every_state
-from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.fake_disk import FakeDisk
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -56,24 +55,6 @@ async def test_whatever_comes_at_once_waits_for_checkpoints_and_is_not_refused(
             await store.wait(tickets[-1])
     assert {str(ticket.error) for ticket in tickets} == {"None"}
     assert store.statistics().journal_bytes <= max(disk.total // 8, 64 * KIB + 2 * payload_max)
-
-
-async def test_the_segment_where_replay_begins_is_there_before_the_catalog_says_so() -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    there: list[list[str]] = []
-
-    def before(operation: Operation) -> None:
-        if (operation.kind, operation.path) == ("rename", "CATALOG"):
-            there.append(disk.names("journal"))
-
-    async with running(store):
-        await append(store, log, bytes(100 * KIB))  # fills a segment of its own
-        filled = disk.names("journal")
-        disk.before = before
-        assert await store.checkpoint()
-        disk.before = None
-    assert len(there[0]) == len(filled) + 1
 
 
 @pytest.mark.parametrize("outcome", ["begun", "not to be had", "failed"])
@@ -123,21 +104,6 @@ async def test_checkpoints_free_segments_while_commits_go_on(autojump_clock: Moc
         assert not any(entry.unverified for entry in log.index_entries(0, log.end))
 
 
-async def test_many_changed_logs_are_synced_in_one_call() -> None:
-    disk = FakeDisk()
-    store = await open_store(disk, attrs.evolve(SMALL, sync_all_logs=10))
-    logs = await logs_of(store, *[ALWAYS] * 11)
-    assert await store.checkpoint()
-    for count, expected in ((10, [20 + 1, 0]), (11, [1, 1])):  # the catalog's own sync comes in addition
-        for log in logs[:count]:
-            await append(store, log, b"x")
-        found = watch(disk, "sync", "sync_all")
-        assert await store.checkpoint()
-        disk.before = None
-        paths = [path for path in found[0] if not path.startswith("journal/")]
-        assert [len(paths), len(found[1])] == expected
-
-
 @pytest.mark.parametrize("kind", ["sync", "sync_folder"])
 async def test_a_checkpoints_failed_sync_poisons_and_frees_nothing(kind: str) -> None:
     disk, store = await fresh_store()
@@ -171,26 +137,6 @@ async def test_a_checkpoint_without_room_is_tried_again(autojump_clock: MockCloc
         assert store.statistics().checkpoints >= 1
 
 
-@pytest.mark.parametrize("by_bytes", [True, False])
-async def test_much_since_the_last_brings_another_which_counts_anew(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, by_bytes: bool
-) -> None:
-    monkeypatch.setattr("shared.storage.checkpoint.BATCHES_MAX", 1000 if by_bytes else 3)
-    store = await open_store(
-        FakeDisk(), attrs.evolve(SMALL, checkpoint_direct_bytes=100 * KIB, reference_bytes=20 * KIB)
-    )
-    (log,) = await logs_of(store, ALWAYS)
-    found = []
-    async with running(store):
-        await trio.sleep(2)
-        for _ in range(12):
-            await append(store, log, bytes(30 * KIB if by_bytes else 9))
-            await trio.sleep(2)
-            found.append(store.statistics().checkpoints)
-    made = [after - before for before, after in pairwise(found)]
-    assert 2 <= sum(made) <= 3, "each fourth time"
-
-
 async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_take() -> None:
     disk, store = await fresh_store()
     (log,) = await logs_of(store, ALWAYS)
@@ -205,9 +151,6 @@ async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_t
     for each in (machine, disk.kill()):
         again = await open_store(each)
         assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == [b"x"]
-
-
-# -- names of files
 
 
 # -- cancelled

@@ -4,7 +4,6 @@ import errno
 import gc
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from shared.budget import Account
 from shared.errors import StoreFull, StoreReadOnly
-from shared.storage.committer import Commit
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
-from shared.units import KIB
 from tests.support.commits import (
     commits_behind,
     logs_of,
@@ -114,89 +111,6 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
         await store.wait(later.pop())
         assert first.done
     assert store.statistics().journal_batches == batches + 2
-
-
-@pytest.mark.parametrize(
-    ("mode", "tail_log_bytes", "restarted", "inline"),
-    [
-        (ALWAYS, 256 * KIB, False, 1),
-        (ALWAYS, 0, False, 0),  # every commit writes each log's file
-        (ALWAYS, 256 * KIB, True, 0),  # each index is read first
-    ],
-)
-async def test_the_loop_commits_to_many_logs_where_no_file_of_theirs_is_looked_at(
-    mode: Durability, tail_log_bytes: int, restarted: bool, inline: int
-) -> None:
-    settings = attrs.evolve(SMALL, tail_log_bytes=tail_log_bytes, inline_sync_seconds=1e9)
-    disk, store = await fresh_store(settings)
-    logs = await logs_of(store, *[mode] * 70)
-    for log in logs:
-        ticket = log.append(records(b"before"), 1)[1]
-    await store.wait(ticket)
-    if restarted:
-        store, disk = await reopen(store, disk, settings)
-        logs = list(store.namespace("logmq", ALWAYS).logs.values())
-    async with running(store):
-        before = store.statistics().inline_commits
-        for log in logs:
-            ticket = log.append(records(b"x"), 1)[1]
-        store.commit_pending()
-        assert store.statistics().inline_commits == before + inline
-        await store.wait(ticket)
-    assert await read_all(logs[-1]) == [b"before", b"x"]
-
-
-def sync_slowly(clock: HandClock, seconds: float, operation: Operation) -> None:
-    if operation.kind == "sync":
-        clock.advance(seconds)
-
-
-@pytest.mark.parametrize(
-    ("sync_ms", "filling_ms", "inline"),
-    [(0.2, 0, True), (1, 0, False), (1, 0.9, False), (1, 1.1, True), (2.5, 5, False)],
-)
-async def test_syncs_that_are_short_beside_a_rounds_work_need_no_thread(
-    sync_ms: float, filling_ms: float, inline: bool, mock_clock: MockClock
-) -> None:
-    disk, clock = FakeDisk(), HandClock()
-    store = await open_store(disk, attrs.evolve(SMALL, inline_sync_seconds=300e-6), clock)
-    (log,) = await logs_of(store, ALWAYS)
-
-    disk.before = partial(sync_slowly, clock, sync_ms / 1000)
-    async with running(store):
-        for _ in range(40):  # until the last ones are all that counts
-            await append(store, log, b"x")
-        clock.advance(1)  # nobody waits meanwhile
-        _, ticket = log.append(records(b"x"), 1)
-        clock.advance(filling_ms / 1000)
-        store.commit_pending()
-        assert ticket.done is inline
-
-
-@pytest.mark.parametrize(
-    ("sync_ms", "inline"),
-    [
-        ([0.2] * 20 + [9], True),  # one long sync among short ones
-        ([0.2] * 20 + [9] * 9, False),
-        ([9] * 20 + [0.2], True),  # in a thread it is never short by chance, but often long
-        ([9] * 20 + [0.2, 9], True),
-        ([0.2] + [9] * 30, False),
-    ],
-)
-async def test_one_sync_out_of_many_does_not_settle_where_the_next_is_made(
-    sync_ms: list[float], inline: bool, mock_clock: MockClock
-) -> None:
-    disk, clock = FakeDisk(), HandClock()
-    store = await open_store(disk, attrs.evolve(SMALL, inline_sync_seconds=300e-6), clock)
-    (log,) = await logs_of(store, ALWAYS)
-    async with running(store):
-        for each in sync_ms:
-            disk.before = partial(sync_slowly, clock, each / 1000)
-            await append(store, log, b"x")
-        clock.advance(1)  # nobody waits meanwhile
-        _, ticket = log.append(records(b"x"), 1)
-        store.commit_pending()
-        assert ticket.done is inline
 
 
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
@@ -373,37 +287,6 @@ async def test_the_shortest_interval_of_a_round_counts(autojump_clock: MockClock
         assert len(syncs) == 1
 
 
-async def test_congestion_ends_once_less_than_half_of_the_bound_waits() -> None:
-    gate = trio.Semaphore(0)
-
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        if isinstance(getattr(work, "__self__", None), Commit):
-            await gate.acquire()
-        return work(*args)
-
-    settings = attrs.evolve(SMALL, pending_bytes_max=20 << 20, inline_sync_seconds=0)
-    store = await Store.open(
-        Path("unused"), settings, disk=FakeDisk(), clock=HandClock(), in_thread=in_thread
-    )
-    (log,) = await logs_of(store, ALWAYS)
-    large = records(bytes(5 << 20))
-    async with running(store):
-        log.append(large, 1)
-        store.commit_pending()
-        await wait_all_tasks_blocked()
-        found = []
-        for more in (5, 3, 1):  # what comes while a commit is under way
-            for _ in range(more):
-                log.append(large, 1)
-            gate.release()
-            await wait_all_tasks_blocked()
-            found.append(store.congested)
-        gate.release()
-        await wait_all_tasks_blocked()
-    assert found == [True, True, False]
-    assert log.end == log.visible
-
-
 async def test_congestion_is_said_and_its_end_too() -> None:
     store = await open_store(FakeDisk(), attrs.evolve(SMALL, pending_bytes_max=20 << 20))
     (log,) = await logs_of(store, ALWAYS)
@@ -577,20 +460,6 @@ async def changed(logs: int, mode: Durability) -> tuple[SlowDisk, Store]:
         log.append(records(b"x"), 1)
     store.commit_pending()
     return disk, store
-
-
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE])
-@pytest.mark.parametrize("logs", [23, 64, 65])
-async def test_the_end_waits_for_few_syncs_that_stand_behind_one_another(
-    mode: Durability, logs: int, autojump_clock: MockClock
-) -> None:
-    disk, store = await changed(logs, mode)
-    began = disk.monotonic()
-    await store.close()
-    assert disk.monotonic() - began <= 12 * SYNC_SECONDS
-    store = await open_store(disk.power_cut().boot(lambda n, what: n - 1))
-    for log in store.namespace("things", ALWAYS).logs.values():
-        assert await read_all(log) == [b"x"]
 
 
 @pytest.mark.parametrize("number", [0, 7, 22])

@@ -147,12 +147,3 @@ async def test_what_two_batches_of_a_commit_do_to_a_log_is_there(mode: Durabilit
             await run(mode, before, operations)
         except AssertionError as error:
             raise AssertionError(f"{mode}, {before}: {' / '.join(operations)}") from error
-
-
-@pytest.mark.parametrize("first", OPERATIONS)
-async def test_what_three_batches_of_a_commit_do_to_a_log_is_there(first: str) -> None:
-    for later in itertools.product(OPERATIONS, repeat=2):
-        try:
-            await run(ALWAYS, "a tail", (first, *later))
-        except AssertionError as error:
-            raise AssertionError(" / ".join((first, *later))) from error

@@ -13,7 +13,7 @@ from shared.budget import Account
 from shared.errors import StoreError, StoreFull, StoreReadOnly
 from shared.storage.committer import CommitCounts
 from shared.storage.store import Store
-from tests.support.commits import commits_behind, fail, journal_write, log_write, logs_of, outcome
+from tests.support.commits import commits_behind, fail, journal_write, logs_of, outcome
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
@@ -111,26 +111,6 @@ async def test_a_failed_interval_sync_poisons(autojump_clock: MockClock) -> None
         fail(disk, errno.EIO, lambda operation: operation.kind == "sync")
         await trio.sleep(0.1)
         assert store.read_only is not None
-
-
-async def test_log_files_that_take_no_bytes_are_told_of_once_however_often_they_are_tried(
-    autojump_clock: MockClock,
-) -> None:
-    disk, store = await fresh_store()
-    logs = await logs_of(store, *[ALWAYS] * 20)
-    with capture_logs() as told:
-        async with running(store):
-            for _ in range(2):
-                fail(disk, errno.ENOSPC, log_write)
-                for log in logs:
-                    await append(store, log, b"in memory")
-                await trio.sleep(10)
-                disk.before = None
-                await trio.sleep(1)
-                assert store.statistics().unapplied_logs == 0
-    lines = [event for event in told if event["event"].startswith("a log file takes no bytes:")]
-    assert len(lines) == 2, "once each time that it begins"
-    assert all(event["logs"] == len(logs) for event in lines)
 
 
 async def test_publishing_stops_above_the_reserve_and_the_reserved_goes_on(

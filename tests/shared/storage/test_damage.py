@@ -12,13 +12,12 @@ from shared.errors import (
     CorruptRecord,
     LogDeleted,
     StoreClosed,
-    StoreError,
 )
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.index import entry_position, read_index
 from shared.storage.log import Log
 from shared.storage.settings import Retention
-from shared.storage.store import Store, Ticket
+from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
 from shared.storage.tools.fsck import Severity, check_disk
 from shared.storage.tools.logs import log_verify
@@ -36,7 +35,6 @@ from tests.support.stores import (
     open_store,
     payloads,
     read_all,
-    records,
     running,
     taken,
 )
@@ -106,33 +104,6 @@ async def test_cold_reads_are_answered_later_and_the_same() -> None:
         await trio.testing.wait_all_tasks_blocked()
         assert isinstance(early[0], LogDeleted)
     assert store.statistics().cold_reads >= 3
-
-
-async def test_a_start_waits_for_cold_reads_on_the_loop() -> None:
-    store = await open_store(ColdDisk())
-    log = await filled(store)
-    assert await store.flush()
-    answers: list[bytes | StoreError] = []
-    async with running(store):
-        with store.reading_on_loop():
-            log.read(0, 1, answers.append)
-            assert payloads(answers[0])[0][:6] == b"000000"
-        log.read(100 * 1004, 1, answers.append)
-        assert len(answers) == 1
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(answers) == 2
-
-
-async def test_what_is_appended_on_a_cold_answer_is_committed_without_anybodys_help() -> None:
-    store = await open_store(ColdDisk())
-    log = await filled(store)
-    assert await store.flush()
-    tickets: list[Ticket] = []
-    async with running(store):
-        log.is_record_start(200 * 1004, lambda _: tickets.append(log.append(records(b"later"), 1)[1]))
-        assert not tickets
-        await trio.testing.wait_all_tasks_blocked()
-        assert tickets[0].done
 
 
 async def test_a_cold_read_is_answered_when_the_store_stops() -> None:

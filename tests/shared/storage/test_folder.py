@@ -29,19 +29,6 @@ from tests.support.stores import (
 )
 
 
-async def test_idle_logs_keep_no_handle(tmp_path: Path) -> None:
-    store = await open_store(folder=tmp_path, settings=attrs.evolve(SMALL, open_files_max=10))
-    namespace = store.namespace("logmq", ALWAYS)
-    for n in range(60):
-        log, _ = namespace.create(f"t{n}")
-        await append(store, log, b"%d" % n)
-        assert store.statistics().open_files <= 10
-    for n in range(60):
-        assert await read_all(namespace.logs[f"t{n}"]) == [b"%d" % n]
-    assert store.statistics().open_files <= 10
-    await store.close()
-
-
 @pytest.mark.parametrize("mode", MODES, ids=str)
 async def test_a_commit_of_more_logs_than_handles_leaves_few_open(mode: Durability) -> None:
     most = 0
@@ -134,12 +121,6 @@ async def many(disk: FakeDisk, open_files: int = 400) -> AsyncIterator[tuple[Sto
     async with running(store):
         await store.wait(made[-1][1])
         yield store, [log for log, _ in made]
-
-
-async def append_to_each(store: Store, logs: list[Log], payload: bytes) -> None:
-    tickets = [log.append(records(b"%d " % n + payload), 1)[1] for n, log in enumerate(logs)]
-    for ticket in tickets:
-        await store.wait(ticket)
 
 
 async def expect(logs: list[Log], *payloads: bytes) -> None:

@@ -26,8 +26,6 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.threads import Threads
 from tests.support.fake_disk import FakeDisk
 
-LINUX = sys.platform.startswith("linux")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -142,55 +140,12 @@ def test_a_read_that_would_wait_says_none(disk: OsDisk) -> None:
     disk.close(fd)
 
 
-def test_a_read_that_fails_without_waiting_is_left_to_one_that_waits(
-    disk: OsDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(errno.EIO, "no")
-
-    put(disk, "a", b"x")
-    fd = disk.open("a")
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "preadv", fail)
-        assert disk.read_nowait(fd, 1, 0) is None
-    disk.close(fd)
-
-
-def test_a_file_system_without_nowait_is_asked_once(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def refuse(fd: int, *_: object) -> int:
-        asked.append(fd)
-        raise OSError(errno.EOPNOTSUPP, "no")
-
-    put(disk, "a", b"x")
-    monkeypatch.setattr(os, "preadv", refuse)
-    fd = disk.open("a")
-    assert disk.read_nowait(fd, 1, 0) is None
-    assert disk.read_nowait(fd, 1, 0) is None
-    assert len(asked) == (1 if hasattr(os, "RWF_NOWAIT") else 0)
-    disk.close(fd)
-
-
 def test_exclusive_creation_refuses_what_is_there(disk: OsDisk) -> None:
     put(disk, "a", b"x")
     with pytest.raises(FileExistsError):
         disk.open("a", create=True, exclusive=True)
     with pytest.raises(FileNotFoundError):
         disk.open("b")
-
-
-def test_names_are_sorted_and_a_missing_folder_has_none(disk: OsDisk) -> None:
-    assert disk.names("journal") == []
-    disk.make_folder("journal")
-    disk.make_folder("journal")
-    put(disk, "journal/b", b"")
-    put(disk, "journal/a", b"")
-    assert disk.names("journal") == ["a", "b"]
-    disk.rename("journal/a", "journal/c")
-    disk.unlink("journal/b")
-    assert disk.names("journal") == ["c"]
-    assert disk.names("") == ["journal"]
 
 
 def test_syncs_take_files_folders_and_everything(disk: OsDisk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,11 +202,6 @@ def test_a_file_system_that_cannot_reserve_gets_the_length(
     assert disk.size(fd) == 8192
     assert disk.punch(fd, 0, 4096) is False
     disk.close(fd)
-
-
-def test_free_space_is_less_than_the_whole(disk: OsDisk) -> None:
-    free, whole = disk.free_bytes()
-    assert 0 <= free <= whole
 
 
 def test_a_read_only_disk_changes_nothing(disk: OsDisk, folder: Path) -> None:
@@ -445,22 +395,3 @@ def test_at_any_limit_some_are_left_beside_all_connections_and_all_files(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     for connections in 0, connections_within(limit) // 2, connections_within(limit):
         assert 28 <= log_files_beside(connections) <= limit - connections - 100
-
-
-def test_a_number_that_was_set_is_kept_to() -> None:
-    disk = FakeDisk()
-    files = OpenFiles(disk, 2)
-    files.reserve_descriptors(0)
-    for log in made(disk, "a", "b", "c"):
-        files.pin_open(log)
-        files.unpin(log)
-    assert len(files) == 2
-
-
-def test_a_file_begins_to_be_written_and_is_what_it_was(tmp_path: Path) -> None:
-    with OsDisk(tmp_path / "data") as disk:
-        fd = disk.open("a", create=True)
-        disk.write(fd, b"x" * 10_000, 0)
-        assert disk.start_write_back(fd) in (True, False)  # as the platform has it
-        assert disk.read(fd, 20_000, 0) == b"x" * 10_000
-        disk.close(fd)

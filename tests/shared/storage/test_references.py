@@ -24,7 +24,6 @@ from tests.support.crashes import Tally
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
     ALWAYS,
-    INTERVAL,
     SMALL,
     append,
     ask,
@@ -100,29 +99,6 @@ async def test_a_batch_that_is_cut_as_a_file_lacks_what_it_refers_to_is_named() 
     assert store.namespace("logmq", ALWAYS).logs["t0"].end == end
 
 
-async def test_both_are_synced_before_anybody_is_told_and_the_name_of_the_file_too() -> None:
-    disk, store, log = await announced()
-    syncs, folders = watch(disk, "sync", "sync_folder")
-    _, ticket = log.append(records(b"1" * LARGE), 1)
-    ticket.when_done(lambda ticket: syncs.append("told"))
-    await store.wait(ticket)
-    assert sorted(syncs[:2]) == sorted(["logmq/t0.log", "journal/00000000000000000000.wal"])
-    assert syncs[2:] == ["told"]
-    assert folders == ["logmq", ""]
-    await append(store, log, b"2" * LARGE)
-    assert folders == ["logmq", ""], "once"
-
-
-async def test_after_a_checkpoint_the_journal_says_anew_that_files_may_be_ahead() -> None:
-    disk, store, log = await announced()
-    await append(store, log, b"1" * LARGE)
-    assert await store.checkpoint()
-    await append(store, log, b"2" * LARGE)
-    assert len(referred(disk)) == 1
-    await append(store, log, b"3" * LARGE)
-    assert len(referred(disk)) == 2
-
-
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 async def test_what_the_file_does_not_take_goes_to_the_journal(error: int, autojump_clock: MockClock) -> None:
     disk, store, log = await announced()
@@ -163,18 +139,6 @@ async def test_a_file_that_cannot_be_synced_makes_the_store_read_only() -> None:
         await append(store, log, b"1" * LARGE)
     assert store.read_only is not None
     assert await read_all(log) == [b"0" * LARGE]
-
-
-async def test_the_next_segment_says_of_nothing_unsynced_that_it_was_synced() -> None:
-    settings = attrs.evolve(ROOMY, segment_bytes=96 * KIB)
-    disk, store, log = await announced(settings)
-    (other,) = [store.namespace("logmq", ALWAYS).create("other", INTERVAL)[0]]
-    syncs = watch(disk, "sync")[0]
-    log.append(records(b"1" * LARGE), 1)
-    other.append(records(b"x" * (8 << 20)), 1)  # a batch of its own, for which the journal goes on
-    await append(store, log, b"2")
-    first_journal = next(n for n, path in enumerate(syncs) if path.startswith("journal/"))
-    assert "logmq/t0.log" in syncs[:first_journal]
 
 
 async def test_bytes_that_rot_are_damaged_and_all_others_are_served() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from rich.pretty import pretty_repr
 
 from shared.errors import (
     LogDeleted,
@@ -140,17 +139,6 @@ async def test_time_seeks_find_the_index_entry_that_reaches_it() -> None:
     assert log.seek(1_020_000) == starts[2]
     assert log.seek(1_020_001) == starts[3]
     assert log.seek(2_000_000) == log.visible
-
-
-async def test_index_entries_that_touch_a_range_are_listed() -> None:
-    store = await open_store(FakeDisk())
-    log = await filled(store)
-    entries = log.index_entries(0, log.end)
-    assert len(entries) > 3
-    assert log.index_entries(entries[1].offset, entries[1].offset + 1) == [entries[1]]
-    assert log.index_entries(entries[1].offset + 5, entries[2].offset + 1) == entries[1:3]
-    assert log.index_entries(5, 5) == []
-    assert log.index_entries(log.end, log.end + 5) == []
 
 
 async def test_a_closed_store_takes_nothing() -> None:
@@ -336,13 +324,3 @@ async def test_a_file_that_nobody_owns_is_moved_aside() -> None:
     assert await store.flush()
     assert await read_all(log) == [b"ours"]
     assert f"orders.log.stray-{log.id}" in disk.names("logmq")
-
-
-async def test_a_log_in_a_traceback_is_short_however_much_the_store_holds() -> None:
-    """With local values a line of the server's log took seconds, since each part spelled out the others."""
-    store = await open_store(FakeDisk())
-    log = await filled(store)
-    namespace = store.namespace("logmq", ALWAYS)
-    append = log.gather(10, lambda: None)
-    for part in (log, namespace, append, append.batch, store.commit_pending):
-        assert len(pretty_repr(part)) < 300

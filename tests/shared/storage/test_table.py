@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.store import Durability, Retention, Store
-from shared.storage.table import SLACK_BYTES, Table
+from shared.storage.table import Table
 from tests.support.commits import fail, journal_write
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
@@ -130,24 +130,6 @@ async def test_a_failed_append_leaves_an_older_change_of_the_same_round_undone_t
     assert dict(table.items()) == before == {b"a": b"2"}
 
 
-async def test_what_failed_changes_take_back_has_no_weight_when_the_log_is_kept_small() -> None:
-    disk, store = await fresh_store()
-    table = await table_of(store)
-    await store.wait(table.put(b"kept", bytes(20 << 10)))
-    for n in range(20):
-        fail(disk, errno.ENOSPC, journal_write, times=1)
-        table.put(b"new%d" % n, bytes(40 << 10))
-        table.delete(b"kept")
-        with pytest.raises(StoreError):
-            await store.wait(table.put(b"kept", bytes(n << 10)))
-    for _ in range(100):
-        await store.wait(table.put(b"often", bytes(10 << 10)))
-    assert len(table) == 2
-    live_bytes = sum(7 + len(key) + len(value) for key, value in table.items())
-    log_bytes = table.log.end - table.log.first
-    assert 2 * live_bytes < log_bytes < 2 * live_bytes + 2 * SLACK_BYTES
-
-
 async def test_what_a_failed_change_takes_back_is_as_old_as_it_was() -> None:
     """Else what is older than the record that seems to be the oldest would be dropped."""
     disk, store = await fresh_store()
@@ -184,34 +166,6 @@ async def test_a_record_of_no_known_kind_is_refused(payload: bytes) -> None:
     await append(store, log, payload)
     with pytest.raises(CorruptRecord):
         await table_of(store)
-
-
-async def test_deleting_what_is_not_there_is_done_at_once() -> None:
-    store = await open_store(FakeDisk())
-    table = await table_of(store)
-    end = table.log.end
-    ticket = table.delete(b"nothing")
-    assert ticket.done
-    assert ticket.error is None
-    assert table.log.end == end
-
-
-@pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
-async def test_many_keys_are_removed_with_few_appends(mode: Durability) -> None:
-    disk, store = await fresh_store()
-    table = await table_of(store, mode)
-    keys = [b"%d" % number for number in range(10_000)]
-    for key in keys:
-        table.put(key, b"value")
-    table.put(b"stays", b"1")
-    store.commit_pending()
-    before = table.log.end
-    await store.wait(table.delete_all([*keys, b"not there"]))
-    assert dict(table.items()) == {b"stays": b"1"}
-    assert table.log.end - before < 12 * len(keys), "nothing is copied between one removal and the next"
-    assert table.delete_all([b"not there"]).done
-    store, _ = await reopen(store, disk)
-    assert dict((await table_of(store, mode)).items()) == {b"stays": b"1"}
 
 
 async def test_keys_that_nobody_wants_any_more_go_some_in_each_commit() -> None:

@@ -2,9 +2,7 @@
 memory until its file has them."""
 
 import errno
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -115,30 +113,6 @@ async def test_an_index_that_a_failed_write_left_empty_gets_its_header_with_the_
     assert found.end == log.end
 
 
-async def test_much_of_one_log_does_not_wait(autojump_clock: MockClock) -> None:
-    disk, store = await fresh_store(ROOMY)
-    (log,) = await logs_of(store, ALWAYS)
-    async with running(store):
-        for _ in range(13):
-            assert file_size(disk, "logmq/t0.log") == 0
-            await append(store, log, bytes(10 * KIB))
-        await trio.sleep(0.01)
-        assert file_size(disk, "logmq/t0.log") == log.end
-
-
-async def test_a_large_commit_of_one_log_goes_to_its_file_with_what_waits_before_it() -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    large = bytes(64 * KIB)
-    await append(store, log, large)
-    assert file_size(disk, "logmq/t0.log") == log.end
-    await append(store, log, b"small")
-    assert file_size(disk, "logmq/t0.log") == 4 + len(large)
-    await append(store, log, large)
-    assert file_size(disk, "logmq/t0.log") == log.end
-    assert await read_all(log) == [large, b"small", large]
-
-
 async def test_above_the_bound_commits_wait_and_the_oldest_are_written_first(
     autojump_clock: MockClock,
 ) -> None:
@@ -155,39 +129,6 @@ async def test_above_the_bound_commits_wait_and_the_oldest_are_written_first(
         assert written == sorted(written, reverse=True)
         assert 3 <= sum(written) < 8
     assert all([len(await read_all(log)) == 1 for log in logs])
-
-
-async def test_the_oldest_are_written_before_commits_must_wait(autojump_clock: MockClock) -> None:
-    disk, store = await fresh_store(attrs.evolve(ROOMY, tail_bytes_max=40 * KIB))
-    logs = await logs_of(store, *[ALWAYS] * 4)
-    async with running(store):
-        for log in logs:
-            assert file_size(disk, "logmq/t0.log") == 0
-            await append(store, log, bytes(9 * KIB))
-            await trio.sleep(0.01)
-        assert [log.tail_start > 0 for log in logs] == [True, True, False, False]
-
-
-async def test_a_commit_goes_on_once_there_is_room_before_all_that_is_due_is_written(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def in_thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        await trio.sleep(0.001)
-        return work(*args)
-
-    monkeypatch.setattr(log_writer, "STEP_BYTES", 11 * KIB)
-    settings, disk = attrs.evolve(ROOMY, tail_bytes_max=40 * KIB), FakeDisk()
-    store = await Store.open(Path("unused"), settings, disk=disk, clock=HandClock(), in_thread=in_thread)
-    *logs, last = await logs_of(store, *[ALWAYS] * 7)
-    for log in logs:
-        await append(store, log, bytes(9 * KIB))
-    (writes,) = watch(disk, "write")
-    async with running(store):
-        await append(store, last, b"x")
-        await trio.sleep(0.1)
-    written = [path.endswith(".log") for path in writes if not path.endswith(".idx")]
-    assert written[:2] == [True, True]
-    assert False in written[2:4], "four logs are due"
 
 
 async def test_their_memory_is_charged_and_given_back(autojump_clock: MockClock) -> None:
@@ -262,28 +203,6 @@ async def test_a_late_write_that_fails_loses_nothing_and_publishing_stops_before
         again = await open_store(machine, settings)
         log = again.namespace("logmq", ALWAYS).logs["t0"]
         assert await read_all(log) == [*bodies, bytes(15 * KIB)]
-
-
-async def test_a_long_tail_that_its_file_does_not_take_is_tried_once_and_keeps_nobody_waiting() -> None:
-    disk, store = await fresh_store(attrs.evolve(ROOMY, segment_bytes=16 << 20, reference_bytes=0))
-    (log,) = await logs_of(store, ALWAYS)
-    tries = 0
-
-    def is_written(operation: Operation) -> bool:
-        nonlocal tries
-        tries += log_write(operation)
-        assert tries < 20, "it is tried without an end"
-        return log_write(operation)
-
-    fail(disk, errno.EIO, is_written)
-    bodies = [b"%d" % n + bytes(1 << 20) for n in range(9)]  # more than is written in one step
-    for body in bodies:
-        await append(store, log, body)
-    assert not await store.checkpoint()
-    disk.before = None
-    assert await store.checkpoint()
-    assert file_size(disk, "logmq/t0.log") == log.end
-    assert await read_all(log) == bodies
 
 
 @pytest.mark.parametrize("read", [False, True])

@@ -22,7 +22,7 @@ from logmq.bridge import LogmqSource
 from logmq.groups import Groups
 from logmq.writers import Writers
 from shared.bridging import MessageRun
-from shared.queues.runs import Run
+from shared.queues.runs import Ready, Run
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Commit, Committer
@@ -303,12 +303,17 @@ def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
             target.fd, target.late = self._files.pin(log.file), False
         return target
 
-    light = Committer._is_light
+    sort = Committer._sort
 
-    def alone(self: Committer, log: Log, parts: Any) -> bool:
-        return len(parts) == 1 and light(self, log, parts)
+    def none_light(self: Committer, commit: Commit) -> None:
+        light_most = self._light_most
+        logs = [log for batch in commit.batches for log in batch.appends]
+        if len(set(logs)) < len(logs):
+            self._light_most = -1
+        sort(self, commit)
+        self._light_most = light_most
 
-    return [(Committer, "_take_log", straight_to_the_file), (Committer, "_is_light", alone)]
+    return [(Committer, "_take_log", straight_to_the_file), (Committer, "_sort", none_light)]
 
 
 # -- checkpoints
@@ -442,15 +447,15 @@ def dms_keeps_what_was_held() -> list[Change]:
 @bug("queues")
 def dms_delivers_what_is_held() -> list[Change]:
     """The last of several messages that go out together goes out twice."""
-    take = Queue.take_row
+    take = Ready.take_row
 
-    def take_and_keep_one(self: Queue, most: int) -> Run:
+    def take_and_keep_one(self: Ready, most: int) -> Run:
         run = take(self, most)
         if len(run) > 1:
-            self.ready.requeue(run.part(len(run) - 1, len(run)))
+            self.requeue(run.part(len(run) - 1, len(run)))
         return run
 
-    return [(Queue, "take_row", take_and_keep_one)]
+    return [(Ready, "take_row", take_and_keep_one)]
 
 
 @bug("queues that answer")

@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator
 
 import trio
+from brokers.shared.cli.options import Place
+from brokers.shared.plugin import ApiRequest, ServeRequest
 from cyclopts import App
-
-from shared.cli.options import Place
-from shared.plugin import ApiRequest, ServeRequest
 
 app = App(name="echo", help="Say something and hear it.", help_format="plaintext")
 

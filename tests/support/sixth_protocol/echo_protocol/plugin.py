@@ -5,12 +5,12 @@ from typing import Any
 
 import attrs
 import trio
+from brokers.shared.metrics import Sample
+from brokers.shared.net.settings import TlsSettings
+from brokers.shared.objects import TOPICS, Action, Objects, key_of
+from brokers.shared.plugin import Context, Plugin, TcpEndpoint, UdpEndpoint
 
 from echo_protocol.session import Echo, EchoSession
-from shared.metrics import Sample
-from shared.net.settings import TlsSettings
-from shared.objects import TOPICS, Action, Objects, key_of
-from shared.plugin import Context, Plugin, TcpEndpoint, UdpEndpoint
 
 
 @attrs.frozen

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import attrs
-
-from shared.net.connection import Connection
-from shared.net.datagram_sink import Frames, Layout
+from brokers.shared.net.connection import Connection
+from brokers.shared.net.datagram_sink import Frames, Layout
 
 
 @attrs.define(eq=False)
