@@ -411,3 +411,24 @@ async def test_names_that_go_round_end_at_a_size_that_lies(
     said = sink.say((packed(b"x", key=b"a") + packed(b"x", key=b"b")) * count + lies + packed(b"z", key=b"a"))
     assert texts(said)[0].startswith(REFUSED)
     assert bodies(feed.connection.taken()) == [b"x"] * (2 + 2 * count)
+
+
+@pytest.mark.parametrize("last", [b"", packed(b"odd", key=b"new"), packed(b"back", options=2), bytes(4)])
+@pytest.mark.parametrize("cut", [0, 1, 5, 17, 3000, 6000, 9000])
+async def test_a_message_in_two_large_reads_is_one_and_keeps_its_place(
+    world: World, app: Application, cut: int, last: bytes
+) -> None:
+    queue = app.queue(b"all", b"quotes")
+    app.queue(b"fed", b"quotes")
+    feed = app.feed(b"fed")
+    sink = app.sink(b"quotes")
+    sent = [b"%d" % number * 3000 for number in range(10)]
+    first = packed(*sent) + last
+    at = len(first) - len(last) + cut % (len(last) or 1) if last else len(first) - cut
+    data = first + first
+    read = sink.say(data[:at]) + sink.say(data[at:])
+    whole = wire.take_messages(data)[0]
+    assert read == b""
+    assert ready(queue) == bodies(feed.connection.taken()) == [message.body for message in whole]
+    assert world.broker.counts.sunk == len(whole)
+    assert world.broker.counts.published_bytes == sum(len(message.body) for message in whole)

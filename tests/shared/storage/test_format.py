@@ -269,3 +269,42 @@ def test_an_index_entry_does_not_match_bytes_that_changed(disk: OsDisk) -> None:
     disk.truncate(fd, 60)
     assert not index.entry_matches(disk, fd, entries[0])
     disk.close(fd)
+
+
+@given(st.integers(1, 300), st.integers(0, 299), st.integers(0, 3))
+def test_a_run_of_equal_lengths_ends_where_one_differs(records: int, odd: int, byte: int) -> None:
+    data = bytearray(encode([b"12345678"] * records))
+    if odd < records:
+        data[odd * 12 + byte] ^= 1
+    position, count = 0, 0
+    while position + 4 <= len(data):
+        size = 4 + int.from_bytes(data[position : position + 4], "big")
+        if position + size > len(data):
+            break
+        position, count = position + size, count + 1
+    assert format.skip_records(data, 0, len(data)) == (position, count)
+
+
+@given(payloads, st.integers(1, 500))
+def test_pieces_are_whole_records_and_leave_nothing_out(payloads: list[bytes], size: int) -> None:
+    data = encode(payloads)
+    position, total = 0, 0
+    for start, end, records in format.split_records(data, size):
+        assert start == position
+        assert format.count_records(data[start:end]) == records
+        assert end - start <= size or records == 1
+        position, total = end, total + records
+    assert (position, total) == (len(data), len(payloads))
+
+
+@given(st.lists(st.tuples(st.integers(0, 90 * KIB), st.booleans()), min_size=1, max_size=9))
+def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) -> None:
+    chunks: list[bytes | memoryview] = []
+    counts = []
+    for size, in_two in sizes:
+        record = records(size)
+        cut = min(len(record), 30) if in_two else 0
+        chunks += (record[:cut], memoryview(record)[cut:]) if cut else (record,)
+        counts += [0, 1] if cut else [1]
+    closed, left = extend(None, 0, 40, chunks, counts, 1000)
+    check(all_entries(closed, left), b"".join(chunks), 40)
