@@ -52,7 +52,7 @@ trial-damage: $(VENV)/.test
 	$(BIN)/python -m tests.trials.damage $(ARGS)
 
 trial-neighbours: $(VENV)/.test
-	$(BIN)/python -m tests.trials.neighbours $(ARGS)
+	$(BIN)/python -m tests.trials.strangers neighbours $(ARGS)
 
 trial-fairness: $(VENV)/.test
 	$(BIN)/python -m tests.trials.fairness $(ARGS)
@@ -61,10 +61,10 @@ trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
 
 trial-logins: $(VENV)/.test
-	$(BIN)/python -m tests.trials.logins $(ARGS)
+	$(BIN)/python -m tests.trials.strangers logins $(ARGS)
 
 trial-attacks: $(VENV)/.test
-	$(BIN)/python -m tests.trials.attacks $(ARGS)
+	$(BIN)/python -m tests.trials.strangers attacks $(ARGS)
 
 trial-archive: $(VENV)/.test
 	$(BIN)/python -m tests.trials.archive $(ARGS)

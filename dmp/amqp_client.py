@@ -558,7 +558,8 @@ async def open_amqp(
     port: int = PORT,
     **how: Unpack[How],
 ) -> AsyncIterator[Client]:
-    """A client that is logged in. At the end of the block it sends what is left, and says goodbye.
+    """A client that is logged in. At the end of the block, also by an error, it sends what is left, and says
+    goodbye: without that the server may never read the last acknowledgements.
 
     `host`: may be a URL, `dmp+tls://ann@host:5672`. `how`: login and TLS; without a login the user is guest,
     or that of a client certificate. Raises Refused, ConnectionRefusedError if nobody answers, Disconnected,
@@ -568,5 +569,7 @@ async def open_amqp(
     async with logged_in(address) as (principal, frame_bytes), open_nursery() as nursery:
         client = Client(principal.stream, frame_bytes)
         nursery.start_soon(client.run)
-        yield client
-        await client._leave()
+        try:
+            yield client
+        finally:
+            await client._leave()

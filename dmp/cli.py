@@ -8,16 +8,31 @@ from typing import Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
-from dmp.amqp_client import Client, open_amqp
+from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.objects import listed, queue_commands
-from shared.cli.options import Json, Max, Messages, Raw, Server, Whole, Words, bound_port, flag, speaks_for
+from shared.cli.options import (
+    Json,
+    Max,
+    Messages,
+    Raw,
+    Server,
+    Timeout,
+    Whole,
+    Words,
+    bound_port,
+    flag,
+    speaks_for,
+)
+from shared.cli.output_reader import OutputReader
 from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
+
+PREFETCH = 64
 
 app, command = protocol_app(
     "dmp",
@@ -25,12 +40,14 @@ app, command = protocol_app(
     "serve",
     "declare queue jobs",
     "bind jobs amq.topic -k 'orders.#'",
+    "consume jobs --max 1",
     "get mine --bind amq.topic:stocks.#",
     "put amq.topic -k stocks.acme -m 17.20",
     "queues --json",
 )
 
 
+QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
 Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)]
 
 
@@ -60,6 +77,7 @@ def serve(
     "put amq.topic -k stocks.acme -m 17.20",
     "seq 1000000 | brokers dmp put amq.fanout",
     "put files -k picture --whole < picture.png",
+    "put '' -k jobs -m 'order 42'",
 )
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
@@ -73,6 +91,7 @@ async def put(
     """Publish messages, and show how many the server has confirmed.
 
     It is an error where no queue takes one: the server may have those before it.
+    The exchange '' brings a message to the queue that --key names.
     """
     name = _short("--key", os.fsencode(key))
     exchange = _short("--exchange", sink.encode())
@@ -138,9 +157,54 @@ async def get(
     return shown()
 
 
+@command(
+    "consume jobs --max 1",
+    "consume jobs --timeout 1 --json | jq -r .message",
+    "consume pictures --max 1 --raw > picture.png",
+)
+async def consume(
+    queue: QueueName,
+    *,
+    max_: Max = None,
+    timeout: Timeout = None,
+    raw: Raw = False,
+    server: Server,
+    json: Json = False,
+) -> AsyncIterable[Any]:
+    """Take messages out of a queue that exists, and show them, one a line, until interrupted.
+
+    Each is acknowledged once it is shown; in a pipe, once it is read. All others
+    go back to the queue at the end. With --json each has its exchange and key.
+    """
+    if raw and json:
+        raise UsageError("--raw", "is the bytes alone; --json shows more")
+    left, reader = Remaining(max_), OutputReader()
+    prefetch = PREFETCH if max_ is None else min(max_, PREFETCH)
+
+    async def shown() -> AsyncIterator[Any]:
+        async with (
+            _amqp(server, queue) as client,
+            client.consume(queue, prefetch=prefetch) as deliveries,
+            waiting_is_told(queue) as came,
+        ):
+            while left and (taken := await left.within(timeout, _next(deliveries))):
+                came()
+                for portion in reader.portions(taken):
+                    for item in _shown(portion, json=json, raw=raw):
+                        yield item
+                    await reader.wait_taken()
+                    for delivery in portion:
+                        await delivery.ack()
+
+    return shown()
+
+
+async def _next(deliveries: Deliveries) -> Sequence[Delivery]:
+    return [await anext(deliveries)]
+
+
 What = Annotated[Literal["queue", "exchange"], Parameter(help="Which of the two.")]
 Name = Annotated[str, Parameter(help="Its name.")]
-QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
 ExchangeName = Annotated[str, Parameter(name=("--exchange", "-e"), help="The exchange.")]
 Arguments = Annotated[
     tuple[str, ...],
@@ -389,7 +453,7 @@ def _short(argument: str, name: bytes) -> bytes:
     return name
 
 
-def _shown(messages: Sequence[Message], *, json: bool, raw: bool) -> Sequence[Any]:
+def _shown(messages: Sequence[Message | Delivery], *, json: bool, raw: bool) -> Sequence[Any]:
     """Messages as the host shows them: rows, lines on a terminal, or just their bytes."""
     if json:
         return [

@@ -123,8 +123,9 @@ class DeadLetters:
     def _deliver_some(self) -> None:
         self._busy = True
         turn = Turn()
+        queues = 0  # that the last letter went to
         try:
-            while self._turns and not turn.over():
+            while self._turns and not turn.over(1 + queues):
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
                 messages, reason = letters[0]
@@ -135,7 +136,7 @@ class DeadLetters:
                     self._turns.append(queue)
                 else:
                     del self._waiting[queue]
-                self._deliver(queue, message, reason)
+                queues = self._deliver(queue, message, reason)
         finally:
             self._busy = False
             self._go_on()
@@ -148,8 +149,8 @@ class DeadLetters:
         elif self._refused:
             timers.set(self, self._retry_at)
 
-    def _deliver(self, queue: Queue, message: Message, reason: str) -> None:
-        """Put it where its exchange says, or lose it."""
+    def _deliver(self, queue: Queue, message: Message, reason: str) -> int:
+        """Put it where its exchange says, or lose it. Returns to how many queues it goes."""
         broker = self._broker
         counted = message in self._counted
         self._counted.discard(message)
@@ -171,7 +172,7 @@ class DeadLetters:
                     key=shown(head.key),
                     lost=broker.counts.dead_letters_lost,
                 )
-            return
+            return 0
 
         def moved(done: "Ticket") -> None:
             if not self._broker.was_taken_back(done):
@@ -191,6 +192,7 @@ class DeadLetters:
         except StoreError:  # its record stands: a restart brings it back
             queue.forget([message])
             broker.counts.dead_letters_lost += 1
+        return len(targets)
 
     def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
         """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError.

@@ -69,8 +69,11 @@ class DmpService:
             await self.broker.timers.run(self._after_timers)
 
     def drain(self) -> None:
-        self.broker.draining = True
-        self.broker.flush()  # whole, from now on: what is not written is delivered again
+        broker = self.broker
+        broker.draining = True
+        while broker.work.busy:
+            broker.work.expire(broker.timers.now())
+        broker.flush()  # whole, from now on: what is not written is delivered again
 
     def samples(self) -> Iterable[Sample]:
         broker = self.broker

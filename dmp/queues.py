@@ -567,12 +567,6 @@ class Queue(QueueBase):
             self.trim()
             self.row.tell_loaded()
 
-    def dispatch_returned(self) -> None:
-        """Messages are back: give out what can be given, and have the oldest go where there are too many."""
-        if not (self.deleted or self._context.draining):
-            self.dispatch()
-            self.trim()
-
     # -- who takes
 
     def add_consumer(self, consumer: Taker) -> None:

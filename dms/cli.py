@@ -29,7 +29,7 @@ from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, lost_is_refused, send_given, waiting_is_told, warn
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.objects import action_command, listed, queue_commands
-from shared.cli.options import Json, Max, Messages, Server, Words, a_path, bound_port, flag
+from shared.cli.options import Json, Max, Messages, Server, Timeout, Words, a_path, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import NotThere, UsageError
@@ -155,6 +155,7 @@ async def produce(
     "consume -q orders",
     "consume -q orders -c",
     "consume -q orders --max 5 --nack",
+    "consume -q orders -c --timeout 1",
     "consume -q orders -c --json | jq -r .message",
 )
 async def consume(
@@ -164,6 +165,7 @@ async def consume(
         bool, flag("Go on until interrupted, and wait for more.", "--continuous", "-c")
     ] = False,
     max_: Annotated[Max, Parameter(help="Take this many (1 without -c).")] = None,
+    timeout: Timeout = None,
     nack: Annotated[
         bool,
         flag("Refuse messages once all are shown: they go back, or die of too many deliveries."),
@@ -175,7 +177,8 @@ async def consume(
 
     Each is acknowledged once it is shown; in a pipe, once it is read. All others go
     back to the queue at the end. Without -c it takes one, or --max. Where none
-    comes in the server's time for a CONSUME, the exit code is 75.
+    comes within --timeout, or the server's time for a CONSUME, the exit code is 75.
+    With -c and --timeout it takes what there is, and ends with 0.
     """
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
@@ -190,7 +193,12 @@ async def consume(
             waiting_is_told(queue) as has_come,
         ):
             while left:  # it takes no more than that: `at_most`
-                messages = left.of(await consumer.several() if continuous else [await consumer.receive()])
+                if timeout is None and not continuous:
+                    messages = left.of([await consumer.receive()])
+                else:
+                    messages = await left.within(timeout, consumer.several())
+                if not messages:
+                    return
                 has_come()
                 taken: list[Message] = []
                 try:

@@ -339,13 +339,17 @@ class Queue(RunQueue):
         if self.tick != engine.waits.tick:
             engine.waits.take_sample(self, self.tail)
         self.depth += count
-        self.tail += count
+        self.tail = tail = self.tail + count
         if self.expiry is not None:
-            self.expiry.on_produced(self.tail)
+            self.expiry.on_produced(tail)
         if ticket is None:
             if engine.durable is not None:
                 engine.count_not_durable(count)
-            self.make_visible(bodies, size)
+            if self.cold is None:  # in memory, all that was produced is visible
+                self.end = tail
+                self.load(bodies, tail - count, size)
+            else:
+                self.make_visible(bodies, size)
             if self.line:
                 self.dispatch()
         return ticket
@@ -401,53 +405,43 @@ class Queue(RunQueue):
                 self.wake_by(engine.times.now_ms())
                 return
             served = True
-            consumer = credit.consumer
-            run = self._next_run(want, consumer)
-            if run is None:
+            if not self.deliver_next(want, credit.consumer, credit):
                 return
-            count = len(run.bodies)
-            credit.at += count
-            consumer.waiting -= count
-            if credit.at == len(credit.ids):
-                consumer.credits.popleft()
-                line.popleft()
-            self._deliver(run, consumer)
 
-    def _next_run(self, most: int, consumer: Consumer) -> Run | None:
-        """The next messages, held from now on; None: none is ready, or those that are have expired."""
-        ready = self.ready
+    def deliver_next(self, most: int, consumer: Consumer, credit: Credit | None = None) -> bool:
+        """Deliver the next messages that stand together, at most so many; False: none is ready, or those that
+        are have expired. `credit`: the first in line, which they are for; None: nothing waits.
+        """
+        engine, ready, log = self.engine, self.ready, self.log
         if ready.requeued:
             if self.expiry is not None and self.expiry.requeued_expired:
-                self.wake_by(self.engine.times.now_ms())
-                return None
-            run = self.take_requeued(most)
-            self.engine.counts.redelivered += len(run.bodies)
-            if not consumer.prefetches:
-                run.tries += 1
-                if self.log is not None:
-                    self.log.note_delivered(run.first, len(run.bodies))
-            return run
-        if not ready.loaded and self.cold is not None and self.head < self.end and self.released > self.head:
-            self.cold.fetch()  # this may bring some at once
-        loaded = min(ready.loaded, self.released - self.head)
-        if loaded <= 0:
-            return None
-        run = self.take_row(min(most, loaded))
-        if self.head > self.mark:
-            self.engine.waits.count_sample(self)
-        if consumer.prefetches:
-            if self.log is not None:
-                self.log.taken_ahead(run.numbers)
+                self.wake_by(engine.times.now_ms())
+                return False
+            run = ready.take_requeued(most)
+            count = len(run.bodies)
+            engine.counts.redelivered += count
         else:
-            run.tries = 1
-            if self.log is not None:
-                self.log.note_delivered(run.first, len(run.bodies))
-        return run
-
-    def _deliver(self, run: Run, consumer: Consumer) -> None:
-        """Give a consumer messages that are held for it."""
-        engine, bodies = self.engine, run.bodies
-        count = len(bodies)
+            head, cold = self.head, self.cold
+            if not ready.loaded and cold is not None and head < self.end and head < self.released:
+                cold.fetch()  # this may bring some at once, and may find that some are lost
+                head = self.head
+            loaded = ready.loaded
+            if self.released < head + loaded:
+                loaded = self.released - head
+            if loaded <= 0:
+                return False
+            run = ready.take_row(most if most < loaded else loaded)
+            count = len(run.bodies)
+            self.head = head = head + count
+            if head > self.mark:
+                engine.waits.count_sample(self)
+            if consumer.prefetches and log is not None:
+                log.taken_ahead(run.numbers)
+        self.hold(run)
+        if not consumer.prefetches:
+            run.tries += 1
+            if log is not None:
+                log.note_delivered(run.first, count)
         number = engine.next_id
         if number + count <= engine.ids_until:
             engine.next_id = number + count
@@ -459,21 +453,15 @@ class Queue(RunQueue):
             consumer.took(run)
         engine.counts.delivered += count
         consumer.delivered += count
+        if credit is not None:
+            credit.at += count
+            consumer.waiting -= count
+            if credit.at == len(credit.ids):  # `dispatch` takes it out of the line
+                consumer.credits.popleft()
         try:
-            consumer.receiver.deliver(ids, bodies)
+            consumer.receiver.deliver(ids, run.bodies)
         except Exception as error:
             consumer.fail(error)
-
-    def try_deliver_one(self, consumer: Consumer) -> bool:
-        """Deliver one message at once to a consumer whose credit need not wait; False: other messages or
-        credits go first, or no message is ready.
-        """
-        if self.line or self.stops or (self.cold is not None and self.cold.damage is not None):
-            return False
-        run = self._next_run(1, consumer)
-        if run is None:
-            return False
-        self._deliver(run, consumer)
         return True
 
     def end_credits(self, refusal: Refusal) -> None:
@@ -487,7 +475,7 @@ class Queue(RunQueue):
     def ack(self, consumer: Consumer, deliveries: Sequence[Delivery[bytes, Queue]]) -> Ticket | None:
         """Remove acknowledged messages. None: done. Raises Refusal, and then nothing has changed."""
         ticket = None
-        runs = [run for _, _, run in deliveries]
+        runs = [deliveries[0][2]] if len(deliveries) == 1 else [run for _, _, run in deliveries]
         if self.log is not None:
             try:
                 if consumer.prefetches:  # they were tried; before the ACK: a note may write what is pending

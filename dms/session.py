@@ -79,7 +79,7 @@ _CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
 # Looking up an enum member takes 60 ns, ten times as long as a name.
 _OPEN = State.OPEN
-_PRODUCE_TYPE = int(Type.PRODUCE)
+_ACK_TYPE, _PRODUCE_TYPE = int(Type.ACK), int(Type.PRODUCE)
 _VERSION = VERSION << 16
 _VERSION_BITS = 0x00FF0000
 _TYPE_BITS = 0xFF000000
@@ -154,7 +154,10 @@ class Session(SessionBase):
         if self.state is _OPEN and not (self.kept or self.stopped):
             size = len(data)
             name = self.queue_name
-            if data.startswith(ACK):
+            what = data[TYPE_AT] if size > TYPE_AT else 0
+            if what == _PRODUCE_TYPE:
+                done = self._fast_produce(data, 0, size) * size
+            elif what == _ACK_TYPE and data.startswith(ACK):
                 done = self._fast_turn(data)
             elif (
                 size == HEADER_BYTES + len(name)
@@ -165,7 +168,7 @@ class Session(SessionBase):
                 self._consume((data[ID_AT:HEADER_BYTES],))
                 done = size
             else:
-                done = self._fast_produce(data, 0, size) * size
+                done = 0
             if done == size:
                 durable, outbox = self._engine.durable, self.connection.outbox
                 if outbox.size > outbox.bound or (durable is not None and durable.congested):
@@ -560,8 +563,9 @@ class Session(SessionBase):
         """
         queue, consumer, engine = self.queue, self.consumer, self._engine
         assert queue is not None
+        count = len(ids)
         if self.hung_up:
-            engine.counts.timeouts += len(ids)
+            engine.counts.timeouts += count
             self._refuse_all(ids, _not_in_time())
             return
         memory = engine.memory
@@ -577,18 +581,19 @@ class Session(SessionBase):
         if queue.cold is not None and queue.cold.damage is not None:
             self._refuse_all(ids, refusal_for(queue.cold.tell_damage()))
             return
-        if consumer.waiting + len(ids) > consumer.credits_room and not consumer.may_wait(len(ids)):
+        waiting = consumer.waiting + count
+        if waiting > consumer.credits_room and not consumer.may_wait(count):
             self._refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MANY_WAIT, limit="memory"))
             return
-        asked = consumer.waiting + len(ids) + consumer.unacked.count
+        asked = waiting + consumer.unacked.count
         if asked > self._most_credits:
             self._most_credits = asked
         behind = len(self._acking) > self._most_credits + ACKS_BEYOND_CREDITS and self._is_behind()
         if (
-            len(ids) == 1
-            and not (behind or consumer.credits)
-            and queue.ready
-            and queue.try_deliver_one(consumer)
+            count == 1
+            and not (behind or consumer.credits or queue.line or queue.stops)
+            and (queue.ready.loaded or queue.ready.requeued)
+            and queue.deliver_next(1, consumer)
         ):
             return
         credit = Credit(consumer, queue, ids, self.connection.now + engine.settings.consume_seconds)

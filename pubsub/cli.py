@@ -4,13 +4,16 @@ A module that only one command needs is imported in that command, so that a subs
 """
 
 import errno
+import os
+import secrets
 import socket
 import ssl
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from cyclopts import Parameter
@@ -20,9 +23,12 @@ from pubsub.wire import Kind
 from shared.actions import END_SESSION
 from shared.cli.app import protocol_app
 from shared.cli.objects import action_command, listed
-from shared.cli.options import Json, Place, Port, Server, bound_port, flag
-from shared.errors import NotThere, UsageError
+from shared.cli.options import Json, Max, Place, Port, Server, Timeout, bound_port, flag
+from shared.errors import NoneInTime, NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
+
+if TYPE_CHECKING:
+    from pubsub.terminal import Terminal
 
 CONNECT_SECONDS = 10.0
 """As in `shared.client.dial`, which is not imported: it imports trio, a quarter of a subscriber's start."""
@@ -31,7 +37,7 @@ app, command = protocol_app(
     "pubsub",
     "Topics with levels and wildcards: UDP publishers, TCP subscribers.",
     "serve 7070",
-    "subscriber A 127.0.0.1 7070",
+    "subscribe 'hall/+/temperature'",
     "publish hall/3/temperature --float 21.50",
 )
 
@@ -73,11 +79,63 @@ def subscriber(
     subscribe <topic>, unsubscribe <topic>, exit; and keep <topic>: subscribe, and
     have messages kept while this client is away.
     """
+    on_terminal = sys.stdout.isatty()
+    with _connected(client_id, server.at_url(ip, tcp_port, "pubsub")) as terminal:
+        for line in terminal.lines(sys.stdin.fileno()):
+            yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
+
+
+@command(
+    "subscribe 'hall/+/temperature'",
+    "subscribe hall/3/door hall/4/door --max 1",
+    "subscribe 'hall/*' --json | jq -r .value",
+)
+def subscribe(
+    *topics: Annotated[str, Parameter(name="TOPIC", help="Topics or patterns.")],
+    max_: Max = None,
+    timeout: Timeout = None,
+    server: Server,
+    json: Json = False,
+) -> Iterator[Any]:
+    """Show messages as they come, one a line, until interrupted.
+
+    The client has an id that nobody else has, and the server forgets it at the end;
+    one that is remembered is "subscriber".
+    """
+    names = [os.fsencode(topic) for topic in topics]
+    if not names:
+        raise UsageError("TOPIC", "name at least one")
+    try:
+        for name in names:
+            wire.encode_command(wire.Command.SUBSCRIBE, name)
+    except ValueError as error:
+        raise UsageError("TOPIC", str(error)) from None
+    on_terminal, shown = sys.stdout.isatty(), 0
+    with (
+        _connected(secrets.token_hex(5), server) as terminal,
+        closing(terminal.messages(names, timeout)) as messages,
+    ):
+        for message in islice(messages, max_):
+            shown += 1
+            if json:
+                row = {"sender": message.sender, "topic": message.topic}
+                yield {**row, "type": Kind(message.kind).name, "value": message.value}
+            else:
+                line = wire.line(message)
+                yield line.decode(errors="backslashreplace") if on_terminal else line + b"\n"
+    if max_ is not None and shown < max_:
+        raise NoneInTime(f"no message came in time; {max_ - shown} more were asked for")
+
+
+@contextmanager
+def _connected(client_id: str, server: Server) -> Iterator["Terminal"]:
+    """A subscriber. Raises UsageError, ConnectionRefusedError and ssl.SSLError."""
+    from pubsub.terminal import Terminal
+
     try:
         wire.encode_id(client_id.encode(errors="surrogateescape"))
     except ValueError as error:
         raise UsageError("CLIENT-ID", str(error)) from None
-    server = server.at_url(ip, tcp_port, "pubsub")
     context, login = server.ssl_context(), server.login()
     try:
         first = wire.encode_login(login.user, login.secret) if login else b""
@@ -85,7 +143,8 @@ def subscriber(
         raise UsageError("--password-file", str(error)) from None
     where = f"{server.host}:{server.port}"
     try:
-        yield from _subscribed(client_id, server, context, where, first)
+        with _dialled(server, context, where) as sock:
+            yield Terminal(sock, client_id, where, first)
     except ssl.SSLError as error:
         from shared.net.tls import in_words
 
@@ -93,11 +152,7 @@ def subscriber(
         raise
 
 
-def _subscribed(
-    client_id: str, server: Server, context: ssl.SSLContext | None, where: str, login: bytes
-) -> Iterator[Any]:
-    from pubsub.terminal import Terminal
-
+def _dialled(server: Server, context: ssl.SSLContext | None, where: str) -> socket.socket:
     try:
         sock = socket.create_connection((server.host, server.port), CONNECT_SECONDS)
         if context is not None:
@@ -108,12 +163,9 @@ def _subscribed(
         why = (isinstance(error, OSError) and error.strerror) or error
         said = f"no pub/sub server answers ({why})"
         raise ConnectionRefusedError(errno.ECONNREFUSED, said, where) from error
-    with sock:
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        on_terminal = sys.stdout.isatty()
-        for line in Terminal(sock, client_id, where, login).lines(sys.stdin.fileno()):
-            yield line.decode(errors="backslashreplace").rstrip("\n") if on_terminal else line
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The specification's subscriber: commands on standard input, messages on standard output.
+"""The subscriber of the commands. The specification's takes commands on standard input.
 
 It must start fast and does little, so it is a plain loop over two descriptors. Importing trio, which the
 client needs, would add a quarter to its start.
@@ -10,11 +10,11 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 
 from pubsub import wire
-from pubsub.wire import Command
+from pubsub.wire import Command, Message
 from shared.errors import RemoteProtocolError
 
 READ_BYTES = 64 * 1024
@@ -28,6 +28,7 @@ FRAME_SECONDS = 2.0
 """How long the rest of the first frame may take. A server sends each frame whole."""
 FIRST_SECONDS = 5.0
 """A server that closes within this time did not accept the subscriber."""
+UNANSWERED = "pub/sub answers nothing: a topic that no rule of yours allows brings no messages"
 _SAID = {Command.UNSUBSCRIBE: b"Unsubscribed from topic %b\n"}
 
 
@@ -46,6 +47,7 @@ class Terminal:
         self._shown_max = wire.ID_BYTES if login else 40
         self._has_login = bool(login)
         self._heard = False
+        self._settled = False
         self._since = time.monotonic()
         self._commands = b""  # the beginning of a line
         self._frames = b""  # the beginning of a frame
@@ -66,25 +68,56 @@ class Terminal:
 
         Raises ConnectionRefusedError if the server closes: it stops, or the id is connected already.
         """
-        sources = [self._socket.fileno(), stdin]
-        settled = False
+        more = [stdin]
         while not self._over:
-            foreign = self._frames and not self._heard
-            wait = FRAME_SECONDS if foreign else None if settled else SETTLE_SECONDS
-            ready, _, _ = select.select(sources if settled else sources[:1], (), (), wait)
-            if foreign and not ready:
-                raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
-            settled = settled or self._heard or not ready
+            ready = self._wait(*more)
             if stdin in ready:
                 data = os.read(stdin, READ_BYTES)
                 if not data:
-                    sources.remove(stdin)
+                    more.clear()
                 *commands, self._commands = (self._commands + (data or b"\n")).split(b"\n")
                 for command in commands:
                     if not self._over:
                         yield from self._obey(command.rstrip(b"\r"))
-            if not self._over and sources[0] in ready:
+            if not self._over and self._socket.fileno() in ready:
+                for message in self._receive():
+                    yield wire.line(message) + b"\n"
+
+    def messages(self, topics: Sequence[bytes], seconds: float | None) -> Generator[Message, None, None]:
+        """Subscribe, and yield messages until none came for `seconds`. The subscriptions end with it.
+
+        Raises ConnectionRefusedError if the server closes.
+        """
+        while not self._settled:
+            if self._wait():
                 yield from self._receive()
+        self._socket.sendall(b"".join(wire.encode_command(Command.SUBSCRIBE, topic) for topic in topics))
+        if self._has_login:
+            _complain(UNANSWERED)
+        try:
+            while self._wait(seconds=seconds):
+                yield from self._receive()
+        finally:
+            with suppress(OSError):
+                ends = (wire.encode_command(Command.UNSUBSCRIBE, topic) for topic in topics)
+                self._socket.sendall(b"".join([*ends, wire.encode_command(Command.DISCONNECT)]))
+
+    def _wait(self, *more: int, seconds: float | None = None) -> list[int]:
+        """Return the descriptors that can be read: the socket, and `more` once the server has settled.
+
+        Raises ConnectionRefusedError if it turns out to be another kind of server.
+        """
+        is_foreign = self._frames and not self._heard
+        if is_foreign:
+            seconds = FRAME_SECONDS
+        elif not self._settled:
+            seconds = SETTLE_SECONDS
+        sources = [self._socket.fileno(), *(more if self._settled else ())]
+        ready, _, _ = select.select(sources, (), (), seconds)
+        if is_foreign and not ready:
+            raise self._not_answered(f"it says {self._frames[: self._shown_max]!r}")
+        self._settled = self._settled or self._heard or not ready
+        return ready
 
     def _obey(self, command: bytes) -> Iterator[bytes]:
         word, _, topic = command.strip().partition(b" ")
@@ -102,11 +135,12 @@ class Terminal:
             yield _SAID.get(asked, b"Subscribed to topic %b\n") % topic
             if self._has_login and asked is not Command.UNSUBSCRIBE:
                 self._has_login = False
-                _complain("pub/sub answers nothing: a topic that no rule of yours allows brings no messages")
+                _complain(UNANSWERED)
         elif command.strip():
             _complain("commands: subscribe <topic>, unsubscribe <topic>, keep <topic>, exit")
 
-    def _receive(self) -> Iterator[bytes]:
+    def _receive(self) -> Iterator[Message]:
+        """Yield the messages that are there and have a value. Raises ConnectionRefusedError at the end."""
         self._socket.settimeout(0)  # under TLS, what `select` saw may be no message: a session ticket
         try:
             data = self._socket.recv(READ_BYTES)
@@ -132,9 +166,11 @@ class Terminal:
         self._heard = self._heard or bool(messages)
         for message in messages:
             try:
-                yield wire.line(message) + b"\n"
+                _ = message.value
             except RemoteProtocolError as error:
                 _complain(str(error))
+            else:
+                yield message
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:
         """The error for a peer that is no pub/sub server."""

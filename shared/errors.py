@@ -64,6 +64,12 @@ class NotThere(BrokerError):
     exit_code: ClassVar[int] = EXIT_MISSING
 
 
+class NoneInTime(BrokerError):
+    """A command waited for a message for as long as it was told, and none came."""
+
+    exit_code: ClassVar[int] = EXIT_TEMPORARY
+
+
 class StoreError(BrokerError):
     """The storage core could not do what was asked; nothing was acknowledged."""
 

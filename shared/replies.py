@@ -119,7 +119,7 @@ class _Pending:
         try:
             if ticket.error is not None:
                 self.parts = replies.with_refusals(ticket.error, self.parts, self.counts)
-            entries = replies._entries
+            entries = replies.pending
             if entries and len(entries) == 1 and entries[0] is self and self.plain and not replies._advancing:
                 # The usual case: all that is pending are answers from memory to one commit.
                 entries.clear()
@@ -156,12 +156,12 @@ class Replies:
         "_advancing",
         "_connection",
         "_dropped",
-        "_entries",
         "_look_bytes",
         "_owner",
         "_told_bytes",
         "_when_empty",
         "full",
+        "pending",
         "pending_bytes",
     )
 
@@ -169,7 +169,7 @@ class Replies:
         self._owner: ReplyOwner | _Nobody = owner
         self._connection = owner.connection
         # Made when first needed: most connections are idle.
-        self._entries: deque[_Pending | ReplySlot | _Ready] | None = None
+        self.pending: deque[_Pending | ReplySlot | _Ready] | None = None
         self._when_empty: list[Callable[[], None]] | None = None
         self._advancing = False
         self._dropped = False
@@ -178,24 +178,19 @@ class Replies:
         self._told_bytes = 0  # `pending_bytes` when the owner was last told
         self._look_bytes = min(PENDING_BYTES_MAX, TOLD_BYTES)
 
-    @property
-    def pending(self) -> bool:
-        """Whether any answer is pending."""
-        return bool(self._entries)
-
     def reply(self, reply: bytes | FileRange) -> None:
         """Give an answer that is ready; it is written at once if nothing is pending."""
-        if not self._entries:
+        if not self.pending:
             self.write(reply)
             return
-        last = self._entries[-1]
+        last = self.pending[-1]
         if type(last) is _Pending and not last.ready:
             last.parts.append(reply)
             last.counts.append(0)
         else:
             if type(last) is not _Ready:
                 last = _Ready()
-                self._entries.append(last)
+                self.pending.append(last)
             last.parts.append(reply)
         self._grow(last, reply)
 
@@ -208,9 +203,9 @@ class Replies:
                 for refusal in self.with_refusals(ticket.error, [reply], [count]):
                     self.reply(refusal)
             return
-        entries = self._entries
+        entries = self.pending
         if entries is None:
-            entries = self._entries = deque()
+            entries = self.pending = deque()
         last = entries[-1] if entries else None
         if type(last) is _Pending and last.ticket is ticket:
             last.parts.append(reply)
@@ -231,17 +226,17 @@ class Replies:
         answer may be written in parts.
         """
         held = ReplySlot(self, on_turn)
-        if self._entries is None:
-            self._entries = deque()
-        self._entries.append(held)
+        if self.pending is None:
+            self.pending = deque()
+        self.pending.append(held)
         self._check_full()
-        if self._entries[0] is held:
+        if self.pending[0] is held:
             self._advance()
         return held
 
     def when_empty(self, callback: Callable[[], None]) -> None:
         """Call once when nothing is pending, which may be now."""
-        if not self._entries:
+        if not self.pending:
             callback()
         elif self._when_empty is None:
             self._when_empty = [callback]
@@ -252,7 +247,7 @@ class Replies:
         """The connection is gone: forget everything, release files, ignore what is resolved later."""
         self._dropped = True
         self._owner = _NOBODY
-        entries, self._entries = self._entries, None
+        entries, self.pending = self.pending, None
         self._when_empty = None
         self.pending_bytes = 0
         for entry in entries or ():
@@ -294,15 +289,15 @@ class Replies:
     def _check_full(self) -> None:
         if self.pending_bytes > self._told_bytes + TOLD_BYTES:
             self._tell()
-        if self.full or self._entries is None:
+        if self.full or self.pending is None:
             return
-        if self.pending_bytes > PENDING_BYTES_MAX or len(self._entries) > PENDING_ENTRIES_MAX:
+        if self.pending_bytes > PENDING_BYTES_MAX or len(self.pending) > PENDING_ENTRIES_MAX:
             self.full = True
             self._owner.replies_full(True)
 
     def _advance(self) -> None:
         """Write what is ready at the front."""
-        entries = self._entries
+        entries = self.pending
         if not entries or self._advancing:  # the loop below also writes what `on_turn` resolves
             return
         self._advancing = True
@@ -349,7 +344,7 @@ class Replies:
         if self.full and few:
             self.full = False
             self._owner.replies_full(False)
-        while self._when_empty and not self._entries:
+        while self._when_empty and not self.pending:
             callbacks, self._when_empty = self._when_empty, None
             for callback in callbacks:
                 callback()

@@ -46,12 +46,12 @@ from dmp.amqp.wire import (
 from dmp.exchanges import REPLY_TO
 from dmp.memory import BudgetedCache
 from dmp.message import Head, Message
-from dmp.pacing import STOP_MEMORY
+from dmp.pacing import STOP_MEMORY, STOP_WORK, stop_until
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from shared.access import READ
 from shared.net.session import SessionBase
-from shared.turns import Turn
+from shared.turns import ITEMS, Turn, batched, taken_out
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -322,8 +322,6 @@ class AmqpChannels:
             if multiple & 1:
                 self.settle(channel, channel.take_unacked(tag, True))
                 unacked = channel.unacked
-                if self.session.stopped:
-                    return at
                 continue
             found = unacked.pop(tag, None)
             if found is None:
@@ -354,42 +352,71 @@ class AmqpChannels:
     def settle_now(self) -> None:
         """Tell the queues, and have them dispatch: first those whose consumers wait for room that they
         share."""
-        if not (self._roomy or self._settled):
-            return
-        queues = {reader.queue: None for channel in self._roomy for reader in channel.consumers.values()}
-        self._roomy.clear()
-        settled, self._settled = self._settled, {}
-        for queue, messages in settled.items():
-            queue.settle(messages)
-        for queue in queues | dict.fromkeys(settled):
-            if not queue.deleted:
+        if self._roomy or self._settled:
+            queues = {reader.queue: None for channel in self._roomy for reader in channel.consumers.values()}
+            self._roomy.clear()
+            settled, self._settled = self._settled, {}
+            self._in_turns(_settled(settled, queues))
+
+    def give_back(self, channel: Channel, deliveries: Iterable[Delivery], *, requeue: bool) -> None:
+        """Requeue deliveries, or reject them. Their queues deliver nothing until all are back, so that they
+        keep their order."""
+        left = deque(deliveries)
+        self._in_turns(self._each_back(channel, left, _stopped(left), requeue=requeue))
+
+    def _each_back(
+        self, channel: Channel | None, left: deque[Delivery], queues: dict[Queue, None], *, requeue: bool
+    ) -> Iterator[None]:
+        # The newest return first: each finds its place at the front.
+        take, give = (left.pop, Queue.requeue) if requeue else (left.popleft, Queue.reject)
+        for batch in taken_out(take, left):
+            for queue, messages in by_queue(batch).items():
+                try:
+                    give(queue, messages)
+                except Exception as error:  # the other queues still get what is theirs
+                    self.broker.report_crash(error)
+            yield
+        # Others of the channel's consumers may have room now, and have waited longer.
+        readers = () if channel is None else channel.consumers.values()
+        for queue in dict.fromkeys([reader.queue for reader in readers]) | queues:
+            if queue in queues:
+                queue.all_returned()
+            elif not queue.deleted:
                 queue.dispatch()
+            yield
 
-    def deliver_again(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
-        """Deliver again to the consumers that had the messages, or return them where a consumer has ended."""
-        again: dict[Consumer, list[Message]] = {}
-        back: list[Delivery] = []
-        for delivery in deliveries:
-            holder, _, message = delivery
-            if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                message.redelivered = True
-                again.setdefault(holder, []).append(message)
-            else:
-                back.append(delivery)
-        for consumer, messages in again.items():
-            consumer.deliver(messages)
-        self.give_back(channel, back, Queue.requeue)
+    def deliver_again(self, channel: Channel) -> None:
+        """Deliver all that is unacknowledged again to the consumers that had it, the oldest first, or return
+        it where a consumer has ended. Until then the queues deliver nothing else."""
+        queues = _stopped(channel.unacked.values())
+        self._in_turns(self._each_again(channel, queues))
 
-    def give_back(
-        self, channel: Channel, deliveries: Iterable[Delivery], give: Callable[[Queue, list[Message]], None]
-    ) -> None:
-        """Requeue deliveries, or reject them."""
-        queues = by_queue(deliveries)
-        for queue, messages in queues.items():
-            give(queue, messages)
-        channel.dispatch()  # others of its consumers may have room now, and have waited longer
-        for queue in queues:
-            queue.dispatch_returned()
+    def _each_again(self, channel: Channel, queues: dict[Queue, None]) -> Iterator[None]:
+        back: deque[Delivery] = deque()
+        for tags in batched(tuple(channel.unacked)):
+            again: dict[Consumer, list[Message]] = {}
+            # Where the channel has ended meanwhile, all that it had is on its way to the queues.
+            for delivery in [channel.unacked.pop(tag) for tag in tags if tag in channel.unacked]:
+                holder, _, message = delivery
+                holder.unacked -= 1
+                if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
+                    message.redelivered = True
+                    again.setdefault(holder, []).append(message)
+                else:
+                    back.append(delivery)
+            for consumer, messages in again.items():
+                consumer.deliver(messages)
+            yield
+        channel.crowded = False
+        yield from self._each_back(channel, back, queues, requeue=True)
+
+    def _in_turns(self, steps: Iterator[None]) -> None:
+        """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
+        input waits for it."""
+        for _ in steps:
+            if self.turn.over_now() and not self.broker.draining:
+                stop_until(self.session, STOP_WORK, lambda go_on: self.broker.work.add(_then(steps, go_on)))
+                return
 
     # -- channels that end
 
@@ -409,16 +436,13 @@ class AmqpChannels:
             channel.fall_silent()
 
     def release(self, channels: Sequence[Channel]) -> None:
-        """Give back all that these channels have: messages, then consumers.
-
-        A queue dispatches nothing until all its messages are back, so that they keep their order.
-        """
+        """Give back all that these channels have: consumers at once, messages in turns."""
         self.settle_now()
         self.publishing.forget()
         broker = self.broker
         broker.counts.channels -= len(channels)
         broker.accounts.connections.give(len(channels) * CHANNEL_BYTES, self.session.user)
-        unacked: list[Delivery] = []
+        unacked: deque[Delivery] = deque()
         consumers: dict[Queue, list[Consumer]] = {}
         for channel in channels:
             channel.end()
@@ -428,15 +452,44 @@ class AmqpChannels:
             channel.consumers.clear()
             unacked += channel.unacked.values()
             channel.unacked = {}
-        queues = by_queue(unacked)
-        for queue, messages in queues.items():
-            queue.requeue(messages)
+        queues = _stopped(unacked)
         for queue, ended in consumers.items():
             if not queue.deleted:
                 queue.remove_consumers(*ended)
                 broker.topology.consumer_left(queue)
-        for queue in queues:
-            queue.dispatch_returned()
+        self._in_turns(self._each_back(None, unacked, queues, requeue=True))
+
+
+def _stopped(deliveries: Iterable[Delivery]) -> dict[Queue, None]:
+    """The queues of deliveries. Each delivers nothing until it is told that all are back."""
+    queues = dict.fromkeys([queue for _, queue, _ in deliveries])
+    for queue in queues:
+        queue.await_returns()
+    return queues
+
+
+def _settled(messages_of: dict[Queue, list[Message]], roomy: dict[Queue, None]) -> Iterator[None]:
+    """Tell queues what is acknowledged; then they dispatch, those that are `roomy` first."""
+    for queue, messages in messages_of.items():
+        if len(messages) <= ITEMS:
+            queue.settle(messages)
+            continue
+        messages.reverse()
+        for batch in taken_out(messages.pop, messages):
+            queue.settle(batch)
+            yield
+    for queue in roomy | dict.fromkeys(messages_of):
+        if not queue.deleted:
+            queue.dispatch()
+        yield
+
+
+def _then(steps: Iterator[None], call: Callable[[], None]) -> Iterator[None]:
+    """The steps; then the call."""
+    try:
+        yield from steps
+    finally:
+        call()
 
 
 def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
@@ -600,8 +653,10 @@ class Channel:
             raise _unknown(tag)
         if not multiple:
             return {tag: unacked.pop(tag)}
-        tags = list(takewhile(tag.__ge__, unacked)) if tag else list(unacked)
-        return {number: unacked.pop(number) for number in tags}
+        if not tag or tag == next(reversed(unacked)):
+            self.unacked = {}
+            return unacked
+        return {number: unacked.pop(number) for number in list(takewhile(tag.__ge__, unacked))}
 
     def served(self, consumer: Consumer) -> None:
         """It was given something: where its channel or connection has no more room, others are next."""

@@ -443,8 +443,7 @@ def nack(channel: Channel, method: commands.Basic.Nack | commands.Basic.Reject) 
         outcome = Outcome.REQUEUED if method.requeue else Outcome.REJECTED
         channel.transaction.settle(outcome, tag, multiple)
     else:
-        give = Queue.requeue if method.requeue else Queue.reject
-        channel.mux.give_back(channel, channel.take_unacked(tag, multiple), give)
+        channel.mux.give_back(channel, channel.take_unacked(tag, multiple), requeue=method.requeue)
 
 
 def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Reject) -> int:
@@ -457,9 +456,7 @@ def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.Re
     """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
-    deliveries = channel.take_unacked(0, True)
     if method.requeue:
-        channel.mux.give_back(channel, deliveries, Queue.requeue)
+        channel.mux.give_back(channel, channel.take_unacked(0, True), requeue=True)
     else:
-        channel.mux.deliver_again(channel, deliveries)
-        channel.dispatch()
+        channel.mux.deliver_again(channel)

@@ -30,7 +30,7 @@ from dmp.amqp.states import TRANSITIONS, ChannelEvent, ChannelState, Event, Stat
 from dmp.amqp.wire import ACK, FRAME_END, FRAME_HEAD, FRAME_OVERHEAD, METHOD, PUBLISH, encode
 from dmp.data_types import check_table, read_field
 from dmp.memory import check
-from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, stop_until
+from dmp.pacing import OWN_STOP_WORDS, STOP_MEMORY, STOP_READY, STOP_WORK, stop_until
 from dmp.refusals import Code, Refusal, refused_by_store, said_of, shown
 from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
@@ -214,6 +214,10 @@ class AmqpSession(SessionBase):
                 break
             mux.at = stop + 1
             mux.end_turn_in_time(1 if kind != METHOD else ITEMS)
+            if kind == METHOD and not payload.startswith(PUBLISH):
+                mux.settle_now()
+                if self.stopped & STOP_WORK:
+                    break
             try:
                 self._frame(kind, number, payload)
             except NotYet as wait:
@@ -263,7 +267,6 @@ class AmqpSession(SessionBase):
             channel.content = Content(*wire.publish_untrusted(payload))
             channel.step(ChannelEvent.PUBLISH)
             return
-        mux = self.mux
         method = wire.decode_untrusted(payload)
         handler = HANDLERS.get(type(method))
         if handler is None:
@@ -278,7 +281,6 @@ class AmqpSession(SessionBase):
             return
         if channel.state is not ChannelState.OPEN:
             raise Refusal(Code.UNEXPECTED_FRAME, f"{method.name} while {channel.state.value}")
-        mux.settle_now()
         try:
             handler(channel, method)
         except StoreError as error:

@@ -1,6 +1,7 @@
 """What the protocols' commands share: messages to send, messages to show, and the end of a lost server."""
 
 import errno
+import math
 import os
 import select
 import sys
@@ -14,7 +15,7 @@ import trio
 from shared.cli.progress import Update, counting
 from shared.client.dial import Disconnected
 from shared.client.nursery import open_nursery
-from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, UsageError
+from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, NoneInTime, UsageError
 
 READ_BYTES = 256 * 1024
 TOLD_SECONDS = 1.0
@@ -94,6 +95,17 @@ class Remaining:
             messages = messages[: self.count]
             self.count -= len(messages)
         return messages
+
+    async def within(self, seconds: float | None, arriving: Awaitable[Sequence[T]]) -> Sequence[T]:
+        """As `of`, for messages that are still to come; none if that takes longer than `seconds`.
+
+        Raises NoneInTime if a limit says that more are wanted.
+        """
+        with trio.move_on_after(math.inf if seconds is None else seconds):
+            return self.of(await arriving)
+        if self.count is not None:
+            raise NoneInTime(f"no message came in time; {self.count} more were asked for")
+        return ()
 
 
 def warn(text: str) -> None:

@@ -35,6 +35,11 @@ def at_least_one(_: type, number: int | None) -> None:
         raise ValueError("1 at least")
 
 
+def _above_zero(_: type, seconds: float | None) -> None:
+    if seconds is not None and not seconds > 0:
+        raise ValueError("more than 0 seconds")
+
+
 def _a_port(_: type, number: int | None) -> None:
     if number is not None and not 1 <= number <= 65535:
         raise ValueError("a port is 1 to 65535")
@@ -50,6 +55,14 @@ Port = Annotated[int | None, Parameter(name=("--port", "-p"), help="Its port.", 
 """The port of a server to connect to."""
 Max = Annotated[
     int | None, Parameter(name=("--max", "-n"), help="Stop after so many messages.", validator=at_least_one)
+]
+Timeout = Annotated[
+    float | None,
+    Parameter(
+        name="--timeout",
+        help="End once no message came for so many seconds; the exit code is 75 if --max asks for more.",
+        validator=_above_zero,
+    ),
 ]
 Words = Annotated[
     str, Parameter(name="MESSAGES", help="Messages; without any, each line of standard input is one.")

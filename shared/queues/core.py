@@ -173,22 +173,11 @@ class RunQueue(QueueBase):
     def load(self, bodies: Sequence[bytes], first: int, size: int, head: Any = None) -> None:
         """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
         self.ready.add(head, bodies, first)
-        self.charge(size + MESSAGE_BYTES * len(bodies))
+        size += MESSAGE_BYTES * len(bodies)
+        self.loaded_bytes += size
+        self.memory.loaded_bytes += size
 
     # -- out
-
-    def take_requeued(self, most: int) -> Run:
-        """Take messages that were requeued, to be held."""
-        run = self.ready.take_requeued(most)
-        self.hold(run)
-        return run
-
-    def take_row(self, most: int) -> Run:
-        """Take messages off the front of the row, to be held."""
-        run = self.ready.take_row(most)
-        self.head += len(run.bodies)
-        self.hold(run)
-        return run
 
     def hold(self, run: Run) -> None:
         """Messages that waited in memory are held from now on."""

@@ -348,18 +348,6 @@ def test_an_answer_that_comes_before_all_was_asked_is_heard(near_path: Path) -> 
     assert refused.value.code == ExitCode.FAILED
 
 
-@pytest.mark.parametrize(
-    "said", [b"what?\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", b""], ids=len
-)
-def test_an_answer_that_is_none_is_one_line(near_path: Path, said: bytes) -> None:
-    with (
-        a_server_that_says(said, near_path, heard_bytes=1000),
-        pytest.raises(Failure, match="went away before it answered") as refused,
-    ):
-        control.request(near_path, "GET", "/status")
-    assert refused.value.code == ExitCode.UNAVAILABLE
-
-
 def test_only_what_asks_has_a_time_to_be_answered_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float | None] = []
 
@@ -388,25 +376,3 @@ def test_the_socket_is_its_owners_by_either_way_to_say_so(
     monkeypatch.setattr(control.os, left_out, lambda *_: None)
     with closing(control.listen(near_path)):
         assert stat.S_IMODE((near_path / control.NAME).stat().st_mode) == 0o600
-
-
-def test_a_name_of_just_the_length_that_fits_is_used_as_it_is(tmp_path: Path) -> None:
-    room = control.PATH_BYTES_MAX - len(f"/{control.NAME}")
-    folder = Path("/" + "x" * (room - 1))
-    with control.address_of(folder) as address:
-        assert address == f"{folder}/{control.NAME}"
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    before = os.listdir("/proc/self/fd")
-    with control.address_of(folder) as address:
-        assert len(address) < control.PATH_BYTES_MAX
-    assert os.listdir("/proc/self/fd") == before
-    with pytest.raises(OSError, match="x" * room), control.address_of(Path("/" + "x" * room)):
-        pass  # it is not there, and so has no short name
-
-
-def test_a_socket_that_cannot_be_bound_is_not_left_open(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(OSError, match="No such file"):
-        control.listen(tmp_path / "nowhere")
-    assert os.listdir("/proc/self/fd") == before

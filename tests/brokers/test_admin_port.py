@@ -4,7 +4,6 @@ import base64
 import errno
 import json
 import os
-import socket
 import stat
 from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -21,7 +20,7 @@ from brokers.admin import api, application, definitions
 from brokers.admin import gate as admin_gate
 from brokers.admin import port as admin_port
 from brokers.admin.gate import HEADERS, TOKEN_USER, Gate, token_of
-from brokers.admin.port import AdminPort, TurnPace, listen
+from brokers.admin.port import AdminPort, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
 from shared.net.strangers import Strangers
@@ -391,25 +390,6 @@ async def test_connections_that_send_nothing_keep_no_administrator_out(
             await stream.aclose()
 
 
-async def test_turns_are_apart_but_for_those_given_back(autojump_clock: trio.testing.MockClock) -> None:
-    pace = TurnPace(0.05, 16)
-    for _ in range(100):
-        await pace.turn()
-        pace.give_back()
-    assert trio.current_time() == 0
-    for _ in range(36):
-        await pace.turn()
-    assert trio.current_time() == pytest.approx(0.95)
-
-
-async def test_connections_that_log_in_are_accepted_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
-    async with admin_port_at() as port:
-        with trio.fail_after(30):
-            for _ in range(3 * admin_port.FEW):
-                assert (await port.ask("/status", {"Connection": "close", **BEARER})).status == 200
-
-
 async def test_a_connection_that_its_client_closes_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
     async with admin_port_at() as port:
@@ -422,20 +402,6 @@ async def test_a_connection_that_its_client_closes_keeps_no_place(monkeypatch: p
                         data += await stream.receive_some()
                     assert parsed(bytes(data)).status == 200
                     await trio.testing.wait_all_tasks_blocked(0.005)  # the server waits for another request
-
-
-async def test_an_end_that_comes_while_a_login_is_looked_at_waits_for_no_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000)
-    monkeypatch.setattr(admin_port, "CONNECTIONS_MAX", 8)
-    async with admin_port_at() as port:
-        with trio.fail_after(10):  # a place that is kept is free again after 5 s
-            for _ in range(3 * admin_port.FEW):
-                async with await port.connect() as stream:
-                    await stream.send_all(port.head("GET /status", LOGIN))
-                    await stream.send_eof()
-                    assert (await heard(stream)).status == 200
 
 
 async def test_an_answer_that_is_under_way_comes_whole_to_a_client_that_closes_its_side(port: Port) -> None:
@@ -546,28 +512,6 @@ def test_a_full_disk_leaves_nothing_of_a_token(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match="injected"):
         token_of(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_listening_sockets_are_of_every_address() -> None:
-    sockets = listen("localhost", 0)
-    assert len({sock.getsockname()[1] for sock in sockets}) == 1
-    for sock in sockets:
-        assert sock.family in (socket.AF_INET, socket.AF_INET6)
-        sock.close()
-
-
-async def test_who_asks_whether_the_server_is_alive_waits_for_no_other_stranger(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admin_port, "FEW", 1)
-    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000.0)
-    async with admin_port_at() as port, trio.open_nursery() as nursery:
-        for _ in range(6):
-            nursery.start_soon(port.ask, "/status")
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        with trio.fail_after(5):
-            assert (await port.ask("/livez")).body == b"ok\n"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_connection_without_a_login_has_one_answer_and_one_with_a_login_has_more() -> None:

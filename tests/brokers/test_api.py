@@ -4,12 +4,11 @@ import gc
 import http.client
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes, urlsplit
 
-import attrs
 import pytest
 import trio
 from starlette.exceptions import HTTPException
@@ -448,37 +447,6 @@ async def test_a_selection_says_how_many_there_are_and_begins_anywhere() -> None
     assert (first.items[0]["protocol"], first.items[0]["name"]) == ("b", "q000799")
 
 
-async def test_columns_that_are_read_alone_give_the_same_lists_as_rows() -> None:
-    """Those without a value come last, those that are gone nowhere, and what is narrowed is in order."""
-
-    def row(n: int) -> Mapping[str, Any] | None:
-        return None if n == 7 else {"name": f"q{n:04}", "held": n % 3 or None, "bytes": n * 7919 % 1500}
-
-    def value(column: str) -> Callable[[int], Any]:
-        return lambda n: (row(n) or {"name": "q0007"}).get(column)
-
-    items = list(reversed(range(1500)))
-    plain = Objects(QUEUES, lambda: items, lambda n: f"q{n:04}", lambda parts: None, row)
-    alone = attrs.evolve(plain, values={name: value(name) for name in ("name", "held", "bytes")})
-    for query in (
-        {"sort": "held"},
-        {"sort": "-held"},
-        {"sort": "-bytes"},
-        {"match": "q1"},
-        {"after": "a/q00"},
-    ):
-        found = [await listing.listed(QUEUES, [("a", each)], query) for each in (plain, alone)]
-        assert found[0] == found[1]
-    wanted = attrs.evolve(listing.ListQuery(filters={"held": "2"}), descending=True)
-    for each in (plain, alone):
-        narrowed = await listing.selected(QUEUES, [("a", each)], wanted, 400, 200)
-        assert [row["name"] for row in narrowed.items] == [f"q{n:04}" for n in range(299, 0, -3)]
-        assert narrowed.total == 500
-    last = await listing.selected(QUEUES, [("a", alone)], listing.ListQuery(sort="held"), 999, 600)
-    assert [row["held"] for row in last.items] == 500 * [None]
-    assert "q0007" not in {row["name"] for row in last.items}
-
-
 async def test_a_list_of_50_000_leaves_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the processor's time: others may have the processor meanwhile."""
     monkeypatch.setattr(CLOCK, "now", time.perf_counter)
@@ -506,10 +474,3 @@ async def test_a_list_of_50_000_leaves_others_their_turn(monkeypatch: pytest.Mon
         nursery.cancel_scope.cancel()
     assert len(page["items"]) == 999
     assert longest < 0.1, "some 20 ms of the processor"
-
-
-def test_the_names_of_a_kind_are_its_first_columns(tmp_path: Path) -> None:
-    for kind in KINDS.values():
-        names = [column.name for column in kind.columns]
-        assert set(kind.parts) <= set(names)
-        assert set(kind.filters) <= set(names)

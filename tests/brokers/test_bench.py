@@ -3,14 +3,11 @@
 import json
 import os
 import random
-import select
 import socket
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import product
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
@@ -19,9 +16,9 @@ from typing import Any
 import pytest
 
 from brokers.bench import adapter, cli, dms, kqmsgq, load, pubsub, servers
-from brokers.bench.adapter import Adapter, Point
+from brokers.bench.adapter import Point
 from brokers.bench.cli import MODES, adapter_of
-from brokers.bench.load import Consumer, FanOut, Producer, Talk
+from brokers.bench.load import Consumer, FanOut, Talk
 from brokers.commands.render import Following
 from brokers.errors import ExitCode, Failure
 from dmp import wire as dmp_wire
@@ -32,7 +29,6 @@ from pubsub import wire as pubsub_wire
 from shared.client.login import NOBODY
 from tests.bench import compare, peers, sweep
 from tests.bench.bare import FLOORS
-from tests.bench.datagrams import flood
 from tests.support import forked
 from tests.support.server import SMALL_JOURNAL, Process, Server
 
@@ -136,21 +132,6 @@ def test_what_cannot_be_loaded_is_refused(protocol: cli.Protocol, wrong: dict[st
 # -- requests and their answers
 
 
-def test_answers_of_several_lines_are_counted_as_they_end() -> None:
-    answers = load.lines(2)
-    assert [answers(data) for data in (b"$1", b"5\r\n12", b"-3\r\n$2\r\n", b"x\r\n")] == [0, 0, 1, 1]
-
-
-def test_round_trips_are_taken_oldest_first() -> None:
-    trips = load.histogram()
-    sent = deque([(2, 1_000_000), (3, 5_000_000)])
-    load.record_trips(trips, sent, 3, 10_000_000)
-    assert list(sent) == [(2, 5_000_000)]
-    assert trips.get_total_count() == 3
-    assert abs(trips.get_max_value() - 9000) < 20
-    assert abs(trips.get_min_value() - 5000) < 20
-
-
 def dms_answers(number: int, body: bytes) -> bytes:
     frames = [dms_wire.pack(Type.HANDSHAKE_ACK, 0, b"server")]
     for each in range(number):
@@ -190,24 +171,6 @@ def test_answers_are_counted_wherever_they_are_cut(
             count += found
             data = data[cut:]
         assert count == 7
-
-
-def test_what_is_delivered_is_acknowledged_along_with_the_next() -> None:
-    talk = dms.dms_talk(5, 2)
-    first, _ = dms_wire.decode(talk.greeting + talk.requests(2))
-    assert [frame[0] for frame in first] == [Type.HANDSHAKE] + [Type.PRODUCE] * 2 + [Type.CONSUME] * 2
-    assert talk.answers(dms_wire.pack(Type.DELIVER, 0x80000007, b"xxxxx")) == 1
-    second, _ = dms_wire.decode(talk.requests(1))
-    assert [(frame[0], frame[3]) for frame in second] == [
-        (Type.ACK, 0x80000007),
-        (Type.PRODUCE, 1),
-        (Type.CONSUME, 2),
-    ]
-
-
-def test_a_refusal_is_told() -> None:
-    with pytest.raises(Failure, match="full"):
-        dms.dms_talk(5, 2).answers(dms_wire.pack(Type.ERROR, 1, b"the queue is full", 1))
 
 
 # -- messages that are handed on
@@ -299,40 +262,6 @@ def test_no_more_than_a_window_is_on_its_way_and_every_delivery_is_counted() -> 
     assert 0 < measured.rate * 0.05 <= 2 * passed / len(message)
 
 
-def test_each_message_of_a_publisher_is_a_datagram() -> None:
-    point = Point(50, 16, 1, 64)
-    fan = pubsub.fan_out_of(point)
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock,
-        select.epoll() as poll,
-    ):
-        server.bind(("127.0.0.1", 0))
-        sock.connect(server.getsockname())
-        poll.register(sock, 0)
-        producer = Producer(sock, fan)
-        producer.take(point.names, 7)
-        producer.write(poll)
-        assert not producer.unsent
-        topics = [server.recv(2000)[:50].rstrip(b"\0") for _ in range(point.names)]
-    assert topics == pubsub.topics_of(point)
-
-
-def test_a_flood_says_what_it_sent() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.setblocking(False)
-        with flood(sock.getsockname(), b"x", rate=1000, seconds=0.1) as sent:
-            told = sent()
-        received = 0
-        with suppress(BlockingIOError):
-            while sock.recv(2):
-                received += 1
-    assert received == told.datagrams
-    assert 0 < told.datagrams <= 1000 * told.seconds
-    assert told.seconds >= 0.1
-
-
 NAMES = [b"%03d\n" % number for number in range(20)]
 
 
@@ -362,27 +291,6 @@ def test_the_clock_starts_when_each_name_was_written_once() -> None:
             lambda point, client: Talk(load.repeated(NAMES), load.lines(), point.window)
         )
         asked(server.getsockname(), Point(4, len(NAMES), 1, 2), 0.05)
-        thread.join()
-    assert seen == {name[:3] for name in NAMES}
-
-
-@pytest.mark.usefixtures("_short")
-def test_the_clock_starts_when_a_message_of_each_name_was_delivered() -> None:
-    seen: set[bytes] = set()
-    fan = FanOut(
-        lambda queue, stamp: NAMES[queue][:3] + stamp + b"\n",
-        delivered_bytes=24,
-        stamp_at=21,
-        queues=len(NAMES),
-    )
-    with ExitStack() as stack:
-        outward, taken, given, inward = (
-            stack.enter_context(each) for _ in range(2) for each in socket.socketpair()
-        )
-        thread = threading.Thread(target=slow_at_first, args=(taken, given, seen))
-        thread.start()
-        load.pass_on(fan, [outward], [inward], 4, 0.05)
-        outward.close()
         thread.join()
     assert seen == {name[:3] for name in NAMES}
 
@@ -422,18 +330,6 @@ def test_a_point_is_measured_beside_a_bare_loop_and_every_peer_that_is_installed
         assert (row["ratio"] is None) == (row["baseline"] == "-")
 
 
-def test_a_round_that_failed_says_why(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> load.Measured:
-        raise Failure("the queue is full")
-
-    monkeypatch.setattr(sweep, "brokers_server", lambda *_: peers.same_server)
-    slow: Any = Adapter("slow", "mode", refused)
-    assert sweep.rounds_at(slow, {}, Point(16, 1, 1, 1), 0.02, 1) == {"slow": [None]}
-    assert capsys.readouterr().err == "a round of slow failed and does not count: the queue is full\n"
-
-
 PRODUCE = adapter_of("logmq", "produce")
 FAST, SLOW = (load.Measured(rate, 1e6 / rate, 2e6 / rate) for rate in (300.0, 100.0))
 
@@ -453,44 +349,6 @@ def test_a_row_is_the_middle_round_beside_each_peer_that_managed_one() -> None:
     assert redis["floor_ratio"] == other["floor_ratio"] == 1, "beside each peer"
     (alone,) = sweep.beside_peers(PRODUCE, point, {"logmq": [None]})
     assert (alone["baseline"], alone["messages_per_second"], alone["ratio"]) == ("-", 0, None)
-
-
-def test_clients_share_names_evenly_and_no_more_is_on_its_way_than_is_safe() -> None:
-    many = Point(16, 7, 3, 1)
-    assert [len(many.names_of(client)) for client in range(3)] == [3, 2, 2]
-    said = sorted(name for client in range(3) for name in many.names_of(client))
-    assert said == [*many.name_list(), b"bench-006"]
-    few = Point(16, 2, 5, 1)
-    assert [few.names_of(client) for client in range(5)] == [[b"bench-%03d" % (n % 2)] for n in range(5)]
-    points = PRODUCE.points((16, 65536), (1,), (1, 1000), 10_000)
-    assert [point.window for point in points] == [10_000, 262, 64, 1]
-
-
-def test_the_picture_has_a_panel_for_each_size_and_peer() -> None:
-    pytest.importorskip("matplotlib")
-    from tests.bench import picture
-
-    found = {"logmq": [FAST], "redis": [SLOW], "other": [None]}
-    rows = [
-        row
-        for size, names, clients in product((16, 300), (1, 3), (2, 5))
-        for row in sweep.beside_peers(PRODUCE, Point(size, names, clients, 1), found)
-    ]
-    figure = picture.figure_of(rows)
-    first, _ = figure.axes
-    assert [axes.get_title() for axes in figure.axes] == ["messages of 16 B", "messages of 300 B"]
-    assert first.get_ylabel().split("\n") == ["logmq", "produce", "beside", "redis"], (
-        "the other was not there"
-    )
-    assert first.get_xlabel() == "clients"
-    assert [text.get_text() for text in first.texts] == ["3"] * 4
-    assert [bar.get_y() for bar in first.patches] == [1] * 4, "bars stand on the peer's line"
-    (legend,) = figure.legends
-    said = [text.get_text() for text in legend.get_texts()]
-    assert said == ["names: 1", "names: 3", "the other server (1)", "a bare loop of system calls, no broker"]
-    assert picture.draw(rows).startswith(b"\x89PNG")
-    alone = [{**row, "ratio": None} for row in rows]
-    assert not any(axes.texts for axes in picture.figure_of(alone).axes), "a point that failed has no number"
 
 
 # -- two environments
@@ -525,13 +383,6 @@ def test_a_change_counts_when_it_is_larger_than_what_the_rounds_differ_by() -> N
     median = compared(still, better)["median_us"][1]
     assert median["beyond_noise"]
     assert -37 < median["change_percent"] < -30, "shorter is less"
-
-
-def test_rounds_that_agree_by_chance_are_held_to_the_usual_noise() -> None:
-    noisy = rounds_of(100, 140, 70, 120, 90), rounds_of(120, 80, 100, 130, 95)
-    agreeing = rounds_of(*[100] * 5), rounds_of(*[103] * 5)
-    assert compared(agreeing)["rate"][0]["beyond_noise"]
-    assert not compared(noisy, agreeing, noisy)["rate"][1]["beyond_noise"]
 
 
 def test_a_single_round_and_rounds_that_failed_change_nothing() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from trio.testing import MockClock
 
 from brokers.__main__ import buffer_standard_output
 from brokers.commands.catalog import REMOVED
-from brokers.commands.cli import finish, root, run, stream
+from brokers.commands.cli import root, run, stream
 from brokers.commands.render import Output
 from brokers.errors import ExitCode
-from shared.client.nursery import open_nursery
 from shared.errors import BrokerError
 from shared.plugin import ApiRequest
 from tests.support.installed import install, plugin
@@ -351,18 +350,6 @@ def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same(unbuffered: s
         assert process.wait(30) == ExitCode.USAGE
 
 
-def test_a_terminal_without_a_size_and_without_utf_8_is_no_traceback(tmp_path: Path) -> None:
-    environment = os.environ | {"COLUMNS": "0", "PYTHONIOENCODING": "ascii", "BROKERS_SERVE_DATA_DIR": "ż"}
-    command = [sys.executable, "-m", "brokers"]
-    shown = subprocess.run([*command, "--help"], env=environment, capture_output=True, timeout=30)
-    assert (shown.returncode, shown.stderr) == (0, b"")
-    shown = subprocess.run(
-        [*command, "config", "show", "--json"], env=environment, capture_output=True, timeout=30
-    )
-    values = {row["setting"]: row["value"] for row in map(json.loads, shown.stdout.splitlines())}
-    assert values["serve.data_dir"] == "ż"
-
-
 def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -393,27 +380,6 @@ def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.Mon
         with pytest.raises(BaseExceptionGroup) as ended:
             trio.run(stream, rows(), Output(stdout), clock=MockClock(autojump_threshold=0))
     assert ended.group_contains(BrokenPipeError)
-
-
-def test_a_verb_with_tasks_of_its_own_ends_as_any_other_when_its_reader_has_left() -> None:
-    class Left(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError
-
-    closed = []
-
-    async def rows() -> AsyncGenerator[str]:
-        async with open_nursery() as nursery:  # as in every client that is a context manager
-            nursery.start_soon(trio.sleep_forever)
-            try:
-                yield "one"
-            finally:
-                closed.append(True)
-
-    with pytest.raises(BaseExceptionGroup) as ended:
-        trio.run(finish, rows(), Output(Left()))
-    assert ended.group_contains(BrokenPipeError)
-    assert closed
 
 
 @pytest.mark.parametrize("asked", ["--help", "--version", "config show"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from brokers.host import collector
-from brokers.host.collector import FEW, LONG_SECONDS, WHOLE_SECONDS, Collector
+from brokers.host.collector import FEW, LONG_SECONDS, Collector
 
 
 class FakeGc:
@@ -75,40 +75,6 @@ def test_what_a_long_collection_has_walked_is_not_walked_again(fake: FakeGc) -> 
     assert (fake.walked, fake.frozen) == (0, FEW * 2)
 
 
-def test_everything_is_walked_again_when_twice_as_much_is_set_apart_but_not_often(fake: FakeGc) -> None:
-    fake.walked = FEW
-    Collector(fake).install()
-    fake.walked = FEW * 3
-    fake.collect()
-    assert (fake.walked, fake.frozen) == (0, FEW * 4)  # it is too soon
-    fake.seconds = WHOLE_SECONDS + 1  # type: ignore[attr-defined]
-    fake.walked = FEW
-    fake.collect()
-    assert (fake.walked, fake.frozen) == (FEW * 5, 0)
-    fake.walked = FEW * 2  # the rest was garbage
-    fake.collect()
-    assert (fake.walked, fake.frozen) == (0, FEW * 2)
-    fake.walked = FEW * 3
-    fake.seconds *= 3  # type: ignore[attr-defined]
-    fake.collect()
-    assert fake.walked == 0  # twice what was alive is not there yet
-
-
-def test_what_is_set_apart_is_counted_seldom_for_that_walks_it_all(fake: FakeGc) -> None:
-    Collector(fake).install()
-    fake.counted = 0
-    for _ in range(5):
-        fake.seconds += WHOLE_SECONDS / 6  # type: ignore[attr-defined]
-        fake.walked = FEW * 2
-        fake.collect()
-        assert fake.walked == 0
-    assert fake.counted == 0
-    fake.seconds += WHOLE_SECONDS / 3  # type: ignore[attr-defined]
-    fake.walked = FEW * 2
-    fake.collect()
-    assert fake.counted == 1
-
-
 def test_nothing_is_collected_while_the_process_starts(fake: FakeGc) -> None:
     its = Collector(fake)
     its.prepare()
@@ -119,14 +85,6 @@ def test_nothing_is_collected_while_the_process_starts(fake: FakeGc) -> None:
     its.prepare()
     its.remove()  # the start has failed
     assert fake.enabled
-
-
-def test_full_collections_come_early_until_it_is_removed(fake: FakeGc) -> None:
-    its = Collector(fake)
-    its.install()
-    assert fake.thresholds == (700, 10, collector.OLD_MOST)
-    its.remove()
-    assert fake.thresholds == (700, 10, 10)
 
 
 def test_garbage_in_cycles_is_found_also_where_it_was_set_apart() -> None:

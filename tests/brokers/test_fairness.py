@@ -14,7 +14,7 @@ from structlog.stdlib import get_logger
 from structlog.testing import capture_logs
 
 from brokers.host import fairness
-from brokers.host.fairness import BEAT_SECONDS, TELL_SECONDS, TOLD_SECONDS, LoopWatch
+from brokers.host.fairness import BEAT_SECONDS, TOLD_SECONDS, LoopWatch
 
 
 def hold(seconds: float) -> None:
@@ -71,18 +71,6 @@ async def test_a_loop_that_waits_for_input_is_left_alone_and_watched_from_when_i
         await trio.sleep(BEAT_SECONDS * 2)
         nursery.cancel_scope.cancel()
     assert watch.longest_seconds > TOLD_SECONDS
-
-
-def test_what_keeps_the_loop_often_is_one_line_a_minute_with_count_and_longest() -> None:
-    """A machine that was too small filled its log with these, and the last 200 lines that a page shows."""
-    watch = LoopWatch(get_logger())
-    with capture_logs() as told:
-        for milliseconds in (150, 945, 120, 50):
-            watch.was_late(milliseconds / 1000, 0.003, "")
-            watch.tell(0.0)
-        watch.tell(TELL_SECONDS + 1)
-    assert [(line["count"], line["longest_milliseconds"]) for line in told] == [(1, 150), (2, 945)]
-    assert all("at" not in line for line in told)
 
 
 def test_the_place_is_in_our_code_and_not_in_a_library() -> None:

@@ -17,16 +17,16 @@ from structlog.testing import capture_logs
 
 from brokers.errors import ExitCode, Failure
 from brokers.host import host
-from brokers.host.host import UNUSED_SEGMENT_BYTES, Host
+from brokers.host.host import Host
 from brokers.settings.config import Config, load
 from brokers.settings.sections import AdminSettings
-from shared.budget import Account, OverBudget
+from shared.budget import Account
 from shared.errors import CorruptRecord, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Histogram, Sample
 from shared.plugin import Context, Plugin, Service
 from shared.storage.settings import StorageSettings
 from shared.storage.store import StoreStatistics
-from shared.units import KIB, MIB
+from shared.units import MIB
 from tests.support.installed import Idle, plugin, quiet_log
 
 
@@ -176,31 +176,6 @@ async def test_a_protocol_that_does_not_end_is_named_and_left_when_all_is_on_dis
     assert [line["error"] for line in errors[1:]] == (["the disk is gone"] if fails else [])
 
 
-async def test_a_protocol_whose_end_is_one_long_step_is_no_bug(
-    make_host: MakeHost, store: FakeStore, done: list[str], mock_clock: trio.testing.MockClock
-) -> None:
-    """As where the machine is suspended then: the time is up, and all have ended."""
-    told: list[Mapping[str, Any]] = []
-
-    class Slow(Idle):
-        async def run(self) -> None:
-            try:
-                await trio.sleep_forever()
-            finally:
-                mock_clock.jump(host.END_SECONDS + 1)
-
-    async def open_slow(_: Context, __: Any) -> Service:
-        return Slow()
-
-    slow = plugin("slow", open=open_slow), plugin("slower", open=open_slow)
-    it = make_host(*slow, log=quiet_log(told), leave=lambda code: done.append(f"left with {code}"))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(it.run)
-        it.stop()
-    assert done == ["store open", "store closed"]
-    assert not [line for line in told if "protocols" in line]
-
-
 async def test_a_stop_that_comes_before_it_is_ready_is_heard(
     make_host: MakeHost, store: FakeStore, done: list[str]
 ) -> None:
@@ -219,24 +194,6 @@ async def test_a_usual_admin_port_that_is_taken_costs_a_warning(make_host: MakeH
             assert (it.unready(), it.page) == (None, None)
             it.stop()
     assert any("the admin port is taken" in line["event"] for line in told)
-
-
-async def test_an_account_that_has_no_room_is_logged_once_a_minute(
-    make_host: MakeHost, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def open_greedy(context: Context, _: Any) -> Service:
-        for account in (context.budget, context.budget.account("topics", 10), context.budget):
-            with pytest.raises(OverBudget):
-                account.take(1 << 60)
-        return Quiet(done)
-
-    with capture_logs() as told:
-        it = make_host(plugin("greedy", open=open_greedy), log=get_logger())
-        async with trio.open_nursery() as nursery:
-            await nursery.start(it.run)
-            it.stop()
-    full = [line["account"] for line in told if "memory" in line["event"]]
-    assert full == ["greedy", "greedy/topics"]
 
 
 @pytest.mark.parametrize(
@@ -293,27 +250,6 @@ async def test_a_protocol_whose_logs_cannot_be_opened_says_what_to_do(
 
 def keeps(name: str, kept: bool) -> Plugin:
     return plugin(name, keeps=lambda settings: kept and settings.port == 0, unrecorded=None)
-
-
-@pytest.mark.parametrize(
-    ("plugins", "environ", "segment_bytes"),
-    [
-        ([keeps("a", False)], {}, UNUSED_SEGMENT_BYTES),
-        ([keeps("a", True)], {"BROKERS_A_PORT": "1"}, UNUSED_SEGMENT_BYTES),  # the settings tell
-        ([keeps("a", False)], {"BROKERS_STORAGE_SEGMENT_BYTES": "8KiB"}, 8 * KIB),
-        ([keeps("a", False), keeps("b", True)], {}, 64 * MIB),
-        ([keeps("a", False)], {"BROKERS_RECORD_PROTOCOLS": "a"}, 64 * MIB),
-        ([plugin("a")], {}, 64 * MIB),
-    ],
-)
-async def test_the_journal_is_small_where_nothing_is_kept(
-    plugins: list[Plugin], environ: dict[str, str], segment_bytes: int, make_host: MakeHost, store: FakeStore
-) -> None:
-    it = make_host(*plugins, environ=environ)
-    it.stop()
-    await it.run()
-    assert store.settings is not None
-    assert store.settings.segment_bytes == segment_bytes
 
 
 async def test_a_last_sync_that_fails_is_told(make_host: MakeHost, store: FakeStore) -> None:

@@ -12,22 +12,6 @@ def test_a_word_is_never_broken_but_cut_where_it_alone_is_too_long() -> None:
     assert laid.lines[1] == "n" * 30 + "  " + "x" * 37 + "…"
 
 
-def test_a_column_takes_what_others_leave() -> None:
-    laid = lay_out(
-        [Column("a", ["1"]), Column("text", ["some words in one row of six"]), Column("z", ["1"])], 30
-    )
-    assert laid.lines == ["a  text                      z", "1  some words in one row of  1", "   six"]
-    assert not laid.left_out
-
-
-def test_letters_that_take_two_columns_are_counted_as_two() -> None:
-    assert lay_out([Column("a", ["日本", "abcd"]), Column("b", ["1", "2"])], 80).lines == [
-        "a     b",
-        "日本  1",
-        "abcd  2",
-    ]
-
-
 def test_the_column_by_which_rows_are_sorted_is_left_out_after_all_others() -> None:
     columns = [Column(name, ["x" * 10]) for name in ("name", "ready", "bytes")]
     assert lay_out(columns, 22, kept="bytes").lines[0].split() == ["name", "bytes"]

@@ -17,7 +17,7 @@ from brokers.access.logins import (
 )
 from shared.access import Access, Rule, Secret, User
 from shared.net import strangers
-from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS, FLOOD_FAILURES, Strangers
+from shared.net.strangers import FAILURES_MAX, FAILURES_SECONDS, Strangers
 
 ANN = Secret(b"ann", b"right")
 
@@ -184,19 +184,6 @@ async def test_logins_that_are_looked_at_have_a_bound_and_others_are_refused_lat
     assert elsewhere == [True]
 
 
-async def test_fewer_logins_wait_of_an_address_that_has_failed_often(
-    bench: Bench, autojump_clock: MockClock
-) -> None:
-    for n in range(FAILURES_MAX):
-        await bench.answer("ann", b"guess %d" % n)
-    for n in range(WAITING_SLOW_MAX):
-        assert bench.ask("ann", b"guess %d" % n) == []
-    found = bench.ask("ann", b"right")
-    await trio.sleep(1.5 * SLOW_SECONDS)
-    assert found == [False]
-    assert b"right" not in bench.hashing.checked
-
-
 async def test_one_thread_checks_the_passwords_of_all_addresses_that_fail_often(
     bench: Bench, autojump_clock: MockClock
 ) -> None:
@@ -227,23 +214,6 @@ async def test_addresses_that_fail_often_have_little_of_a_processor_while_others
     assert trio.current_time() - began < 0.11
     await trio.sleep(4)
     assert least <= len(bench.hashing.checked) - before <= most
-
-
-@pytest.mark.parametrize(("flood", "least", "most"), [(True, 8, 12), (False, 40, 40)])
-async def test_in_a_flood_those_that_wait_from_an_address_that_fails_often_rest_too(
-    bench: Bench, autojump_clock: MockClock, flood: bool, least: int, most: int
-) -> None:
-    bench.hashing.seconds, bench.strangers.served_at = 0.05, math.inf
-    for _ in range(FLOOD_FAILURES if flood else 0):
-        bench.strangers.count_failure()
-    found = [bench.ask("ann", b"guess %d" % n) for n in range(40)]
-    await trio.sleep(0.05 * 40 + 0.1)
-    assert least <= len(bench.hashing.checked) <= most
-    began = trio.current_time()
-    assert await bench.answer("ann", b"right", "192.0.2.2")
-    assert trio.current_time() - began < 0.11
-    await trio.sleep(0.4 * 40)
-    assert found == [[False]] * 40
 
 
 async def test_addresses_whose_failures_are_kept_have_a_bound(

@@ -14,11 +14,9 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from brokers.admin import detailed, metrics
-from brokers.admin.rates import Rates
 from dms.client import connect
-from shared.metrics import Gauge, Histogram, Sample, ack_sample, counter, samples
+from shared.metrics import Histogram, ack_sample, counter
 from shared.objects import QUEUES, BadArgument, Objects
-from shared.queues.waits import NONE, TICK_SECONDS, Waits
 from tests.brokers.asking import Asking, scrape
 from tests.brokers.turns import counted_turns, end_turns_early
 from tests.support.server import Server, speak
@@ -44,34 +42,6 @@ def test_a_histogram_has_buckets_that_add_up_a_count_and_a_sum() -> None:
         ("_sum", None): pytest.approx(120.7),
     }
     assert all(each.labels["protocol"] == "a" for each in family.samples)
-
-
-@attrs.define(eq=False)
-class Sampled:
-    mark: int = NONE
-    marked_at: float = 0.0
-    tick: int = 0
-
-
-async def test_the_first_message_of_a_tick_is_timed_unless_one_still_waits(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    waits, queue = Waits(trio.current_time), Sampled()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(waits.run, trio.sleep, trio.Event)
-        await trio.testing.wait_all_tasks_blocked()
-        waits.take_sample(queue, 7)
-        assert (queue.mark, queue.tick) == (7, waits.tick)
-        await trio.sleep(3)
-        assert queue.tick < waits.tick
-        waits.take_sample(queue, 9)
-        assert queue.mark == 7
-        waits.count_sample(queue)
-        assert queue.mark == NONE
-        nursery.cancel_scope.cancel()
-    sample = waits.seconds.sample("s", "")
-    assert (sample.value, dict(sample.buckets)[5], dict(sample.buckets)[1]) == (3, 1, 0)
-    assert TICK_SECONDS < 1
 
 
 def queues_of(count: int) -> list[tuple[str, Objects]]:
@@ -125,31 +95,6 @@ async def test_a_scrape_of_50_000_queues_leaves_others_their_turn(monkeypatch: p
         text = await scraped("queues", queues_of(50_000))
     assert text.count("brokers_queue_ready{") == 49_999
     assert turns.count > 1000
-
-
-async def test_what_gauges_add_up_costs_a_scrape_a_turn_each_and_nobody_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    end_turns_early(monkeypatch)
-    read: list[tuple[object, int]] = []
-
-    def add_up(owner: object) -> int:
-        read.append((owner, turns.count))
-        return 7
-
-    gauges = [Gauge(f"all_{number}", "All.", add_up) for number in range(3)]
-
-    def found() -> list[Sample]:
-        return list(samples("x", Counted(5), gauges, "owner"))
-
-    assert Rates(found).overview()["totals"][""]["x_messages_produced"] == 5
-    assert not read
-
-    async with counted_turns() as turns:
-        text = metrics.render(await metrics.computed(found())).decode()
-    assert "brokers_x_all_2 7.0" in text
-    assert [owner for owner, _ in read] == 3 * ["owner"]
-    assert read[-1][1] > read[0][1]
 
 
 @attrs.define(eq=False)

@@ -134,26 +134,9 @@ def test_a_list_of_nothing_says_so_on_a_terminal() -> None:
         assert stream.getvalue() == ""
 
 
-def test_a_cell_with_a_newline_stays_one_row_in_a_pipe() -> None:
-    assert shown([Topic("a\nb", 1)]).splitlines()[1] == r"a\nb    1"
-
-
 def test_one_object_is_a_field_a_line() -> None:
     assert shown(Topic("orders", 5)) == "name  orders\nend   5\n"
     assert json.loads(shown(Topic("orders", 5), as_json=True)) == {"name": "orders", "end": 5}
-
-
-def test_a_small_number_does_not_read_as_none_at_all() -> None:
-    assert shown({"seconds": 0.00027017699994758004}) == "seconds  0.00027\n"
-    assert shown({"seconds": 12.5}) == "seconds  12.5\n"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.5, "0.5"), (0.1234, "0.123"), (100.0, "100"), (0.0, "0"), (-0.0004, "-0.0004"), (1e6, "1000000")],
-)
-def test_a_number_is_written_without_what_says_nothing(value: float, text: str) -> None:
-    assert shown({"value": value}) == f"value  {text}\n"
 
 
 def test_rows_may_have_columns_that_others_have_not() -> None:
@@ -173,10 +156,6 @@ def test_rows_as_they_come_are_harmless_and_in_order_with_bytes(tmp_path: Path) 
         assert (tmp_path / "out").read_bytes() == b"first then"  # and nothing waits
         Output(stream).show("a line")
         assert (tmp_path / "out").read_bytes() == b"first thena line\n"
-
-
-def test_no_rows_show_nothing() -> None:
-    assert shown([]) == shown(None) == shown([], stream=Terminal()) == ""
 
 
 def test_bytes_go_out_as_they_are() -> None:

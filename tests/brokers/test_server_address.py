@@ -1,6 +1,5 @@
 """Which running server a command asks, by socket or port, and what it says where that fails."""
 
-import json
 import socket
 import ssl
 import stat
@@ -73,22 +72,6 @@ def test_a_context_counts_where_no_flag_and_no_variable_says_otherwise(
     assert (found.url, found.user, found.password_file) == ("http://two:2", None, None), "one login, not two"
     with pytest.raises(UsageError, match="names a server already"):
         ServerAddress(context="one", url="http://three:3").client()
-
-
-def test_a_context_whose_path_has_odd_letters_leaves_the_file_readable(
-    command: Run, home: Path, tmp_path: Path
-) -> None:
-    """JSON writes an emoji as two halves, which TOML refuses: no context could be used or forgotten."""
-    odd = f'{tmp_path}/\U0001f600 "é\\ \x7f\t'
-    assert command("context", "add", "odd", "--data-dir", odd)[0] == 0
-    code, _, said = command("context", "add", "bytes", "--data-dir", f"{tmp_path}/\udcff")
-    assert (code, said) == (
-        ExitCode.USAGE,
-        "brokers: --data-dir: is not UTF-8, which a file of contexts is\n",
-    )
-    _, listed, _ = command("context", "list", "--json")
-    assert json.loads(listed)["data_dir"] == odd
-    assert command("context", "rm", "odd")[0] == 0
 
 
 def test_the_file_of_contexts_is_its_owners_alone_and_says_what_was_added(command: Run, home: Path) -> None:
@@ -270,25 +253,6 @@ def test_a_context_in_use_is_the_server_of_every_command(
     code, _, said = command(*words)
     assert code == ExitCode.UNAVAILABLE
     assert "http://127.0.0.1:1 cannot be reached" in said
-
-
-def test_what_was_made_under_a_context_is_purged_under_it_and_the_server_is_named(
-    command: Run, home: Path, tmp_path: Path
-) -> None:
-    for name in ("one", "other"):
-        (tmp_path / name).mkdir()
-    with Server(tmp_path / "one") as one, Server(tmp_path / "other") as other:
-        assert command("dms", "create", "jobs", "-D", str(other.data))[0] == ExitCode.OK
-        assert command("context", "add", "one", "--data-dir", str(one.data))[0] == ExitCode.OK
-        assert command("context", "use", "one")[0] == ExitCode.OK
-        assert command("dms", "create", "jobs")[0] == ExitCode.OK
-        assert command("dms", "produce", "jobs", "a", "b")[0] == ExitCode.OK
-        would = json.loads(command("dms", "purge", "jobs", "--dry-run", "--json")[1])
-        done = json.loads(command("dms", "purge", "jobs", "--json")[1])
-        assert would == done == {"queue": "jobs", "purged": 2, "held": 0, "server": str(one.data)}
-        deleted = json.loads(command("dms", "delete", "jobs", "--json")[1])
-        assert deleted["server"] == "{}:{}".format(*one.address("dms"))
-        assert "jobs" in command("dms", "list", "-D", str(other.data))[1]
 
 
 def test_the_server_of_the_folder_here_is_found_by_all_commands(

@@ -15,11 +15,7 @@ from brokers.settings.structure import (
     GivenValue,
     Key,
     build,
-    environment_keys,
     flatten,
-    leaves,
-    plain,
-    written,
 )
 
 
@@ -95,10 +91,6 @@ def complaint(text: str) -> str:
     return str(problems[0])
 
 
-def test_nothing_said_is_the_defaults() -> None:
-    assert from_toml("") == (Settings(), [])
-
-
 def test_every_kind_of_setting_is_read_from_a_file() -> None:
     settings, problems = from_toml(
         """
@@ -144,26 +136,6 @@ def test_every_kind_of_setting_is_read_from_words() -> None:
     )
     assert problems == []
     assert settings == Settings(1, 2.0, 1024, True, ("a", "b"), "low", Policy.DROP, Mode("none"))
-
-
-def test_a_flag_of_two_ways_has_many_words_for_each() -> None:
-    for way, words in ((True, ("1", "true", "YES", "on")), (False, ("0", "False", "no", "off"))):
-        for word in words:
-            assert from_words(quiet=word) == (Settings(quiet=way), [])
-
-
-def test_tables_that_a_class_brings_along_stay_below_what_is_said() -> None:
-    @attrs.frozen
-    class Usual:
-        topics: Mapping[str, Topic] = attrs.field(factory=lambda: {"a": Topic(), "b": Topic()})
-
-    given: dict[Key, GivenValue] = {("x", "topics", "b", "retention_bytes"): GivenValue(7, "b.toml")}
-    assert build(Usual, ("x",), given, []).topics == {"a": Topic(), "b": Topic(None, 7)}
-
-
-def test_a_list_may_be_one_text_with_commas() -> None:
-    assert from_toml("[logmq]\nnames = 'all'") == (Settings(names=("all",)), [])
-    assert from_toml("[logmq]\nnames = 'a, b'") == (Settings(names=("a", "b")), [])
 
 
 @pytest.mark.parametrize(
@@ -214,11 +186,6 @@ def test_a_bad_value_names_its_key_and_what_was_expected(line: str, says: str) -
     assert text.endswith("(b.toml)")
 
 
-def test_a_list_is_written_in_a_variable_with_commas_or_as_in_a_file() -> None:
-    for said in ("a, b", '["a", "b"]', " ['a','b']"):
-        assert from_words(names=said) == (Settings(names=("a", "b")), []), said
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -254,33 +221,6 @@ def test_words_that_are_no_table_are_a_problem_that_names_their_source(words: st
     assert "NAME=VALUE" in str(problems[0])
 
 
-def test_what_stands_for_a_table_is_one_and_holds_what_it_should() -> None:
-    assert "expected a table" in complaint("[logmq]\nlabels = 3")
-    assert "expected text" in complaint("[logmq]\nlabels = {zone = 3}")
-    _, problems = from_words(weights="one=many")
-    assert "not a number" in str(problems[0])
-
-
 def test_all_problems_are_found_at_once() -> None:
     _, problems = from_toml("[logmq]\nport = 70000\nquiet = 3\nprot = 1")
     assert [problem.key for problem in problems] == ["logmq.prot", "logmq.port", "logmq.quiet"]
-
-
-def test_variables_can_name_everything_but_tables_of_tables() -> None:
-    keys = {written(key) for key in environment_keys(SECTIONS)}
-    assert "logmq.tls.certificate" in keys
-    assert "net.certificate" in keys
-    assert not any("topics" in key for key in keys)
-
-
-def test_settings_can_be_listed_as_a_file_would_have_them() -> None:
-    settings, _ = from_toml('[logmq.topics."a.*"]\nretention_bytes = 1024')
-    listed = {
-        written(key): plain(value, field, human=True) for key, value, field in leaves(settings, ("logmq",))
-    }
-    assert listed["logmq.line_bytes_max"] == "1MiB"
-    assert listed["logmq.wait_seconds"] == "30s"
-    assert listed["logmq.policy"] == "wait"
-    assert listed["logmq.mode"] == "always"
-    assert listed['logmq.topics."a.*".retention_bytes'] == "1KiB"
-    assert listed["logmq.tls.certificate"] is None

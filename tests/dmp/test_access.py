@@ -136,38 +136,6 @@ async def test_a_secret_that_is_renewed_is_looked_at_as_in_a_login_where_one_was
     assert place.audited[-1]["user"] == "ann"
 
 
-ANNS = Users.parse("ann:secret")
-
-
-@pytest.mark.parametrize(
-    ("required", "file", "settings", "seconds"),
-    [
-        ("never", False, DmpSettings(), 30),
-        ("never", True, DmpSettings(), 30),
-        ("never", True, DmpSettings(users=ANNS), 30),
-        ("never", True, DmpSettings(login_seconds=40), 30),
-        ("always", True, DmpSettings(), 10),
-        ("always", True, DmpSettings(login_seconds=4), 4),
-        ("always", True, DmpSettings(login_seconds=40), 30),
-        ("never", False, DmpSettings(users=ANNS), 10),
-    ],
-)
-@pytest.mark.parametrize("header", [AMQP_HEADER, DMP_HEADER, b""])
-async def test_whoever_must_log_in_has_less_time_for_his_first_word(
-    required: Required, file: bool, settings: DmpSettings, seconds: int, header: bytes
-) -> None:
-    """Its first eight bytes come in the middle of it, and bring no more time."""
-    place = await Place.open(EVERYTHING, required=required, settings=settings, file=file)
-    peer = Peer(place.world)
-    peer.advance(seconds / 2)
-    peer.send(header)
-    peer.advance(seconds / 2 - 1)
-    assert not peer.connection.finished
-    peer.advance(1)
-    assert peer.connection.finished
-    assert place.world.broker.counts.too_late == 1
-
-
 async def test_a_password_that_is_checked_later_holds_the_dialog_up_and_nothing_else() -> None:
     place = await Place.open(EVERYTHING)
     answers: list[Callable[[bool], None]] = []
@@ -221,16 +189,6 @@ async def test_a_certificate_is_a_login_by_itself() -> None:
         assert place.say("", mechanism="EXTERNAL", certificate=stranger)[1] == ["Connection.Start"]
     _, names = place.say("", mechanism="EXTERNAL")
     assert names == ["Connection.Start", "Connection.Close"], "it was not offered"
-
-
-async def test_external_is_offered_to_who_showed_a_certificate() -> None:
-    place = await Place.open(EVERYTHING)
-    for certificate, mechanisms in (("", "PLAIN AMQPLAIN"), ("sensor", "PLAIN AMQPLAIN EXTERNAL")):
-        one = Peer(place.world)
-        one.connection.certificate_user = certificate
-        one.send(AMQP_HEADER)
-        ((_, start),) = one.frames()
-        assert start.mechanisms == mechanisms
 
 
 DECLARE = C.Queue.Declare(0, "q")
@@ -422,10 +380,3 @@ async def test_who_is_closed_by_an_administrator_is_told_and_shown_until_then() 
     assert b"402 BAD-LEASE" in leased(place, lease).connection.taken()
     peer.method(C.Connection.CloseOk(), 0)
     assert peer.connection.finished
-
-
-async def test_without_a_users_file_nothing_is_asked() -> None:
-    place = await Place.open(file=False)
-    place.login("\0guest\0guest")
-    (client,) = place.guard.clients
-    assert client.guard is None  # type: ignore[attr-defined]

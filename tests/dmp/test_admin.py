@@ -7,10 +7,8 @@ import pytest
 import trio
 
 from dmp.admin import Admin
-from dmp.declarations import ExchangeKind
 from dmp.definitions import definitions_of
 from dmp.queues import Queue
-from dmp.refusals import Refusal
 from dmp.settings import DmpSettings
 from shared.errors import StoreError
 from shared.objects import SHOWN_BYTES_MAX, BadArgument
@@ -147,33 +145,6 @@ async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: W
         with pytest.raises(BadArgument, match="at most 4096"):
             await section.make(row, False, lambda *_: False)
     assert (len(world.broker.exchanges), len(world.broker.queues), len(queue.bound)) == (6, 1, 0)
-
-
-async def test_an_alternate_exchange_that_is_no_text_is_no_trouble_for_an_export(world: World) -> None:
-    """A client may have named one; no exchange has such a name."""
-    world.topology.declare_exchange(b"e", ExchangeKind("fanout", durable=True, alternate=b"\xc3"))
-    (row,) = definitions_of(world.broker)[0].rows(lambda _section, _name: True)
-    assert row["alternate"] == "\ufffd"
-
-
-async def test_nothing_is_put_into_what_is_full(world: World) -> None:
-    queue = world.queue(messages_max=1, rejects=True)
-    assert await call(world, queue, "messages", text="a", dry_run=True) == {"published": 1}
-    assert queue.depth == 0
-    await call(world, queue, "messages", text="a")
-    with pytest.raises(Refusal, match="full"):
-        await admin_of(world).objects[0].actions[1].call(queue, {"text": "b"}, False)
-    assert ready(queue) == [b"a"]
-
-
-async def test_settings_name_all_that_was_asked_for_and_nothing_else(world: World) -> None:
-    assert row(world, world.queue(b"asked", ttl_ms=0, **DEAD))["settings"] == {
-        "exclusive": False,
-        "auto_delete": False,
-        "ttl_ms": 0,
-        "dead_letter_exchange": "amq.default",
-        "dead_letter_key": "dead",
-    }
 
 
 async def test_dead_letters_go_back_to_where_they_died_and_all_else_stays_in_order(world: World) -> None:

@@ -6,9 +6,8 @@ import trio.testing
 from pamqp import commands
 
 from dmp import amqp_client
-from dmp.amqp_client import Client, Deliveries, Disconnected, NotTaken, Refused, Unroutable, open_amqp
+from dmp.amqp_client import Client, Deliveries, Disconnected, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
-from dmp.wire import Message
 from tests.dmp.served import Served
 
 PATIENCE_SECONDS = 60.0
@@ -157,22 +156,6 @@ async def test_what_is_not_acknowledged_goes_back_when_the_consumer_ends(server:
         await client.delete_queue("back")
 
 
-async def test_large_bodies_and_properties_pass(server: Served) -> None:
-    large = bytes(range(256)) * 12_000
-    properties = commands.Basic.Properties(content_type="text/plain", headers={"n": 1}, message_id="x")
-    async with open_amqp(port=server.port) as client:
-        queue = await client.declare_queue(exclusive=True, durable=False)
-        await client.declare_exchange("events", "topic")
-        await client.bind(queue, "events", "a.#")
-        await client.publish("a.b", large, exchange="events", properties=properties)
-        await client.publish("a.c", b"", exchange="events")
-        async with client.consume(queue) as deliveries:
-            first, second = await anext(deliveries), await anext(deliveries)
-        assert (first.body == large, first.exchange, first.key) == (True, "events", "a.b")
-        assert (first.properties.headers, first.properties.message_id) == ({"n": 1}, "x")
-        assert (second.body, second.properties.delivery_mode) == (b"", 2)
-
-
 async def test_a_refusal_costs_its_channel_and_the_client_goes_on(server: Served) -> None:
     async with open_amqp(port=server.port) as client:
         with pytest.raises(NotThere):
@@ -185,16 +168,6 @@ async def test_a_refusal_costs_its_channel_and_the_client_goes_on(server: Served
             await client.declare_queue(queue, exclusive=True, durable=True)
         await client.publish(queue, b"still here")
         assert await client.purge(queue) == 1
-
-
-async def test_a_full_queue_takes_nothing(server: Served) -> None:
-    async with open_amqp(port=server.port) as client:
-        arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
-        await client.declare_queue("full", arguments=arguments)
-        await client.publish("full", b"one")
-        with pytest.raises(NotTaken):
-            await client.publish("full", b"two")
-        assert await client.delete_queue("full") == 1
 
 
 async def test_a_consumer_hears_that_its_queue_was_deleted(server: Served) -> None:
@@ -225,24 +198,3 @@ async def test_a_lost_connection_fails_all_that_waits() -> None:
     assert len(asked) == 2
     with pytest.raises(Disconnected):
         await client.declare_queue("too late")
-
-
-async def test_a_name_that_is_not_utf8_arrives_and_the_connection_stands(server: Served) -> None:
-    keys = [b"caf\xe9", b"ok", b"\xff" * 255]
-    messages = [Message(b"amq.topic", key, b"%d" % at) for at, key in enumerate(keys)]
-    async with open_amqp(port=server.port) as client:
-        await client.declare_queue("any")
-        await client.bind("any", "amq.topic", "#")
-        await client.publish_many(messages)
-        async with client.consume("any") as deliveries:
-            found = [await anext(deliveries) for _ in keys]
-            assert [(each.key, each.body, each.redelivered) for each in found] == [
-                ("caf\ufffd", b"0", False),
-                ("ok", b"1", False),
-                ("\ufffd" * 255, b"2", False),
-            ]
-            for delivery in found:
-                await delivery.ack()
-        with pytest.raises(Unroutable):
-            await client.publish_many([Message(b"", b"caf\xe9", b"x")], mandatory=True)
-        assert await client.purge("any") == 0

@@ -7,7 +7,7 @@ import pytest
 from pamqp import base, commands
 from pamqp.encode import field_table
 
-from dmp.amqp.wire import METHODS, encode
+from dmp.amqp.wire import encode
 from dmp.exchanges import PREDECLARED
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish, start_ok
@@ -129,23 +129,6 @@ async def test_line_ends_are_no_part_of_a_name(peer: Peer) -> None:
     answer(C.Queue.Delete(0, "casenewline."))
     assert not peer.world.broker.queues
     assert b"e" not in peer.world.broker.exchanges
-
-
-def test_reserved_arguments_are_empty() -> None:
-    """A client in JavaScript stops at its first channel where they are not."""
-    for method in METHODS.values():
-        reserved = {
-            "ticket",
-            "capabilities",
-            "insist",
-            "known_hosts",
-            "out_of_band",
-            "channel_id",
-            "cluster_id",
-        }
-        if method.attributes() and reserved.issuperset(method.attributes()):
-            arguments = encode(method(), 0)[11:-1]
-            assert arguments == bytes(4 if method.amqp_type(method.attributes()[0]) == "longstr" else 1)
 
 
 @pytest.mark.parametrize(

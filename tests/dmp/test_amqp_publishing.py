@@ -1,7 +1,5 @@
 """Publishers: confirms, a disk that fails, memory that is full."""
 
-import struct
-
 import pytest
 from pamqp import commands
 
@@ -117,25 +115,3 @@ async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_
     assert held.held_bytes == 60_000 + BEGUN_BYTES + len(NO_PROPERTIES)
     peer.method(C.Channel.Close(200, "bye", 0, 0), 2)
     assert held.held_bytes == 0
-
-
-@pytest.mark.parametrize("end", ["body", "channel", "connection"])
-async def test_headers_without_their_bodies_count_with_their_properties_until_they_end(
-    world: World, peer: Peer, end: str
-) -> None:
-    peer.ask(C.Queue.Declare(0, "q"))
-    properties = struct.pack(">HIB1sBI", 0x2000, 100_000, 1, b"a", ord("S"), 99_993) + bytes(99_993)
-    numbers = range(2, 32)
-    for number in numbers:
-        whole = publish("", "q", b"x", properties=properties, channel=number)
-        peer.send(encode(C.Channel.Open(), number) + whole[:-9])
-    assert peer.connection.held_bytes > len(numbers) * 100_000
-    for number in numbers:
-        if end == "body":
-            peer.send(publish("", "q", b"x", channel=number)[-9:])
-        elif end == "channel":
-            peer.method(C.Channel.Close(200, "bye", 0, 0), number)
-    if end == "connection":
-        peer.lose()
-    assert peer.connection.held_bytes == 0
-    assert world.broker.queues[b"q"].depth == (len(numbers) if end == "body" else 0)

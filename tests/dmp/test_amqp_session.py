@@ -15,10 +15,9 @@ from dmp.amqp.states import (
     State,
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
-from dmp.settings import DmpSettings
 from dmp.wire import AMQP_HEADER
 from shared.net.session import Stop
-from tests.dmp.amqp_peer import Peer, bodies, closed, login, opened, publish
+from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
 from tests.dmp.world import World
 
 C = commands
@@ -155,49 +154,6 @@ async def test_a_channel_that_is_full_gives_nothing_to_who_does_not_acknowledge(
     assert bodies(peer.say(C.Basic.Ack(1))) == [b"1", b"2"]
 
 
-async def test_replies_come_also_on_a_channel_that_is_full(peer: Peer) -> None:
-    peer.ask(C.Basic.Qos(0, 1, True))
-    peer.ask(C.Queue.Declare(0, "q"))
-    peer.ask(C.Basic.Consume(0, "amq.rabbitmq.reply-to", "replies", no_ack=True))
-    peer.ask(C.Basic.Consume(0, "q", "q"))
-    peer.publish("", "q", b"asked", properties=b"\x02\0\x15amq.rabbitmq.reply-to")
-    assert bodies(peer.frames()) == [b"asked"]
-    (reply_to,) = peer.world.broker.reply_queues
-    peer.publish("", reply_to.decode(), b"reply")
-    assert bodies(peer.frames()) == [b"reply"]
-
-
-async def test_acknowledgements_one_behind_the_other(world: World, peer: Peer) -> None:
-    peer.ask(C.Queue.Declare(0, "q"))
-    peer.ask(C.Basic.Consume(0, "q", "t"))
-    peer.publish("", "q", *[b"%d" % n for n in range(10)])
-    peer.frames()
-    queue = world.broker.queues[b"q"]
-    peer.send(encode(C.Basic.Ack(2), 1) + encode(C.Basic.Ack(5, True), 1) + encode(C.Basic.Ack(7), 1)[:-3])
-    assert queue.unacked == 5
-    peer.send(encode(C.Basic.Ack(7), 1)[-3:] + encode(C.Basic.Ack(9), 1)[:-1] + b"\xcd")
-    assert peer.fault is not None
-    peer.lose()
-    assert world.broker.counts.acknowledged == 6  # what came before the garbage stands
-    assert (queue.unacked, len(queue.row.ready)) == (0, 4)
-    peer = Peer(world).login()
-    peer.method(C.Basic.Consume(0, "q", "t"))
-    peer.send(encode(C.Basic.Ack(1), 1) + encode(C.Basic.Ack(1), 1) + encode(C.Queue.Declare(0, "q"), 1))
-    assert closed(peer) == ("Channel.Close", 406)
-
-
-async def test_room_on_the_channel_is_room_for_each_of_its_consumers() -> None:
-    _, peer = await opened(DmpSettings(unacked_max=2))
-    for name in ("one", "two"):
-        peer.ask(C.Queue.Declare(0, name))
-        peer.ask(C.Basic.Consume(0, name, name))
-    peer.publish("", "one", b"a", b"b")
-    peer.publish("", "two", b"c", b"d")
-    assert bodies(peer.frames()) == [b"a", b"b"]
-    assert bodies(peer.say(C.Basic.Ack(1))) == [b"c"]
-    assert bodies(peer.say(C.Basic.Reject(2, False))) == [b"d"]
-
-
 async def test_recover_gives_to_the_same_consumer_or_to_the_queue(world: World, peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q"))
     peer.ask(C.Basic.Consume(0, "q", "t"))
@@ -290,25 +246,6 @@ HEADER_AT, BODY_AT = (
     len(encode(C.Basic.Publish(0, "", "q"), 1)),
     len(CONTENT) - len(b"hello") - FRAME_OVERHEAD,
 )
-
-
-@pytest.mark.parametrize(
-    ("pieces", "awaited"),
-    [
-        ([OPEN[:3], OPEN[3:] + CONTENT[:9], CONTENT[9:11], CONTENT[11:]], [1, 2, 3, 3]),
-        ([CONTENT[:HEADER_AT], CONTENT[HEADER_AT:BODY_AT], CONTENT[BODY_AT:]], [1, 2, 2]),
-    ],
-    ids=["within frames", "between the frames of a publish"],
-)
-async def test_the_rest_of_a_frame_or_a_publish_that_came_in_pieces_is_awaited(
-    peer: Peer, pieces: list[bytes], awaited: list[int]
-) -> None:
-    before = peer.connection.rests_awaited
-    found = []
-    for piece in pieces:
-        peer.send(piece)
-        found.append(peer.connection.rests_awaited - before)
-    assert found == awaited
 
 
 @pytest.mark.parametrize("durable", [False, True])

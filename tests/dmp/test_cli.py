@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
+from tests.support.leaving import run_and_leave
 from tests.support.server import Begun, Command, Server, run, run_here, speak, until
 
 
@@ -114,21 +116,6 @@ def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_o
     assert said[0] == said[1]
 
 
-def test_bindings_are_listed_and_a_queue_is_paused(server: Server, here: Command) -> None:
-    api = ("--data-dir", str(server.data))
-    here("declare", "queue", "held")
-    here("bind", "held", "amq.topic", "-k", "a.#")
-    _, out, _ = here("bindings", "--queue", "held", "--json", *api)
-    row = {"exchange": "amq.topic", "key": "a.#", "queue": "held", "to_exchange": None, "arguments": {}}
-    assert [json.loads(line) for line in out.splitlines()] == [row]
-    assert here("pause", "held", "--json", *api)[1] == '{"queue": "held", "paused": 1}\n'
-    assert here("resume", "held", "--json", *api)[1] == '{"queue": "held", "resumed": 1}\n'
-    here("put", "", "-k", "held", "-m", "kept")
-    assert here("delete", "queue", "held", "--if-empty", *api)[0] == ExitCode.FAILED
-    assert here("purge", "held", "--host", "127.0.0.1", *api)[0] == ExitCode.USAGE
-    assert here("delete", "queue", "held", *api)[0] == 0
-
-
 def test_a_queue_is_peeked_and_its_dead_letters_go_back(server: Server, here: Command) -> None:
     api = ("--json", "--data-dir", str(server.data))
     here("declare", "queue", "dead")
@@ -176,14 +163,26 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
     assert here("delete", "exchange", "logs")[0] == 0
 
 
-def test_a_headers_exchange_is_bound_by_arguments(here: Command) -> None:
-    assert here("declare", "queue", "both", "--transient", "--auto-delete")[0] == 0
-    binding = ("both", "amq.headers", "-a", "x-match=all", "-a", "kind=order")
-    assert here("bind", *binding)[0] == 0
-    exchanges = map(json.loads, here("exchanges", "--json")[1].splitlines())
-    assert {row["name"]: row["bindings"] for row in exchanges}["amq.headers"] == 1
-    assert here("unbind", *binding)[0] == 0
-    assert here("delete", "queue", "both")[0] == 0
+def test_a_queue_is_consumed_and_its_messages_leave_it_once_they_are_shown(here: Command) -> None:
+    assert here("declare", "queue", "taken")[0] == 0
+    assert here("put", "", "one", "two", "three", "-k", "taken")[0] == 0
+    assert here("consume", "taken", "--max", "1") == (0, "one\n", "")
+    assert depth(here, "taken") == 2
+    row = {"exchange": "", "key": "taken", "message": "two"}
+    assert json.loads(here("consume", "taken", "--max", "1", "--json")[1]) == row
+    assert here("consume", "taken", "--timeout", "0.2", "--raw") == (0, "three", "")
+    code, out, said = here("consume", "taken", "--max", "2", "--timeout", "0.01")
+    assert (code, out) == (ExitCode.TEMPORARY, "")
+    assert said == "brokers: no message came in time; 2 more were asked for\n"
+    assert json.loads(here("delete", "queue", "taken", "--json")[1])["messages"] == 0
+
+
+def test_a_reader_that_leaves_leaves_the_rest_in_the_queue(server: Server, here: Command) -> None:
+    here("declare", "queue", "left")
+    here("put", "", *map(str, range(100)), "-k", "left")
+    code, read = run_and_leave(3, "dmp", "consume", "left", "--port", str(server.address("dmp")[1]))
+    assert (code, read) == (128 + signal.SIGPIPE, [b"0\n", b"1\n", b"2\n"])
+    assert depth(here, "left") == 97
 
 
 @pytest.mark.parametrize(
@@ -202,6 +201,8 @@ def test_a_headers_exchange_is_bound_by_arguments(here: Command) -> None:
         (("get", "x", "--bind"), ExitCode.USAGE, "EXCHANGE:KEY"),
         (("get", "x", "--bind", "nowhere:k"), ExitCode.MISSING, "no exchange 'nowhere'"),
         (("get", os.fsdecode(b"\xff")), ExitCode.USAGE, "brokers: \\xff is not UTF-8\n"),
+        (("consume", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
+        (("consume", "x", "--raw", "--json"), ExitCode.USAGE, "--raw"),
         (("delete", "queue", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
         (("delete", "exchange", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),
         (("purge", "nowhere"), ExitCode.MISSING, "NOT_FOUND"),

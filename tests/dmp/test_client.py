@@ -55,14 +55,6 @@ async def test_what_goes_into_a_sink_comes_out_of_feeds(server: Served) -> None:
         assert [m.body for m in await within(some, 2)] == [b"1", b"last"]
 
 
-async def test_messages_iterate_one_by_one(server: Served) -> None:
-    async with dmp.open_feed([("amq.fanout", "")], port=server.port) as feed:
-        async with dmp.open_sink("amq.fanout", port=server.port) as sink:
-            await sink.send_many(("", b"%d" % n) for n in range(10))
-        with trio.fail_after(PATIENCE_SECONDS):
-            assert [(await anext(feed)).body for _ in range(10)] == [b"%d" % n for n in range(10)]
-
-
 async def test_what_nobody_wants_comes_back_where_it_is_mandatory(server: Served) -> None:
     async with dmp.open_sink("amq.direct", port=server.port) as sink:
         await sink.send("nobody's", b"dropped")
@@ -90,18 +82,6 @@ async def test_refusals_are_the_servers(server: Served) -> None:
     assert wrong.value.code == 403
 
 
-async def test_a_sink_that_is_refused_says_why(server: Served) -> None:
-    with pytest.raises(Refused, match="502 SYNTAX-ERROR a message of size"):
-        async with dmp.open_sink("amq.topic", port=server.port) as sink:
-            await sink.send("k", bytes(8 << 20))  # the server takes half of that
-    with pytest.raises(ValueError, match="less than 16 MiB"):
-        async with dmp.open_sink("amq.topic", port=server.port) as sink:
-            await sink.send("k", bytes(16 << 20))
-    with pytest.raises(ValueError, match="256 bytes"):
-        async with dmp.open_sink("amq.topic", port=server.port) as sink:
-            await sink.send("k" * 256, b"")
-
-
 async def test_a_send_that_is_cancelled_under_way_is_the_end_of_its_sink() -> None:
     near, far = trio.testing.lockstep_stream_pair()
     sink = Sink(near, None)  # type: ignore[arg-type]
@@ -118,18 +98,6 @@ async def test_a_send_that_is_cancelled_under_way_is_the_end_of_its_sink() -> No
         nursery.cancel_scope.cancel()
     with pytest.raises(Disconnected, match="cancelled"):
         await sink.send("k", b"y")
-
-
-async def test_many_tasks_share_a_sink(server: Served) -> None:
-    async with (
-        dmp.open_feed([("amq.topic", "shared.*")], port=server.port) as feed,
-        dmp.open_sink("amq.topic", port=server.port) as sink,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(50):
-            nursery.start_soon(sink.send, f"shared.{number}", b"%d" % number)
-        found = await within(feed, 50)
-        assert sorted(int(m.body) for m in found) == list(range(50))
 
 
 async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from pamqp import commands, header
 
-from dmp.data_types import check_table, without_field
 from dmp.properties import KEYS_MAX
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened
@@ -134,13 +133,3 @@ async def test_a_durable_message_comes_back_from_the_disk_without_bcc(world: Wor
         message = queue.get(no_ack=True)
         assert message is not None
         assert message.head.headers == {"n": 1}
-
-
-def test_a_field_is_taken_out_of_a_table_and_the_others_stay_as_they_stand() -> None:
-    values = {"a": 1, "BCC": ["x", "y"], "t": {"BCC": "inner"}, "s": "text", "f": 1.5, "v": None, "b": True}
-    table = C.Basic.Properties(headers=values).marshal()[2:]
-    left = without_field(table, b"BCC")
-    check_table(left, 0, len(left))
-    del values["BCC"]
-    assert left == C.Basic.Properties(headers=values).marshal()[2:]
-    assert without_field(left, b"none") == left

@@ -8,13 +8,10 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp import channel
-from dmp.amqp.wire import Direct
 from dmp.feed import Feed
 from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
-from dmp.settings import DmpSettings
-from shared.net.session import SessionBase
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -59,21 +56,6 @@ async def test_a_consumer_that_fails_leaves_its_messages_to_the_others(
     assert publisher.ask(commands.Queue.Declare(queue="q", passive=True)).consumer_count == 1
 
 
-async def test_a_lone_consumer_without_acknowledgements_that_fails_leaves_the_publisher_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    publisher, one, other = await consumers(world, no_ack=True)
-    other.lose()
-    fail_once(monkeypatch, "deliver_before")
-    publisher.publish("", "q", b"a")
-    assert crashed == [one.connection]
-    assert publisher.names() == ["Basic.Ack"]
-    one.lose()
-    publisher.publish("", "q", b"b")
-    assert publisher.names() == ["Basic.Ack"]
-    assert [publisher.ask_get("q") for _ in range(2)] == [b"a", b"b"]
-
-
 async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
     world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
 ) -> None:
@@ -87,40 +69,6 @@ async def test_a_channel_whose_confirms_fail_leaves_the_others_theirs(
     world.settle()
     assert crashed == [one.connection]
     assert other.names() == ["Basic.Ack"]
-
-
-async def test_a_consumer_that_fails_at_its_queues_end_does_not_keep_the_others_from_hearing_of_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    one, other = (Peer(world).login(capabilities={"consumer_cancel_notify": True}) for _ in range(2))
-    one.ask(commands.Queue.Declare(queue="q"))
-    for peer in (one, other):
-        peer.ask(commands.Basic.Consume(queue="q"))
-    owner = Peer(world).login()
-    fail_once(monkeypatch, "Consumer.cancelled")
-    assert owner.ask(commands.Queue.Delete(queue="q")).name == "Queue.DeleteOk"
-    assert crashed == [one.connection]
-    assert other.names() == ["Basic.Cancel"]
-
-
-async def test_publishers_that_fail_when_there_is_room_again_do_not_keep_the_others_waiting(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    world = await World.open(DmpSettings(memory_bytes_max=1 << 20))
-    application = Application(world)
-    queue = application.queue(b"q", b"amq.topic")
-    one, other = Peer(world).login(), Peer(world).login()
-    for peer, count in ((one, 11), (other, 10)):  # the other's all wait, and do not fill memory by themselves
-        peer.publish("amq.topic", "k", *[bytes(100_000)] * count)
-    sink = application.sink(b"amq.topic")
-    sink.say(packed(b"x"))
-    assert not any(peer.connection.reading for peer in (one, other, sink))
-    monkeypatch.setattr(SessionBase, "resume_next_turn", failing_once(SessionBase.resume_next_turn))
-    queue.purge()
-    assert crashed == [one.connection]
-    assert other.ask(commands.Basic.Qos()).name == "Basic.QosOk"
-    sink.wait(0)
-    assert sink.connection.reading
 
 
 @pytest.mark.parametrize("name", ["room", "deliver_run", "deliver_whole"])
@@ -141,18 +89,6 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     expected = [b"x", b"y"] if name == "deliver_run" else [b"y"]
     assert feed_bodies(other.read + other.connection.taken()) == expected
     assert not sink.connection.finished
-
-
-async def test_a_principal_that_fails_at_a_returned_message_leaves_the_sink_alone(
-    world: World, monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    principal = Peer(world).login()
-    lease = principal.ask(Direct.Put("amq.topic")).lease.encode()
-    sink = Application(world).open(lease)
-    fail_once(monkeypatch, "Channel.send_return")
-    assert sink.say(packed(b"x", options=2) + packed(b"y")) == b""
-    assert crashed == [principal.connection]
-    assert world.broker.counts.sunk == 2
 
 
 class Unfillable(deque[Message]):

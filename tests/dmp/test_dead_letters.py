@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from pamqp import commands, encode
-from structlog.testing import capture_logs
 
 from dmp import queue_records
 from dmp.data_types import FIELDS_MAX
@@ -159,23 +158,6 @@ async def test_a_circle_with_a_rejection_in_it_is_the_clients_choice(world: Worl
         world.advance(1.1)
     assert ready(queue) == [b"x"]
     assert [death["count"] for death in queue.row.ready[0].head.headers["x-death"]] == [5, 5]
-
-
-async def test_dead_letters_that_no_queue_takes_are_told_of_once_a_minute(world: World) -> None:
-    world.queue(ttl_ms=0, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    world.queue(b"dead")
-    with capture_logs() as told:
-        world.publish(b"", b"q", b"x")
-        assert told == []
-        world.topology.delete_queue(world.broker.queues[b"dead"])
-        for _ in range(3):
-            world.publish(b"", b"q", b"x")
-        world.advance(61)
-        world.publish(b"", b"q", b"x")
-    assert [(line["queue"], line["key"], line["lost"]) for line in told] == [
-        ("'q'", "'dead'", 1),
-        ("'q'", "'dead'", 4),
-    ]
 
 
 @contextmanager

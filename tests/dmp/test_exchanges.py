@@ -82,18 +82,6 @@ async def test_a_message_goes_to_each_queue_once(world: World) -> None:
     assert len(bound.row.ready) == 1
 
 
-async def test_bindings_that_differ_in_arguments_only_are_two(world: World) -> None:
-    bound = queue(world, b"q")
-    bind(world, b"amq.direct", bound, b"k", n=1)
-    bind(world, b"amq.direct", bound, b"k", n=2)
-    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 1}))
-    assert routed(world, b"amq.direct", b"k") == {b"q"}
-    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
-    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
-    assert routed(world, b"amq.direct", b"k") == set()
-    assert world.broker.bindings == 0
-
-
 async def test_exchanges_in_a_circle_are_walked_once(world: World) -> None:
     one, two = exchange(world, b"1", "fanout"), exchange(world, b"2", "fanout")
     bind(world, b"1", two)

@@ -6,14 +6,14 @@ from pamqp import commands
 from dmp import wire
 from dmp.amqp.wire import Direct
 from dmp.data_types import short
-from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import QueueArguments
 from dmp.feed import IDLE_SECONDS
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from tests.dmp.amqp_peer import Peer as AmqpPeer
 from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
-from tests.dmp.world import PERSISTENT, Taker, World
+from tests.dmp.world import Taker, World
 
 
 def names(first: int, last: int) -> list[bytes]:
@@ -35,37 +35,6 @@ async def test_what_was_queued_before_goes_first(world: World, app: Application)
     world.publish(b"quotes", b"k", b"3")
     assert bodies(feed.read + feed.connection.taken()) == [b"1", b"2", b"3"]
     assert world.broker.memory.held_bytes == 0
-
-
-async def test_the_exchange_of_a_message_is_as_it_was_givenor_the_publishs(
-    world: World, app: Application
-) -> None:
-    app.queue(b"mine", b"quotes")
-    feed, sink = app.feed(b"mine"), app.sink(b"quotes")
-    sink.say(packed(b"1") + packed(b"2", exchange=b"quotes"))
-    world.publish(b"quotes", b"k", b"3", properties=PERSISTENT)
-    world.publish(b"", b"mine", b"4")
-    found, _ = wire.take_messages(feed.connection.taken())
-    assert [(each.exchange, each.key, each.body) for each in found] == [
-        (b"", b"k", b"1"),
-        (b"quotes", b"k", b"2"),
-        (b"quotes", b"k", b"3"),
-        (b"", b"mine", b"4"),
-    ]
-    assert found[2].properties == PERSISTENT
-
-
-async def test_sinks_and_feeds_count_their_messages_whichever_way_these_go(
-    world: World, app: Application
-) -> None:
-    app.queue(b"mine", b"quotes")
-    world.publish(b"quotes", b"k", b"waits")
-    feed, sink = app.feed(b"mine"), app.sink(b"quotes")
-    sink.say(packed(b"1") * 20 + packed(b"2", key=b"other"))
-    world.publish(b"quotes", b"k", b"3", b"4")
-    feed.wait(IDLE_SECONDS)
-    assert feed.session.traffic == {"messages_in": 0, "messages_out": 24}
-    assert sink.session.traffic == {"messages_in": 21, "messages_out": 0}
 
 
 async def test_a_feed_is_idle_for_five_seconds_then_a_null_message_is_written(
@@ -92,18 +61,6 @@ async def test_who_asks_for_one_message_gets_none_while_a_feed_is_open() -> None
     assert queue.get(True) is None
     feed.close()
     assert queue.get(True) is not None
-
-
-async def test_a_feed_that_is_slow_is_not_idle(world: World, app: Application) -> None:
-    app.queue(b"mine", b"quotes")
-    feed = app.feed(b"mine")
-    world.publish(b"quotes", b"k", b"x")
-    waiting = feed.connection.outbox.size
-    for _ in range(3):
-        world.advance(IDLE_SECONDS)
-        feed.connection.now = world.clock.now
-        feed.session.on_deadline(world.clock.now)
-    assert feed.connection.outbox.size == waiting
 
 
 async def test_null_messages_of_its_client_are_ignored_and_all_else_ends_it(
@@ -195,40 +152,6 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     again.close()
 
 
-@pytest.mark.parametrize("cut", [0, 1, 5000, 5013, 5014, 20_000, 44_999])
-async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_its_own(
-    world: World, app: Application, cut: int
-) -> None:
-    queue = app.queue(b"mine", b"quotes")
-    feed = app.feed(b"mine")
-    given = [b"%d" % number * 5000 for number in range(9)]
-    data = packed(*given)
-    app.sink(b"quotes").say(data + data[:700])
-    sent(feed, cut)
-    feed.close()
-    assert [message.body for message in queue.row.ready] == given[-(-cut // len(packed(given[0]))) :]
-
-
-async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
-    world: World, app: Application
-) -> None:
-    app.exchange(b"orders")
-    queue = app.queue(b"mine", b"quotes")
-    world.topology.bind(b"orders", queue, b"#")
-    feed = app.feed(b"mine")
-    sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
-    given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
-    for number, name in enumerate(given):
-        sinks[name].say(packed(b"%d" % number))
-    size = len(packed(b"0"))
-    sent(feed, size * 2)
-    sinks[b"quotes"].say(packed(b"6"))
-    feed.close()
-    assert [(message.body, message.head.exchange) for message in queue.row.ready] == [
-        (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
-    ]
-
-
 async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     world, app = await opened(DmpSettings(feed_bytes_max=4096))
     queue = app.queue(b"mine", b"quotes")
@@ -243,40 +166,6 @@ async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     assert world.broker.memory.held_bytes > 0
     assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
     assert world.broker.memory.held_bytes == 0
-
-
-async def test_a_feed_that_reads_slowly_gets_everything_in_order() -> None:
-    world, app = await opened(DmpSettings(feed_bytes_max=4096))
-    app.queue(b"mine", b"quotes")
-    feed = app.feed(b"mine")
-    quick = Application(world)
-    quick.queue(b"quick", b"quotes")
-    other = quick.feed(b"quick")
-    sink = app.sink(b"quotes")
-    read, other_read = b"", b""
-    for number in range(100):
-        sink.say(packed(*[b"%03d" % number + bytes(200)] * 20))
-        other_read += other.connection.taken()
-        if number % 3 == 0:
-            read += feed.connection.taken()
-    read += feed.connection.taken()
-    expected = [b"%03d" % number + bytes(200) for number in range(100) for _ in range(20)]
-    assert bodies(read) == bodies(other_read) == expected
-
-
-async def test_queues_may_be_kept_short_by_the_settings() -> None:
-    world, app = await opened(DmpSettings(feed_bytes_max=4096, queue_drop_messages=5, queue_warn_messages=3))
-    queue = app.queue(b"mine", b"quotes")
-    feed = app.feed(b"mine")
-    sink = app.sink(b"quotes")
-    for number in range(20):
-        sink.say(packed(b"%02d" % number + bytes(998)))
-    assert len(queue.row.ready) == 5
-    counts = world.broker.counts
-    assert counts.warned == 1
-    got = bodies(feed.connection.taken())
-    assert got == [b"%02d" % number + bytes(998) for number in range(len(got))]
-    assert counts.dropped_full == 20 - len(got)
 
 
 @pytest.mark.parametrize("half_closes", [False, True])
@@ -361,29 +250,3 @@ async def test_the_principal_closes_and_sink_and_feed_go_on_and_the_last_takes_t
         assert queue.deleted
         assert b"mine" not in world.broker.queues
         assert (world.broker.counts.sinks, world.broker.counts.feeds) == (0, 0)
-
-
-async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Application) -> None:
-    queue = app.queue(b"mine", b"quotes", auto_delete=True)
-    consumer = Taker()
-    queue.add_consumer(consumer)
-    feed = app.feed(b"mine")
-    queue.remove_consumers(consumer)
-    world.topology.consumer_left(queue)
-    assert not queue.deleted, "a feed counts as a consumer"
-    feed.close()
-    assert queue.deleted
-
-
-async def test_dead_letters_reach_feeds_too(world: World, app: Application) -> None:
-    world.topology.declare_exchange(b"dead", ExchangeKind("fanout"))
-    app.queue(b"mine", b"dead")
-    feed = app.feed(b"mine")
-    short_lived = QueueKind(arguments=QueueArguments(ttl_ms=10, dead_letter_exchange=b"dead"))
-    queue = world.topology.declare_queue(b"short", short_lived, app.owner)[0]
-    world.topology.bind(b"quotes", queue, b"#")
-    app.sink(b"quotes").say(packed(b"x"))
-    world.advance(0.01)
-    (dead,), _ = wire.take_messages(feed.connection.taken())
-    assert (dead.exchange, dead.key, dead.body) == (b"dead", b"k", b"x")
-    assert b"x-death" in dead.properties

@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 from pamqp import commands
 
-from dmp.amqp.session import AmqpSession
 from dmp.amqp.wire import encode
 from dmp.pacing import STOP_MEMORY
 from dmp.settings import DmpSettings
@@ -175,39 +174,6 @@ async def test_a_queue_that_rejects_some_of_a_run_lets_no_more_in_behind_it() ->
     assert world.broker.queues[b"q"].depth == 2
 
 
-async def test_who_had_to_wait_again_goes_before_those_who_have_published(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = await world_with()
-    world.queue(b"q")
-    fill(world)
-    peers = [Peer(world).login() for _ in range(3)]
-    for peer in peers:
-        for number in range(6):
-            peer.send(publish("", "q", bytes(3 * BODY + number), part=BODY))
-    first, second, third = (peer.session for peer in peers)
-    woken: list[object] = []
-    resume_next_turn = AmqpSession.resume_next_turn
-
-    def note(session: AmqpSession, reason: int) -> None:
-        woken.append(session)
-        resume_next_turn(session, reason)
-
-    monkeypatch.setattr(AmqpSession, "resume_next_turn", note)
-    for turns in ([first, second, third], [second, third, first], [third, first, second]):
-        woken.clear()
-        for name in (b"full", b"q"):
-            world.broker.queues[name].purge()
-        assert woken == turns
-        fill(world)
-        drain_one(world)
-        drain_one(world)
-        for session in turns:
-            peers[[first, second, third].index(session)].frames()
-        assert world.broker.queues[b"q"].depth == 1
-        assert not any(peer.connection.reading for peer in peers)
-
-
 async def test_all_others_go_on_while_publishers_wait() -> None:
     world = await world_with()
     fill(world)
@@ -283,24 +249,3 @@ async def test_one_that_waits_is_read_when_it_gets_messages_which_only_it_can_gi
     assert worker.names() == ["Connection.Unblocked", "Basic.Deliver", "ContentHeader", "ContentBody"]
     worker.send(encode(C.Basic.Ack(3), 1) + result)
     assert "Basic.Ack" in worker.names()
-
-
-async def test_one_that_is_read_on_and_waits_again_hears_once_that_there_is_room() -> None:
-    world = await world_with()
-    world.queue(b"tasks")
-    fill(world)
-    worker = Peer(world).login(capabilities={"connection.blocked": True})
-    worker.ask(C.Confirm.Select())
-    worker.ask(C.Basic.Consume(0, "tasks"))
-    worker.send(publish("", "full", b"x"))
-    assert worker.names() == ["Connection.Blocked"]
-    world.broker.queues[b"full"].purge()
-    fill(world)
-    assert worker.names() == ["Connection.Unblocked", "Connection.Blocked"]
-    world.publish(b"", b"tasks", b"task")
-    assert "Basic.Nack" in worker.names()
-    worker.send(encode(C.Basic.Ack(1), 1) + publish("", "full", b"x"))
-    assert worker.session.stopped & STOP_MEMORY
-    assert worker.names() == []
-    world.broker.queues[b"full"].purge()
-    assert worker.names() == ["Connection.Unblocked", "Basic.Ack"]

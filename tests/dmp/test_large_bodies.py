@@ -135,19 +135,6 @@ async def test_a_large_body_is_there_again_after_a_restart_and_goes_with_its_ack
     assert (world.broker.queues[b"q"].depth, world.broker.bodies.unclaimed) == (0, 0)
 
 
-async def test_a_large_body_goes_when_it_is_sent_though_nobody_says_anything_more() -> None:
-    world, peer = await declared()
-    content = body(400_000)
-    published(world, peer, content)
-    peer.method(C.Basic.Get(0, "q", no_ack=True))
-    world.advance(0)
-    assert len(world.body_logs) == 1, "it is still to be sent"
-    assert b"".join(bodies(peer.frames())) == content
-    world.advance(0)
-    world.store.commit_pending()
-    assert world.body_logs == []
-
-
 async def test_a_body_that_several_queues_have_is_written_once() -> None:
     world, peer = await declared()
     peer.ask(C.Queue.Declare(0, "passing"))
@@ -197,19 +184,6 @@ async def test_what_expires_overflows_or_goes_with_its_queue_takes_its_body_alon
     assert world.body_logs == []
     published(world, peer, body(2000))
     peer.ask(C.Queue.Delete(0, "q"))
-    world.settle()
-    assert world.body_logs == []
-
-
-async def test_a_large_body_that_nobody_wants_comes_back_or_is_forgotten() -> None:
-    world, peer = await declared()
-    peer.send(publish("", "none", body(5000), mandatory=True))
-    world.settle()
-    frames = peer.frames()
-    assert [value.name for _, value in frames[:2]] == ["Basic.Return", "ContentHeader"]
-    assert b"".join(bodies(frames)) == body(5000)
-    assert frames[-1][1].name == "Basic.Ack"
-    peer.send(publish("", "none", body(5000)))
     world.settle()
     assert world.body_logs == []
 
@@ -340,17 +314,6 @@ async def test_what_no_feed_can_carry_dies_at_it_and_the_rest_goes_on() -> None:
     assert world.broker.counts.too_large_for_feeds == 2
     world.settle()
     assert (queue.depth, world.body_logs) == (0, [])
-
-
-async def test_what_is_on_its_way_to_a_client_that_acknowledges_nothing_has_left_its_queue() -> None:
-    world, peer = await declared()
-    published(world, peer, body(900_000))
-    peer.method(C.Basic.Consume(0, "q", no_ack=True))
-    world.settle()
-    assert len(world.body_logs) == 1, "it is being sent"
-    after = await world.again()
-    assert (after.body_logs, after.broker.bodies.unclaimed) == ([], 0)
-    assert b"".join(bodies(peer.frames())) == body(900_000)
 
 
 async def test_a_damaged_body_costs_its_message_and_its_connection_and_nothing_is_deleted() -> None:

@@ -1,17 +1,13 @@
 """Leases: forged, reused, lapsed, foreign; what they keep alive and what they do not. No sockets."""
 
-import math
-
 import pytest
 
 from dmp.data_types import short
 from dmp.refusals import Code, Refusal
-from dmp.session import TRANSITIONS, Event, Session, State
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import GREETING, Application, Peer, opened, texts
 from tests.dmp.world import World
-from tests.support.connections import MemoryConnection
 
 BAD = "402 BAD-LEASE not valid for this client"
 
@@ -114,35 +110,6 @@ async def test_a_feed_is_leased_once_and_anew_when_the_lease_has_lapsed(
     assert answers(world, lease)[1][1] == '200 OK Ready to read from "mine"'
 
 
-async def test_a_feed_is_leased_anew_when_its_connection_has_closed(app: Application) -> None:
-    queue = app.queue(b"mine", b"quotes")
-    feed = app.feed(b"mine")
-    assert queue.feed_lease is not None
-    feed.close()
-    assert queue.feed_lease is None
-    app.feed(b"mine")
-
-
-async def test_a_lease_that_is_not_in_use_keeps_nothing_alive(world: World, app: Application) -> None:
-    queue = app.queue(b"mine", b"quotes")
-    feed, sink = app.feed_lease(b"mine"), app.sink_lease(b"quotes")
-    app.close()
-    assert queue.deleted
-    assert answers(world, feed)[1][1] == "404 NOT-FOUND the queue is gone"
-    assert answers(world, sink)[1][1].startswith("200 OK"), "the exchange is nobody's"
-
-
-async def test_a_sink_that_is_gone_is_not_found(world: World, app: Application) -> None:
-    lease = app.sink_lease(b"quotes")
-    world.topology.delete_exchange(b"quotes")
-    assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
-    app.exchange(b"quotes")
-    lease = app.sink_lease(b"quotes")
-    world.topology.delete_exchange(b"quotes")
-    app.exchange(b"quotes")  # another one of that name
-    assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
-
-
 async def test_a_feed_that_is_gone_is_not_found_nor_is_its_successor_taken_for_it(
     world: World, app: Application
 ) -> None:
@@ -180,13 +147,3 @@ async def test_a_client_that_says_no_lease_is_closed_in_time() -> None:
     assert texts(peer.wait(1)) == ["503 INVALID no lease came in time"]
     assert peer.connection.finished
     assert world.broker.counts.too_late == 1
-
-
-async def test_the_states_are_all_in_the_table() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
-    world, _ = await opened()
-    session = Session(MemoryConnection(), world.broker, math.inf)
-    session.receive_eof()
-    session.connection_lost()
-    assert session.state is State.ENDED

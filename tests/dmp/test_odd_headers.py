@@ -9,7 +9,6 @@ import trio
 import trio.testing
 from pamqp import commands, encode
 
-from dmp.amqp_client import open_amqp
 from dmp.data_types import field_table, read_field, read_table
 from dmp.definitions import table_in
 from dmp.listener import DmpService
@@ -18,10 +17,8 @@ from dmp.properties import unpack_readable
 from dmp.queues import Queue
 from dmp.refusals import Refusal
 from dmp.shown_properties import read
-from dmp.wire import Message
 from shared.tracing import Tap
 from tests.dmp.amqp_peer import Peer, publish
-from tests.dmp.served import PATIENCE_SECONDS, Served
 from tests.dmp.world import Taker, World, ready
 
 BYTES = b"\x01hS\0\0\0\x02\xff\xfe"  # no text: pamqp reads it as bytes, and writes no bytes
@@ -161,29 +158,6 @@ async def test_a_letter_whose_headers_are_bytes_does_not_expire_again(world: Wor
     head = dead.row.ready[0].head
     assert head.ttl_ms is None
     assert head.properties.startswith(b"\xa0\0\x04text")
-
-
-@pytest.mark.parametrize(
-    ("odd", "readable"),
-    [
-        (properties(LATE + b"\x01nI\0\0\0\x05"), commands.Basic.Properties(headers={"n": 5})),
-        (b"\x80\x40\x04text" + b"\xff" * 8, commands.Basic.Properties("text")),
-        (b"\x84\0\x02\xff\xff\x01c", commands.Basic.Properties(correlation_id="c")),
-    ],
-    ids=["header", "timestamp", "text"],
-)
-async def test_our_own_client_gets_the_message_without_what_it_cannot_read(
-    server: Served, odd: bytes, readable: commands.Basic.Properties
-) -> None:
-    async with open_amqp(port=server.port) as client:
-        queue = await client.declare_queue(exclusive=True, durable=False)
-        await client.publish_many([Message(b"", queue.encode(), b"odd", odd)])
-        await client.publish(queue, b"plain")
-        async with client.consume(queue) as deliveries:
-            with trio.fail_after(PATIENCE_SECONDS):
-                first, second = await anext(deliveries), await anext(deliveries)
-        assert (first.body, second.body) == (b"odd", b"plain")
-        assert first.properties == readable
 
 
 @pytest.mark.parametrize("odd", [b"\x80\0", b"\x80\0\x05text", b"\x20\0\0\0", b"\0\0\0"])

@@ -143,17 +143,6 @@ async def test_messages_expire_at_their_time_wherever_they_are() -> None:
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_lives_of_their_own_are_remembered() -> None:
-    world, queue = await deep(60)
-    for seconds in (3, 2, 100):
-        text = b"%d" % (1000 * seconds)
-        properties = b"\x11\x00\x02" + bytes((len(text),)) + text
-        world.publish(b"", b"q", body(60 + seconds), properties=properties)
-    world.settle()
-    world.advance(10)
-    assert drained(queue) == [*range(60), 160]
-
-
 async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got() -> None:
     world, queue = await deep(60)
     fill(world, 60, 70, commands.Basic.Properties(delivery_mode=2, expiration="1000").marshal())

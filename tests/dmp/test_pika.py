@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from tests.dmp.served import Served, served
-from tests.support.server import until
+from tests.dmp.served import Served
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
@@ -152,21 +150,6 @@ def test_another_vhost_is_refused(connect: Connect) -> None:
         connect(virtual_host="other")
 
 
-def test_an_unknown_exchange_costs_the_channel_and_no_more(connect: Connect) -> None:
-    connection = connect()
-    channel = connection.channel()
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
-        channel.queue_bind(own_queue(channel), "nowhere", "k")
-    assert error.value.reply_code == 404
-    with pytest.raises(pika.exceptions.ChannelWrongStateError):
-        channel.basic_publish("", "q", b"x")
-    channel = connection.channel()
-    channel.confirm_delivery()
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="nowhere"):
-        channel.basic_publish("nowhere", "k", b"x")
-    assert own_queue(connection.channel())
-
-
 def test_a_request_is_answered_by_direct_reply_to(connect: Connect, channel: BlockingChannel) -> None:
     def answer(_: Any, __: Any, properties: pika.BasicProperties, body: bytes) -> None:
         echoed = pika.BasicProperties(correlation_id=properties.correlation_id)
@@ -209,20 +192,6 @@ def test_a_transaction_moves_messages_from_queue_to_queue(channel: BlockingChann
     assert channel.basic_get(old, auto_ack=True)[2] == b"2"
 
 
-def test_what_is_nacked_comes_again(channel: BlockingChannel) -> None:
-    queue = own_queue(channel)
-    channel.basic_publish("", queue, b"1")
-    channel.basic_publish("", queue, b"2")
-    first, _, _ = channel.basic_get(queue)
-    second, _, _ = channel.basic_get(queue)
-    channel.basic_nack(second.delivery_tag, multiple=True)
-    again = [channel.basic_get(queue) for _ in range(2)]
-    assert [(method.redelivered, body) for method, _, body in again] == [(True, b"1"), (True, b"2")]
-    channel.basic_recover(requeue=True)
-    assert channel.basic_get(queue)[2] == b"1"
-    assert first.redelivered is False
-
-
 def test_consumers_hear_that_their_queue_is_gone(connect: Connect, channel: BlockingChannel) -> None:
     channel.queue_declare("going")
     cancelled: list[str] = []
@@ -232,38 +201,6 @@ def test_consumers_hear_that_their_queue_is_gone(connect: Connect, channel: Bloc
     while not cancelled:
         channel.connection.process_data_events(30)
     assert cancelled == [tag]
-
-
-def test_auto_delete_takes_effect_with_the_last_consumer(channel: BlockingChannel) -> None:
-    channel.queue_declare("brief", auto_delete=True)
-    channel.exchange_declare("brief", "fanout", auto_delete=True)
-    channel.queue_bind("brief", "brief")
-    channel.basic_cancel(channel.basic_consume("brief", lambda *_: None))
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
-        channel.queue_declare("brief", passive=True)
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="NOT_FOUND"):
-        channel.connection.channel().exchange_declare("brief", passive=True)
-
-
-def test_silence_ends_a_connection_and_not_its_neighbour(tmp_path: Path) -> None:
-    with served(tmp_path) as server:
-        kept, silent = (
-            pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", server.port, heartbeat=seconds))
-            for seconds in (600, 1)
-        )
-        until(lambda: server.broker.counts.heartbeats_missed == 1)  # nobody speaks for it meanwhile
-        with pytest.raises(pika.exceptions.AMQPConnectionError):
-            silent.channel()
-        assert own_queue(kept.channel())
-        kept.close()
-
-
-def test_a_channel_that_is_closed_can_be_opened_again(channel: BlockingChannel) -> None:
-    connection, number = channel.connection, channel.channel_number
-    channel.close()
-    again = connection.channel(number)
-    assert again.channel_number == number
-    assert own_queue(again)
 
 
 def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: BlockingChannel) -> None:
@@ -281,37 +218,3 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: Blockin
         channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
     assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
     channel.queue_declare(name, exclusive=True)
-
-
-def test_a_full_queue_may_reject_what_comes(channel: BlockingChannel) -> None:
-    arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
-    name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue
-    channel.confirm_delivery()
-    channel.basic_publish("", name, b"1")
-    channel.basic_publish("", name, b"2")
-    with pytest.raises(pika.exceptions.NackError):
-        channel.basic_publish("", name, b"3")
-    assert channel.basic_get(name, auto_ack=True)[2] == b"1"
-    channel.basic_publish("", name, b"4")
-    assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(3)] == [b"2", b"4", None]
-
-
-def test_one_consumer_at_a_time_is_active_where_a_queue_wants_it(connect: Connect) -> None:
-    connection = connect()
-    one, other = connection.channel(), connection.channel()
-    arguments = {"x-single-active-consumer": True}
-    name = one.queue_declare("", exclusive=True, arguments=arguments).method.queue
-    found: list[tuple[str, bytes]] = []
-    for channel, who in ((one, "one"), (other, "other")):
-        channel.basic_consume(name, lambda c, m, p, b, who=who: found.append((who, b)))
-    for body in (b"1", b"2"):
-        one.basic_publish("", name, body)
-    while len(found) < 2:
-        connection.process_data_events(30)
-    one.close()  # what it had not acknowledged goes to the next
-    while len(found) < 4:
-        connection.process_data_events(30)
-    assert found == [("one", b"1"), ("one", b"2"), ("other", b"1"), ("other", b"2")]
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker) as error:
-        connection.channel().basic_consume(name, print, exclusive=True)
-    assert error.value.reply_code == 403

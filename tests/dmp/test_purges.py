@@ -134,31 +134,3 @@ async def test_a_get_finds_what_was_published_before_it(world: World, heard: Pee
         assert bodies(go_on(world, heard)) == [body]
     heard.send(GET + publish("", "q", b"c", properties=properties))
     assert "Basic.GetEmpty" in [value.name for _, value in go_on(world, heard)]
-
-
-@pytest.mark.parametrize("properties", [NO_PROPERTIES, PERSISTENT])
-async def test_a_passive_declare_counts_what_was_published_before_it(
-    world: World, heard: Peer, properties: bytes
-) -> None:
-    for count in (2, 4):
-        heard.send(publish("", "q", b"x", b"y", properties=properties) + COUNT)
-        answers = {value.name: value for _, value in go_on(world, heard)}
-        assert answers["Queue.DeclareOk"].message_count == count
-
-
-async def test_a_get_that_others_emptied_the_queue_before_waits_once(world: World, heard: Peer) -> None:
-    other = Peer(world).login()
-    other.ask(C.Basic.Consume(0, "q", no_ack=True))
-    heard.send(publish("", "q", b"x", properties=PERSISTENT) + GET)
-    assert heard.frames() == []
-    world.settle()
-    other.publish("", "q", b"y", properties=PERSISTENT)
-    assert heard.names() == ["Basic.Ack", "Basic.GetEmpty"]
-
-
-async def test_a_get_that_has_waited_leaves_the_next_one_its_own_wait(world: World, heard: Peer) -> None:
-    heard.send(publish("", "q", b"x", properties=PERSISTENT) + GET)
-    go_on(world, heard)
-    heard.send(publish("", "q", b"y", properties=PERSISTENT) + PURGE)
-    (purged,) = [value for _, value in go_on(world, heard) if value.name == "Queue.PurgeOk"]
-    assert purged.message_count == 1

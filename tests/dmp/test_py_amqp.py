@@ -31,19 +31,6 @@ def drained(channel: amqp.Channel, queue: str) -> list[bytes]:
     return [message.body for message in iter(lambda: channel.basic_get(queue, no_ack=True), None)]
 
 
-def test_declare_bind_publish_get(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    channel.exchange_declare("kombu", "direct", durable=True, auto_delete=False)
-    queue = channel.queue_declare(exclusive=True).queue
-    channel.queue_bind(queue, "kombu", "work")
-    channel.basic_publish(amqp.Message(b"job", content_type="application/x"), "kombu", "work")
-    message = channel.basic_get(queue)
-    assert (message.body, message.content_type) == (b"job", "application/x")
-    channel.basic_ack(message.delivery_tag)
-    assert channel.basic_get(queue) is None
-    channel.exchange_delete("kombu")
-
-
 def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) -> None:
     channel = connection.channel()
     queue = channel.queue_declare(exclusive=True).queue
@@ -57,19 +44,6 @@ def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) ->
     while not got:
         connection.drain_events(timeout=30)
     assert (codes, got[0].body) == ([313], "now")
-
-
-def test_exchanges_bound_to_exchanges(connection: amqp.Connection) -> None:
-    channel = connection.channel()
-    channel.exchange_declare("inner", "fanout", auto_delete=True)
-    queue = channel.queue_declare(exclusive=True).queue
-    channel.queue_bind(queue, "inner")
-    channel.exchange_bind("inner", "amq.topic", "a.*")
-    channel.basic_publish(amqp.Message("through"), "amq.topic", "a.b")
-    assert channel.basic_get(queue, no_ack=True).body == "through"
-    channel.exchange_unbind("inner", "amq.topic", "a.*")
-    channel.basic_publish(amqp.Message("lost"), "amq.topic", "a.b")
-    assert channel.basic_get(queue, no_ack=True) is None
 
 
 def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., Server]) -> None:

@@ -33,14 +33,6 @@ async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world:
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_a_run_for_one_idle_consumer_is_passed_on_whole(world: World) -> None:
-    queue = world.queue()
-    taker = Taker()
-    queue.add_consumer(taker)
-    world.publish(b"", b"q", b"a")
-    assert (taker.runs, taker.bodies, world.broker.memory.held_bytes) == (1, [b"a"], 0)
-
-
 async def test_consumers_take_turns(world: World) -> None:
     queue = world.queue()
     one, two = Taker(no_ack=False), Taker(no_ack=False)
@@ -169,21 +161,6 @@ async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> 
     assert ready(after.broker.queues[b"q"]) == [b"x"]
 
 
-async def test_a_log_whose_messages_all_become_dead_letters_is_kept_small(world: World) -> None:
-    dying = world.queue(b"dying", durable=True, ttl_ms=1, dead_letter_exchange=b"", dead_letter_key=b"dead")
-    dead = world.queue(b"dead", durable=True)
-    for _ in range(4):
-        for _ in range(40):
-            world.publish(b"", b"dying", bytes(10_000), properties=PERSISTENT)
-        world.settle()
-        for _ in range(9):
-            world.advance(1)
-            world.settle()
-    assert (dying.depth, dead.depth) == (0, 160)
-    assert dying.log is not None
-    assert dying.log.log.end - dying.log.log.first < 600_000
-
-
 async def test_a_dead_letter_moves_from_log_to_log_as_one(world: World) -> None:
     dead = world.queue(b"dead", durable=True)
     queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
@@ -289,33 +266,6 @@ async def test_an_application_ends_with_the_last_that_holds_it(world: World, cou
         assert not queue.deleted
     world.owner.release()
     assert queue.deleted
-
-
-async def test_a_queue_whose_takers_are_full_does_not_ask_them_at_every_message(world: World) -> None:
-    """A thousand consumers at their prefetch limit cost a publisher nothing."""
-    queue = world.queue()
-    asked: list[Taker] = []
-
-    class Counting(Taker):
-        def room(self) -> tuple[int, int]:
-            asked.append(self)
-            return super().room()
-
-    takers = [Counting(no_ack=False, room=1) for _ in range(10)]
-    for taker in takers:
-        queue.add_consumer(taker)
-    world.publish(b"", b"q", *[b"x"] * 11)
-    asked.clear()
-    world.publish(b"", b"q", *[b"y"] * 100)
-    assert asked == []
-    takers[3].count = 1
-    queue.settle([takers[3].messages[0]])
-    queue.dispatch()
-    assert takers[3].bodies == [b"x", b"x"]
-    assert len(queue.row.ready) == 100
-    queue.add_consumer(late := Taker())
-    world.publish(b"", b"q", b"z")
-    assert len(late.bodies) == 101
 
 
 async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on(world: World) -> None:
@@ -449,37 +399,6 @@ async def test_a_paused_queue_takes_messages_and_gives_them_out_once_it_is_resum
     assert not queue.cannot_give_yet
     world.topology.set_paused(queue, False)
     assert taker.bodies == [b"0", b"0", b"1", b"2"]
-
-
-async def test_what_comes_back_to_a_paused_queue_in_slices_waits_with_the_rest(world: World) -> None:
-    queue = world.queue()
-    world.publish(b"", b"q", b"0")
-    queue.await_returns()
-    world.topology.set_paused(queue, True)
-    assert queue.cannot_give_yet
-    queue.all_returned()
-    assert not queue.cannot_give_yet
-    taker = Taker()
-    queue.add_consumer(taker)
-    queue.dispatch()
-    assert taker.bodies == []
-    queue.await_returns()
-    world.topology.set_paused(queue, False)
-    assert taker.bodies == []
-    queue.all_returned()
-    assert taker.bodies == [b"0"]
-
-
-async def test_in_a_drain_what_comes_back_in_slices_is_given_to_nobody_else(world: World) -> None:
-    queue = world.queue()
-    world.publish(b"", b"q", b"0")
-    queue.await_returns()
-    world.broker.draining = True
-    queue.all_returned()
-    taker = Taker()
-    queue.add_consumer(taker)
-    queue.dispatch()
-    assert (taker.bodies, ready(queue)) == ([], [b"0"])
 
 
 async def test_a_durable_queue_stays_paused_over_crashes_and_purges_until_it_is_resumed(world: World) -> None:

@@ -108,17 +108,3 @@ async def test_what_basic_get_holds_leaves_consumers_their_prefetch(peer: Peer) 
     assert len(bodies(peer.frames())) == 4
     assert bodies(peer.say(C.Basic.Ack(2))) == [], "that was one of the others"
     assert bodies(peer.say(C.Basic.Ack(1))) == [b"a"]
-
-
-async def test_queues_take_turns_with_the_room_to_a_slow_reader(world: World) -> None:
-    """On one channel or on several."""
-    slow = Peer(world, bound=10_000).login()
-    slow.ask(C.Channel.Open(), 2)
-    for number, name in ((1, "a"), (1, "b"), (2, "c")):
-        slow.ask(C.Queue.Declare(0, name), number)
-        slow.ask(C.Basic.Consume(0, name, name, no_ack=True), number)
-    other = Peer(world).login()
-    for name in ("a", "b", "c"):
-        other.publish("", name, *[name.encode() + bytes(2000)] * 40)
-    firsts = b"".join(body[:1] for _ in range(5) for body in bodies(slow.frames_now()))
-    assert set(firsts[:20]) == set(b"abc")

@@ -166,27 +166,6 @@ async def test_a_transaction_has_bounds_and_above_them_nothing_of_it_is_applied(
     assert held(world) == {"a": [], "b": [], "dying": [b"letter"]}
 
 
-async def test_a_transaction_may_hold_as_much_as_its_bounds_say_again_and_again() -> None:
-    limits = DmpSettings(transaction_messages_max=40, transaction_bytes_max=800)
-    world, peer = await in_transaction("a", settings=limits)
-    peer.ask(C.Queue.Declare(0, "dying", arguments={"x-dead-letter-exchange": "amq.topic"}))
-    fill(world, "dying", b"1", b"2")
-    peer.say(C.Basic.Consume(0, "dying"))
-    for tag, end in ((1, C.Tx.Commit()), (2, C.Tx.Rollback()), (2, C.Tx.Commit())):
-        peer.method(C.Basic.Reject(tag, False))
-        peer.publish("", "a", *[bytes(100)] * 8)
-        assert peer.ask(end).name == f"{end.name}Ok"
-    assert (world.broker.queues[b"a"].depth, world.broker.counts.rejected) == (16, 2)
-
-
-async def test_a_single_message_may_be_larger_than_the_bound() -> None:
-    world, peer = await in_transaction("a", settings=DmpSettings(transaction_bytes_max=10))
-    for _ in range(2):
-        peer.publish("", "a", bytes(100))
-        assert peer.ask(C.Tx.Commit()).name == "Tx.CommitOk"
-    assert world.broker.queues[b"a"].depth == 2
-
-
 async def test_what_is_held_counts_as_memory_and_cannot_wait_for_it() -> None:
     world, peer = await in_transaction("a", settings=DmpSettings(memory_bytes_max=1 << 20))
     for _ in range(11):

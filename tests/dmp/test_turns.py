@@ -10,10 +10,11 @@ from pamqp import base, commands
 
 from dmp.amqp.wire import encode
 from dmp.data_types import short
+from dmp.listener import DmpService
 from dmp.message import Message
 from dmp.queues import Queue
 from dmp.row import ReadyRow
-from tests.dmp.amqp_peer import Peer, bodies, publish
+from tests.dmp.amqp_peer import Peer, bodies, closed, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.commits import fail, journal_write
 
@@ -58,15 +59,14 @@ async def test_many_dead_letters_are_buried_in_turns_and_in_order(hurried: World
     assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.row.ready)
 
 
-async def test_the_few_dead_of_one_queue_do_not_wait_for_the_many_of_another(hurried: World) -> None:
-    dead = hurried.queue(b"dead")
-    many = numbered(400)
-    rejected(hurried, dying(hurried, b"q"), many)
-    rejected(hurried, dying(hurried, b"other"), [b"few"])
-    hurried.broker.timers.run_due()
-    assert b"few" in ready(dead)
-    hurried.finish_work()
-    assert sorted(ready(dead)) == [*many, b"few"]
+async def test_a_dead_letter_that_goes_to_many_queues_has_a_turn_of_its_own(hurried: World) -> None:
+    many = [hurried.queue(b"dead%d" % number) for number in range(100)]
+    for queue in many:
+        hurried.topology.bind(b"amq.fanout", queue)
+    rejected(hurried, hurried.queue(b"q", dead_letter_exchange=b"amq.fanout"), numbered(3))
+    for letters in (1, 2, 3):
+        assert {queue.depth for queue in many} == {letters}
+        hurried.broker.timers.run_due()
 
 
 async def test_dead_letters_outlive_their_queue(world: World) -> None:
@@ -108,18 +108,6 @@ async def test_much_that_expires_at_once_goes_in_turns_and_nobody_is_given_any_o
     assert world.broker.memory.held_bytes == 0
 
 
-async def test_very_many_that_one_message_pushes_out_go_in_turns(hurried: World) -> None:
-    dead, queue = hurried.queue(b"dead"), dying(hurried, b"q", bytes_max=1200)
-    sent = numbered(200)
-    hurried.publish(b"", b"q", *sent)
-    hurried.publish(b"", b"q", b"x" * 1000)
-    assert 50 < len(queue.row.ready) < 200
-    hurried.finish_work()
-    assert ready(dead) == sent[:167]
-    assert ready(queue) == [*sent[167:], b"x" * 1000]
-    assert queue.deadline == math.inf
-
-
 async def test_a_get_behind_what_expires_waits_until_that_is_gone(world: World) -> None:
     peer = Peer(world).login()
     peer.method(C.Queue.Declare(0, "q"))
@@ -154,16 +142,6 @@ async def test_a_connection_leaves_others_their_turn(hurried: World, request_: b
     assert hurried.broker.counts.published + len(peer.frames_now()) in (count, 2 * count)
 
 
-async def test_a_refusal_amid_a_long_stretch_still_hears_the_clients_answer(hurried: World) -> None:
-    cheap = encode(C.Basic.Cancel("nobody", True), 1)
-    for count in range(40):  # somewhere in there the turn ends with the method that is refused
-        peer = Peer(hurried).login()
-        bad = encode(C.Channel.Open(), 1)
-        peer.send(cheap * count + bad + encode(C.Connection.CloseOk(), 0))
-        assert peer.names() == ["Connection.Close"]
-        assert peer.connection.finished, count
-
-
 async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_order(hurried: World) -> None:
     queue, sent = hurried.queue(), numbered(5000)
     hurried.publish(b"", b"q", *sent)
@@ -178,19 +156,6 @@ async def test_very_many_messages_are_given_to_who_has_room_in_turns_and_in_orde
     hurried.finish_work()
     assert taker.bodies == [*sent, b"last"]
     assert queue.deadline == math.inf
-
-
-async def test_very_many_messages_go_round_all_consumers_in_turns(hurried: World) -> None:
-    queue, sent = hurried.queue(), numbered(3 * 2000)
-    takers = [Taker(no_ack=False) for _ in range(3)]
-    for taker in takers:
-        queue.add_consumer(taker)
-    queue.pause()
-    hurried.publish(b"", b"q", *sent)
-    queue.resume()
-    assert 0 < queue.unacked < 1000
-    hurried.finish_work()
-    assert [taker.bodies for taker in takers] == [sent[at::3] for at in range(3)]
 
 
 @pytest.mark.parametrize("stops", [Queue.purge, Queue.pause, Queue.delete])
@@ -259,6 +224,97 @@ async def test_all_that_a_channel_holds_is_settled_by_one_word(world: World, met
     assert {queue.depth for queue in after.broker.queues.values()} == {20 * comes_back}
 
 
+def holding(world: World, count: int) -> tuple[Peer, Queue]:
+    """A client that holds so many messages of a durable queue."""
+    queue = world.queue(b"q", durable=True)
+    peer = Peer(world).login()
+    peer.method(C.Basic.Consume(0, "q", "tag"))
+    world.publish(b"", b"q", *numbered(count), properties=PERSISTENT)
+    world.settle()
+    world.finish_work()
+    peer.frames_now()
+    assert queue.unacked == count
+    world.clock.step = 1.0
+    return peer, queue
+
+
+async def test_very_many_are_acknowledged_in_turns_and_input_waits_for_them(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.send(encode(C.Basic.Ack(200, True), 1) + encode(C.Basic.Qos(0, 1), 1))
+    assert 100 < queue.unacked < 300
+    assert peer.frames_now() == [], "what comes behind waits"
+    world.finish_work()
+    assert queue.unacked == 100
+    assert peer.names() == ["Basic.QosOk"]
+    peer.method(C.Basic.Ack(200, True))
+    assert closed(peer) == ("Channel.Close", 406), "they are settled once"
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, numbered(300)[200:])
+    world.settle()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == numbered(300)[200:]
+
+
+async def test_what_is_acknowledged_stays_so_where_the_connection_is_lost_amid_it(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(C.Basic.Ack(200, True))
+    peer.lose()
+    assert 0 < queue.unacked < 300
+    assert ready(queue) != numbered(300)[200:], "not all is back yet"
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, numbered(300)[200:])
+    assert world.broker.counts.acknowledged == 200
+
+
+async def test_very_many_come_back_in_turns_and_nobody_is_given_some_before_all_are_there(
+    world: World,
+) -> None:
+    peer, queue = holding(world, 300)
+    other = Taker(no_ack=False)
+    queue.add_consumer(other)
+    peer.lose()
+    queue.dispatch()
+    assert 0 < queue.depth < 300
+    assert other.bodies == []
+    world.finish_work()
+    assert other.bodies == numbered(300)
+
+
+@pytest.mark.parametrize(
+    "method", [C.Basic.Ack(300, True), C.Basic.Nack(300, True, True), C.Basic.Nack(300, True, False)]
+)
+async def test_a_queue_may_be_deleted_amid_what_is_settled_in_turns(world: World, method: base.Frame) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(method)
+    assert 0 < queue.unacked < 300
+    world.topology.delete_queue(queue)
+    world.finish_work()
+    assert world.broker.memory.held_bytes == 0
+    assert "Basic.QosOk" in [value.name for _, value in peer.say(C.Basic.Qos(0, 1))]
+
+
+async def test_what_is_delivered_again_in_turns_keeps_its_order(world: World) -> None:
+    peer, queue = holding(world, 300)
+    world.publish(b"", b"q", b"behind", properties=PERSISTENT)
+    world.settle()
+    peer.frames_now()
+    peer.method(C.Basic.Recover(False))
+    assert 0 < len(bodies(peer.frames_now())) < 300
+    peer.lose()
+    world.finish_work()
+    assert (queue.unacked, ready(queue)) == (0, [*numbered(300), b"behind"])
+
+
+async def test_what_is_acknowledged_is_written_before_the_server_has_stopped(world: World) -> None:
+    peer, queue = holding(world, 300)
+    peer.method(C.Basic.Ack(300, True))
+    assert queue.unacked > 0
+    DmpService(world.broker).drain()
+    world.store.commit_pending()
+    after = await world.again()
+    assert ready(after.broker.queues[b"q"]) == []
+
+
 def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
     for several in (1, 5, 40):
         row = ReadyRow(Message(head(), b"", number) for number in range(1000, 1200))
@@ -267,30 +323,6 @@ def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> No
             those = sorted(numbers[start : start + several])
             row.put_back([Message(head(), b"", number) for number in those])
         assert [message.number for message in row] == [*sorted(numbers), *range(1000, 1200)]
-
-
-def test_what_comes_back_among_what_others_gave_back_costs_no_more_the_more_that_was() -> None:
-    class Counted(ReadyRow):
-        taken = 0
-
-        def popleft(self) -> Message:
-            Counted.taken += 1
-            return super().popleft()
-
-    row = Counted(Message(head(), b"", number) for number in range(0, 20_000, 2))
-    numbers = [*range(1, 20_000, 2)]
-    for end in range(len(numbers), 0, -100):  # the newest first
-        row.put_back([Message(head(), b"", number) for number in numbers[end - 100 : end]])
-    assert [message.number for message in row] == [*range(20_000)]
-    assert Counted.taken <= len(numbers)
-
-
-async def test_bytes_that_wait_for_the_disk_are_counted_until_it_has_them(world: World) -> None:
-    queue = world.queue(b"q", durable=True, bytes_max=10, rejects=True)
-    world.publish(b"", b"q", b"1234", properties=PERSISTENT)
-    assert (queue.arrivals.body_bytes, queue.room_for(head(b"q", 4), 3)) == (4, 1)
-    world.settle()
-    assert (queue.arrivals.body_bytes, queue.room_for(head(b"q", 4), 3)) == (0, 1)
 
 
 async def many_bindings(world: World, exchange: str, count: int) -> Peer:

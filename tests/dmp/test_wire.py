@@ -142,27 +142,6 @@ def test_runs_are_the_messages_again(shapes: list[tuple[int, int]]) -> None:
     assert again == [(message.key, message.body) for message in given_]
 
 
-@given(
-    st.integers(1, 40) | st.sampled_from([wire.WALKED_MAX, wire.WALKED_MAX + 2, 1000]),
-    st.integers(0, 40),
-    st.sampled_from([b"", b"longer"]) | st.integers(0, 30),
-    st.integers(0, 300),
-)
-def test_as_many_are_found_alike_as_there_are(alike: int, at: int, odd: bytes | int, others: int) -> None:
-    """`alike` messages with one envelope. Then those of another: with a byte that differs, or another body;
-    or an envelope alone.
-    """
-    one = wire.message(Message(b"sink", b"some key", b"body"))
-    before = len(one) - 4
-    other = bytearray(one)
-    if isinstance(odd, int):
-        other[odd % before] ^= 1
-    else:
-        other[:] = wire.message(Message(b"sink", b"some key", odd)) if odd else one[:before]
-    data = bytes(at) + one * alike + bytes(other) * (others if odd != b"" else 1)
-    assert wire.uniform(data, at, len(one), before) == alike
-
-
 @pytest.mark.parametrize(
     ("code", "text"),
     [(Reply.OK, "200 OK x"), (Reply.BAD_LEASE, "402 BAD-LEASE x"), (Reply.NOT_FOUND, "404 NOT-FOUND x")],

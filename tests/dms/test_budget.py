@@ -2,7 +2,7 @@
 
 import pytest
 
-from dms.engine import CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP, LINE_LEAST
+from dms.engine import CREDIT_BYTES, CREDITS_FREE, CREDITS_STEP
 from dms.settings import DmsSettings
 from dms.wire import Status, Type, pack, pack_name
 from shared.budget import Account
@@ -203,16 +203,3 @@ def test_consumes_that_wait_end_in_a_refusal_and_who_goes_makes_room() -> None:
     assert account.used_bytes == CREDITS_STEP * CREDIT_BYTES
     neighbour.lose()
     assert account.used_bytes == 0
-
-
-def test_waits_that_ended_with_their_connections_are_not_kept_behind_one_that_goes_on() -> None:
-    world = World(MEMORY)
-    first = with_queue(world)
-    assert first.consume("orders", 1) == []
-    for _ in range(1000):
-        peer = world.connect()
-        peer.consume("orders", 1)
-        peer.lose()
-    assert len(world.engine.queues[b"orders"].line) <= LINE_LEAST
-    first.produce("orders", b"x")
-    assert world.engine.queues[b"orders"].held == 1

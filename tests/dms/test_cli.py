@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -345,13 +344,13 @@ def test_a_dead_letter_queue_that_is_not_there_is_told_when_it_is_named(dms: Com
     assert dms("create", "-q", "names-one", "--dead-letter", "typo")[2] == ""
 
 
-@pytest.mark.parametrize("on_terminal", [True, False])
-def test_on_a_terminal_a_consumer_of_an_empty_queue_says_that_it_waits(
-    dms: Command, monkeypatch: pytest.MonkeyPatch, on_terminal: bool
-) -> None:
-    dms("create", "-q", "silent", "--exist-ok")
-    monkeypatch.setattr("shared.cli.commands.TOLD_SECONDS", 0.0)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: on_terminal)
-    code, _, said = dms("consume", "-q", "silent")
-    assert code == ExitCode.TEMPORARY
-    assert ("silent has no message to give; waiting for one" in said) is on_terminal
+def test_what_is_there_is_taken_and_a_timeout_ends_the_wait_for_more(dms: Command) -> None:
+    dms("create", "-q", "some")
+    dms("produce", "some", "a", "b", "c")
+    code, out, said = dms("consume", "some", "--max", "5", "--timeout", "0.2")
+    assert (code, out) == (ExitCode.TEMPORARY, "a\nb\nc\n")
+    assert said == "brokers: no message came in time; 2 more were asked for\n"
+    dms("produce", "some", "d", "e")
+    assert dms("consume", "some", "-c", "--timeout", "0.2") == (0, "d\ne\n", "")
+    assert {"queue": "some", "depth": 0} in rows(dms("list", "--json")[1])
+    assert dms("consume", "some", "--timeout", "0")[0] == ExitCode.USAGE

@@ -146,44 +146,6 @@ async def test_no_more_is_asked_for_than_is_wanted_in_all(peer: Peer, client: Cl
     assert peer.requests.count(spec.CONSUME) == 10
 
 
-async def test_tasks_that_wait_beside_the_one_that_gets_the_last_end_too(
-    client: Client, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with client.consume("jobs", prefetch=4, at_most=2) as messages:
-        got = []
-
-        async def take() -> None:
-            async for message in messages:
-                got.append(message.body)
-                await message.ack()
-
-        with trio.fail_after(5):
-            async with trio.open_nursery() as nursery:
-                for _ in range(4):
-                    nursery.start_soon(take)
-                await trio.testing.wait_all_tasks_blocked()
-                await client.produce_many("jobs", [b"one", b"two", b"three"])
-        assert sorted(got) == [b"one", b"two"]
-
-
-async def test_one_at_a_time_asks_only_when_one_is_wanted(peer: Peer, client: Client) -> None:
-    await client.produce_many("jobs", [b"one", b"two"])
-    async with client.consume("jobs") as messages:
-        await anext(messages)
-        await trio.testing.wait_all_tasks_blocked()
-        assert [body for _, body in peer.queues["jobs"]] == [b"two"]
-
-
-async def test_several_at_once_are_acknowledged_in_one_go(peer: Peer, client: Client) -> None:
-    await client.produce_many("jobs", [b"%d" % number for number in range(9)])
-    async with client.consume("jobs", prefetch=9) as messages:
-        got = [await anext(messages) for _ in range(9)]
-        await messages.ack(*got[:5])
-        await messages.nack(*got[5:])
-    await trio.testing.wait_all_tasks_blocked()
-    assert [body for _, body in peer.queues["jobs"]] == [b"5", b"6", b"7", b"8"]
-
-
 async def test_the_iterator_outlasts_timeouts_and_receive_tells_them(
     client: Client, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -248,24 +210,6 @@ async def test_again_sends_only_what_had_no_answer(
     assert peer.connections == 3
 
 
-async def test_refusals_keep_their_places_when_the_rest_is_sent_again(
-    peer: Peer, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def refuses_one(stream: trio.StapledStream) -> None:
-        await peer.greet(stream)
-        for answer in (spec.frame(spec.PRODUCE + 1, 2), error(3, spec.FULL, b"full")):
-            await read_frame(stream)
-            await stream.send_all(answer)
-
-    peer.scripts = [refuses_one]
-    peer.queues["jobs"] = deque()
-    async with connect() as client:
-        with pytest.raises(dms.QueueFull) as caught:
-            await client.produce_many("jobs", [b"0", b"1", b"2", b"3"], again=True)
-        assert caught.value.refused == (1,)
-        assert [body for _, body in peer.queues["jobs"]] == [b"2", b"3"]
-
-
 async def test_a_consumer_goes_on_over_a_new_connection(
     peer: Peer, client: Client, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -298,14 +242,6 @@ async def test_a_worker_as_it_is_documented_goes_on_where_an_ack_finds_its_conne
                 break
     assert handled[0] == b"one"
     assert handled[-3:] == [b"one", b"two", b"three"]
-
-
-async def test_an_ack_of_a_closed_consumer_is_no_lost_connection(peer: Peer, client: Client) -> None:
-    await client.produce("jobs", b"one")
-    async with client.consume("jobs") as messages:
-        message = await anext(messages)
-    with pytest.raises(Unreachable, match="closed"):
-        await message.ack()
 
 
 @pytest.mark.parametrize("how", ["ends", "breaks", "is cancelled"])
@@ -352,16 +288,6 @@ async def test_a_server_that_stays_away_is_unreachable_after_a_while(
                 await anext(messages)
         assert 30 < trio.current_time() < 45
         assert 1_000_000 - peer.refusing < 60, "with growing pauses"
-
-
-async def test_a_server_that_answers_nothing_is_not_asked_in_a_hot_loop(
-    peer: Peer, autojump_clock: trio.testing.MockClock
-) -> None:
-    peer.scripts = [peer.greet] * 1000
-    async with connect(retry_seconds=20) as client:
-        with pytest.raises(Unreachable):
-            await client.produce("jobs", b"x", again=True)
-    assert 1 < peer.connections < 40
 
 
 @pytest.mark.parametrize(

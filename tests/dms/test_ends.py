@@ -147,18 +147,3 @@ def test_who_has_not_made_the_handshake_takes_nobodys_place(world: World) -> Non
     assert all(client.connection.awaits_first is None for client in clients)
     silent[0].send(wire.pack(Type.HANDSHAKE, 1)[-1:])
     assert statuses(silent[0].take()) == [Status.INTERNAL]
-
-
-def test_who_does_not_read_is_not_read_from() -> None:
-    world = World(DmsSettings(persist=False, queues_max=200))
-    peer = world.connect(bound=10_000)
-    for number in range(150):
-        peer.create(f"{number:060}")
-    for _ in range(300):
-        peer.send(wire.pack(Type.LIST_QUEUES, 1))
-    assert not peer.connection.reading
-    assert peer.connection.outbox.size < 300_000
-    taken = 0
-    while frames := peer.take():
-        taken += len(frames)
-    assert taken == 300

@@ -51,17 +51,6 @@ def test_a_message_past_its_time_is_dropped_and_counted(world: World) -> None:
     assert world.engine.counts.dropped == 2
 
 
-def test_a_held_message_outlives_its_time_until_it_comes_back(world: World) -> None:
-    peer = made(world, ttl_ms=10_000, dead_letter="dead")
-    peer.produce("orders", b"kept", b"late")
-    (kept, _), (late, _) = peer.consume("orders", 2)
-    world.advance(60)
-    assert statuses(peer.ack(kept)) == [Status.OK]
-    peer.nack(late)
-    assert world.depths() == {"orders": 0, "dead": 1}
-    assert bodies(peer, "dead") == [b"late"]
-
-
 def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
     peer = made(world, max_deliveries=2, dead_letter="dead")
     peer.produce("orders", b"poison", b"good")
@@ -109,23 +98,6 @@ def test_what_a_redrive_leaves_keeps_its_delay(world: World) -> None:
     assert bodies(peer, "orders", 1) == [b"b"]
 
 
-def test_a_lost_connection_counts_as_a_delivery(world: World) -> None:
-    made(world, max_deliveries=2, dead_letter="dead").produce("orders", b"poison")
-    for _ in range(2):
-        peer = world.connect()
-        assert len(peer.consume("orders")) == 1
-        peer.lose()
-    assert world.depths() == {"orders": 0, "dead": 1}
-
-
-def test_what_expires_in_the_row_moves_too(world: World) -> None:
-    peer = made(world, ttl_ms=5000, dead_letter="dead")
-    peer.produce("orders", *(b"%d" % n for n in range(20)))
-    world.advance(6)
-    assert world.depths() == {"orders": 0, "dead": 20}
-    assert bodies(peer, "dead", 20) == [b"%d" % n for n in range(20)]
-
-
 @pytest.mark.parametrize("room", [1000, 30, 2])
 def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_room(
     world: World, room: int, monkeypatch: pytest.MonkeyPatch
@@ -149,42 +121,6 @@ def test_however_many_die_at_once_none_goes_out_and_all_move_as_far_as_there_is_
         world.advance(3)
         taken += bodies(world.connect(), "dead", room)
         assert len(set(taken)) == 2 * room
-
-
-def test_however_many_that_came_back_die_at_once_none_goes_out(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch, 1, 2)
-    peer = made(world, ttl_ms=10_000, dead_letter="dead")
-    old = [b"%d" % number for number in range(9)]
-    peer.produce("orders", *old)
-    held = peer.consume("orders", 9)
-    world.advance(5)
-    peer.produce("orders", b"young")
-    held += peer.consume("orders")
-    peer.nack(*(number for number, _ in reversed(held)))
-    world.now += 5.1
-    queue = world.engine.queues[b"orders"]
-    queue.expire(world.times.now_ms())
-    requeued = sum(len(run) for _, run in queue.ready.requeued)
-    assert 0 < requeued < 10, "the first turn is over, and there is more to do"
-    waiting = world.connect()
-    assert waiting.consume("orders") == []
-    world.advance(1)
-    assert [body for _, body in deliveries(waiting.take())] == [b"young"]
-    assert [body for _, body in waiting.consume("dead", 20)] == old
-
-
-def test_all_that_came_back_die_also_where_they_have_no_place(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch, 1, 2)
-    peer = made(world, ttl_ms=10_000, dead_letter="missing")
-    peer.produce("orders", *(b"%d" % number for number in range(9)))
-    peer.nack(*(number for number, _ in peer.consume("orders", 9)))
-    world.advance(10.5)
-    assert world.engine.queues[b"orders"].ready.requeued == []
-    assert world.depths()["orders"] == 9
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -288,25 +224,6 @@ def test_options_that_settings_have_since_hold_for_what_was_there_before(snapsho
     assert world.depths()["orders"] == 0
 
 
-@pytest.mark.parametrize("snapshot", [False, True])
-def test_deliveries_are_counted_over_restarts(snapshot: bool) -> None:
-    world = World()
-    made(world, max_deliveries=3, dead_letter="dead").produce("orders", b"poison", b"behind")
-    for delivery in range(3):
-        assert world.depths() == {"orders": 2, "dead": 0}, delivery
-        peer = world.connect()
-        assert [body for _, body in peer.consume("orders")] == [b"poison"]
-        world.advance(1)  # the note of the delivery is written
-        if snapshot:
-            for queue in world.engine.queues.values():
-                assert queue.log is not None
-                queue.log.snapshot()
-            world.settle()
-        world.kill()
-    assert world.depths() == {"orders": 1, "dead": 1}
-    assert world.call("peek", queue="dead")[0]["properties"]["dead_letter"]["deliveries"] == 3
-
-
 def test_the_settings_patterns_are_options_too() -> None:
     settings = DmsSettings(queues={"job-*": QueueSettings(max_deliveries=1), "*": QueueSettings(depth=2)})
     world = World(settings)
@@ -336,12 +253,6 @@ def test_a_pattern_that_matches_the_queue_of_the_dead_too_does_not_let_them_die_
     assert world.call("redrive", queue="dead")["moved"] == 1
 
 
-def test_a_name_that_no_queue_can_have_is_no_setting() -> None:
-    for name in ("x" * 65, "a\nb"):
-        with pytest.raises(ValueError, match="dead_letter: a name"):
-            QueueSettings(dead_letter=name)
-
-
 def test_deliveries_that_are_not_asked_for_cost_no_entry() -> None:
     world = World()
     peer = world.connect()
@@ -351,12 +262,6 @@ def test_deliveries_that_are_not_asked_for_cost_no_entry() -> None:
     assert world.times.timers.next == float("inf")
 
 
-def test_a_name_in_the_options_is_a_queues() -> None:
-    peer = World(DmsSettings(persist=False)).connect()
-    assert statuses(peer.create("a", b'{"dead_letter":"' + b"x" * 65 + b'"}')) == [Status.PROTOCOL_ERROR]
-    assert wire.unpack_list(peer.ask(wire.Type.LIST_QUEUES)[0][4])[0] == 0
-
-
 def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it() -> None:
     world = World()
     world.connect().create("orders")
@@ -364,19 +269,6 @@ def test_a_purge_takes_what_has_come_also_where_the_disk_has_yet_to_confirm_it()
     queue.produce([b"a", b"b"], 2)
     assert (queue.depth, queue.end) == (2, 1)
     assert world.call("purge", queue="orders") == {"purged": 2, "held": 0}
-
-
-def test_a_message_that_the_disk_did_not_take_leaves_its_time_to_none_that_comes_later() -> None:
-    world = World()
-    peer = made(world, ttl_ms=60_000)
-    fail(world.disk, errno.ENOSPC, journal_write, times=1)
-    assert statuses(peer.produce("orders", b"a", b"b")) != [Status.OK] * 2
-    world.advance(50)
-    assert statuses(peer.produce("orders", b"c")) == [Status.OK]
-    world.advance(20)
-    assert world.depths()["orders"] == 1
-    world.advance(41)
-    assert world.depths()["orders"] == 0
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -399,39 +291,3 @@ def test_a_time_that_ends_before_the_disk_has_answered(option: str, taken: bool)
         world.advance(61)
         peer.take()
         assert [body for _, body in peer.consume("orders")] == [b"late"]
-
-
-def test_what_comes_back_in_its_time_is_not_taken_for_those_before_it(world: World) -> None:
-    peer = made(world, ttl_ms=60_000)
-    peer.produce("orders", b"a")
-    world.advance(40)
-    peer.produce("orders", b"b")
-    (_, (second, _)) = peer.consume("orders", 2)
-    world.advance(21)
-    peer.nack(second)
-    assert bodies(peer, "orders", 1) == [b"b"]
-
-
-def test_a_retry_waits_over_a_restart() -> None:
-    world = World()
-    peer = made(world, retry_ms=60_000)
-    peer.produce("orders", b"a")
-    ((held, _),) = peer.consume("orders")
-    peer.nack(held)
-    world.advance(1)  # the note of it is written
-    world.kill()
-    peer = world.connect()
-    assert peer.consume("orders") == []
-    world.advance(25)
-    assert peer.take() == []
-
-
-def test_what_came_back_is_purged_too(world: World) -> None:
-    peer = made(world)
-    peer.produce("orders", b"a", b"b")
-    ((held, _),) = peer.consume("orders")
-    peer.nack(held)
-    world.call("purge", queue="orders")
-    assert world.depths()["orders"] == 0
-    peer.produce("orders", b"c")
-    assert bodies(peer, "orders", 2) == [b"c"]

@@ -58,16 +58,6 @@ def test_messages_that_the_disk_does_not_take_leave_their_places_to_the_next() -
     assert [body for _, body in world.connect().consume("orders", 2)] == [b"c"]
 
 
-def test_best_effort_gives_what_it_goes_on_with_to_who_waits() -> None:
-    world = World(DmsSettings(disk_failed="best-effort"))
-    peer, consumer = world.connect(), world.connect()
-    peer.create("orders")
-    assert consumer.consume("orders") == []
-    world.disk.before = _fail_syncs
-    assert statuses(peer.produce("orders", b"a")) == [Status.OK]
-    assert [frame[4] for frame in consumer.take()] == [b"a"]
-
-
 def test_best_effort_refuses_for_want_of_space_and_keeps_to_the_disk() -> None:
     world = World(DmsSettings(disk_failed="best-effort"))
     peer = world.connect()

@@ -12,9 +12,7 @@ from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.errors import StoreError
 from shared.net.session import SessionBase
-from shared.storage.log import Ticket
-from tests.dms.world import Peer, World, deliveries, statuses
-from tests.support.connections import MemoryConnection
+from tests.dms.world import Peer, World, statuses
 
 NAME = wire.pack_name("q")
 OTHER = wire.pack_name("r")
@@ -138,100 +136,6 @@ def apart(found: Any) -> object:
     return pushed, answers, rest
 
 
-def test_more_than_a_few_runs_are_taken_too() -> None:
-    reads = [(0, each(Type.PRODUCE, 1, 2500, NAME + b"body")), (0, each(Type.CONSUME, 1, 1500, NAME))]
-    reads += [(0, turns(0, 1000)), (0, each(Type.ACK, first_id(1000), 1500))]
-    assert said(False, reads, depth=3000) == said(False, reads, depth=3000, fast_path=False)
-
-
-def test_what_a_closed_loop_sends_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(DmsSettings(persist=False))
-    producer, consumer = world.connect(), world.connect()
-    producer.create("q")
-    consumer.send(wire.pack(Type.CONSUME, 1, NAME))
-    monkeypatch.delattr(Session, "apply")
-    for number in range(3):
-        exchange(producer, produce(number), (Type.PRODUCE_OK, number))
-        exchange(consumer, b"", (Type.DELIVER, first_id(number)))
-        exchange(consumer, turn(first_id(number), 2), (Type.ACK_OK, first_id(number)))
-    exchange(producer, produce(3), (Type.PRODUCE_OK, 3))
-    exchange(consumer, b"", (Type.DELIVER, first_id(3)))
-    acked, made, came = (Type.ACK_OK, first_id(3)), (Type.PRODUCE_OK, 4), (Type.DELIVER, first_id(4))
-    exchange(consumer, turn(first_id(3), 2, made=produce(4)), acked, made, came)
-    exchange(consumer, wire.pack(Type.ACK, first_id(4)), (Type.ACK_OK, first_id(4)))
-
-
-def test_what_came_back_goes_before_what_nobody_had(world: World) -> None:
-    peer = world.connect()
-    peer.create("q")
-    peer.produce("q", b"a", b"b", b"c")
-    (first, _), (second, _) = peer.consume("q", 2)
-    peer.nack(first)
-    peer.send(turn(second, 2))
-    assert [body for _, body in deliveries(peer.take())] == [b"a"]
-    assert world.engine.counts.redelivered == 1
-
-
-def test_what_is_delayed_is_not_delivered_before_its_time(world: World) -> None:
-    peer = world.connect()
-    peer.create("q", b'{"delay_ms":5000}')
-    peer.produce("q", b"a")
-    world.advance(6)
-    ((held, _),) = peer.consume("q")
-    peer.produce("q", b"b")
-    peer.send(turn(held, 2))
-    assert [frame[0] for frame in peer.take()] == [Type.ACK_OK]
-    world.advance(6)
-    assert [body for _, body in deliveries(peer.take())] == [b"b"]
-
-
-def test_a_delivery_on_the_fast_path_counts_over_a_restart() -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("q", b'{"max_deliveries":1}')
-    peer.produce("q", b"a", b"b")
-    ((held, _),) = peer.consume("q")
-    peer.send(turn(held, 2))
-    assert [body for _, body in deliveries(peer.take())] == [b"b"]
-    world.advance(1)  # the note of the delivery is written
-    world.kill()
-    assert world.depths() == {"q": 0}
-
-
-def test_an_ack_of_another_queues_message_is_that_queues(world: World) -> None:
-    peer = world.connect()
-    for name in "qr":
-        peer.create(name)
-        peer.produce(name, b"a", b"b")
-    ((other, _),) = peer.consume("r")
-    peer.consume("q")
-    peer.send(turn(other, 2))
-    assert statuses(peer.take()) == [Status.OK, Status.OK]
-    assert world.depths() == {"q": 2, "r": 1}
-
-
-def test_a_turn_with_a_queue_that_is_gone_is_refused(world: World) -> None:
-    peer = world.connect()
-    peer.create("q")
-    peer.produce("q", b"a", b"b")
-    ((held, _),) = peer.consume("q")
-    world.connect().ask(Type.DELETE_QUEUE, NAME)
-    peer.send(turn(held, 2))
-    assert statuses(peer.take()) == [Status.QUEUE_NOT_FOUND] * 2
-
-
-def test_an_ack_before_a_produce_that_is_refused_counts_once(world: World) -> None:
-    peer = world.connect()
-    peer.create("q")
-    peer.produce("q", b"a", b"b")
-    ((held, _),) = peer.consume("q")
-    peer.send(turn(held, 2, made=produce(7, b"\0\1s")))
-    frames = peer.take()
-    assert sorted(statuses(frames)) == [Status.OK, Status.OK, Status.QUEUE_NOT_FOUND]
-    assert [body for _, body in deliveries(frames)] == [b"b"]
-    assert world.depths() == {"q": 1}
-
-
 def test_of_a_damaged_queue_the_fast_path_gives_nothing_either() -> None:
     world = World()
     peer = world.connect()
@@ -249,32 +153,3 @@ def exchange(peer: Peer, data: bytes, *replies: tuple[Type, int]) -> None:
     if data:
         peer.send(data)
     assert [(frame[0], frame[3]) for frame in peer.take()] == [*replies]
-
-
-def test_a_delivery_goes_with_the_answers_to_the_commit_that_brought_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("q")
-    peer.produce("q", b"a")
-    ((held, _),) = peer.consume("q")
-    writes: list[bytes] = []
-    monkeypatch.setattr(MemoryConnection, "write", lambda _, data: writes.append(data))
-    peer.send(turn(held, 2, made=produce(4)))
-    assert [[frame[0] for frame in wire.decode(data)[0]] for data in writes] == [
-        [Type.ACK_OK, Type.PRODUCE_OK, Type.DELIVER]
-    ]
-
-
-def test_a_delivery_does_not_wait_for_a_commit_behind_its_own() -> None:
-    world = World()
-    peer = world.connect()
-    peer.create("q")
-    peer.produce("q", b"a")
-    ((held, _),) = peer.consume("q")
-    peer.send(wire.pack(Type.CONSUME, 2, NAME))
-    peer.session.receive(wire.pack(Type.ACK, held))  # with the next commit
-    queue = world.engine.queues[b"q"]
-    queue.arrived([(0, 0, queue.end, (b"b",), 1, Ticket())])  # of an earlier one
-    assert [body for _, body in deliveries(peer.take())] == [b"b"]

@@ -3,7 +3,6 @@
 import pytest
 
 from dms import wire
-from dms.settings import DmsSettings
 from dms.states import State
 from dms.wire import Status, Type
 from tests.dms.world import MEMORY, NAME, World, statuses, with_queue
@@ -156,35 +155,6 @@ def test_a_payload_that_is_too_large_is_refused_among_others_too(world: World, s
     assert sum(world.depths().values()) == 2
 
 
-def test_the_payload_behind_a_header_that_came_alone_is_awaited() -> None:
-    peer = World(DmsSettings(persist=False)).connect()
-    frame = wire.pack(Type.CREATE_QUEUE, 2, wire.pack_name("a"))
-    listing = wire.pack(Type.LIST_QUEUES, 3)
-    awaited = []
-    for piece in (frame[:16], frame[16:], listing, listing + frame[:3], frame[3:]):
-        peer.send(piece)
-        awaited.append(peer.connection.rests_awaited)
-    assert awaited == [1, 1, 1, 2, 2]
-
-
-def test_what_follows_a_frame_does_not_complete_it(world: World) -> None:
-    """A payload that ends within its name, and the next header begins as the name would go on."""
-    name = wire.MAGIC.to_bytes(4, "big")[:2].decode()
-    peer = with_queue(world, name)
-    whole = wire.pack(Type.PRODUCE, 1, wire.pack_name(name) + b"body")
-    peer.send(whole + wire.pack(Type.PRODUCE, 2, wire.pack_name(name)[:2]) + whole)
-    found = statuses(peer.take())
-    assert (found[0], found[2]) == (Status.OK, Status.OK) != found[1:2]
-    assert world.depths() == {name: 2}
-
-
-def test_what_vanishes_mid_frame_leaves_nothing_behind(world: World) -> None:
-    peer, other = with_queue(world), world.connect()
-    peer.send(wire.pack(Type.PRODUCE, 1, NAME + b"whole") + wire.pack(Type.PRODUCE, 2, NAME + b"half")[:-1])
-    peer.lose()
-    assert [body for _, body in other.consume("orders", 2)] == [b"whole"]
-
-
 def test_a_frame_that_does_not_end_is_not_waited_for_for_ever() -> None:
     world = World(MEMORY)
     slow = world.connect()
@@ -192,16 +162,5 @@ def test_a_frame_that_does_not_end_is_not_waited_for_for_ever() -> None:
     world.advance(29)
     assert not slow.connection.finished
     world.advance(2)
-    assert statuses(slow.take()) == [Status.PROTOCOL_ERROR]
-    assert slow.connection.finished
-
-
-def test_a_thrown_away_payload_may_not_trickle_for_ever() -> None:
-    world = World(MEMORY)
-    slow = world.connect()
-    slow.send(wire.HEADER.pack(wire.MAGIC, 5000, Type.PRODUCE, 1, 0, 5))
-    for _ in range(40):
-        world.advance(1)
-        slow.send(b"x")
     assert statuses(slow.take()) == [Status.PROTOCOL_ERROR]
     assert slow.connection.finished

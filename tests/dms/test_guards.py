@@ -48,24 +48,3 @@ def test_the_end_of_a_wait_that_crashes_leaves_the_others_to_be_told(
     other.ask(Type.DELETE_QUEUE, NAME)
     assert crashed == [bad.connection]
     assert [frame[0] for frame in good.take()] == [Type.ERROR]
-
-
-def test_taking_up_what_waited_for_the_disk_crashes_alone(
-    monkeypatch: pytest.MonkeyPatch, crashed: list[MemoryConnection]
-) -> None:
-    world = World()
-    bad, good = world.connect(), world.connect()
-    bad.create("q")
-    bad.produce("q", *[b"x"] * 20)
-    for peer in (bad, good):
-        for _ in range(4):  # faster than the disk: nothing settles meanwhile
-            peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
-            for held in tuple(peer.session.consumer.unacked.runs):
-                peer.session.receive(wire.pack(Type.ACK, int.from_bytes(held)))
-        peer.session.receive(wire.pack(Type.CONSUME, 1, NAME))
-        assert not peer.session.consumer.unacked
-        assert peer.session.consumer.waiting == 1
-    breaks(monkeypatch, bad, "_is_behind")
-    world.settle()
-    assert crashed == [bad.connection]
-    assert len(deliveries(good.take())) == 5

@@ -68,18 +68,6 @@ def test_any_bytes_up_to_the_limit(client: SpecClient, queue: str) -> None:
         client.ack(delivery)
 
 
-def test_the_end_of_a_connection_gives_back_what_it_held(
-    address: Address, client: SpecClient, queue: str
-) -> None:
-    for body in (b"1", b"2", b"3"):
-        client.produce(queue, body)
-    with SpecClient(address) as other:
-        assert [other.consume(queue)[1] for _ in range(2)] == [b"1", b"2"]
-        other.disconnect()
-        other.rest()
-    assert [client.consume(queue)[1] for _ in range(3)] == [b"1", b"2", b"3"]
-
-
 def test_requests_may_all_be_sent_at_once_the_handshake_with_them(address: Address) -> None:
     queue = f"queue-{next(_names)}"
     named = spec.name(queue)

@@ -106,31 +106,6 @@ def test_what_one_that_does_not_read_was_given_comes_back_when_it_is_gone(addres
         assert sorted(found) == bodies
 
 
-def test_one_that_vanishes_amid_a_frame_has_done_nothing(address: Address) -> None:
-    with SpecClient(address) as good:
-        good.create("jobs")
-        whole = spec.frame(spec.PRODUCE, 1, spec.name("jobs") + b"half")
-        for cut in (1, 4, 15, 16, 17, len(whole) - 1):
-            with SpecClient(address) as vanishing:
-                vanishing.send(whole[:cut])
-                linger = b"\1\0\0\0\0\0\0\0"  # closes with a reset
-                if cut % 2:
-                    vanishing.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        rounds(good, "jobs", 20)
-        assert good.queues() == {"jobs": 0}
-
-
-def test_one_that_sends_a_byte_at_a_time_holds_up_nobody(address: Address) -> None:
-    with SpecClient(address) as good, SpecClient(address) as slow:
-        good.create("jobs")
-        for byte in spec.frame(spec.PRODUCE, 1, spec.name("jobs") + b"slow"):
-            assert good.queues() == {"jobs": 0}
-            rounds(good, "jobs", 3)
-            slow.send(bytes([byte]))
-        assert slow.reply()[:3] == (spec.PRODUCE + 1, 0, 1)
-        assert good.queues() == {"jobs": 1}
-
-
 def test_a_large_pipeline_does_not_keep_the_others_waiting_for_its_end(address: Address) -> None:
     with SpecClient(address) as good, SpecClient(address) as greedy:
         good.create("jobs")

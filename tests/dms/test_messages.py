@@ -5,31 +5,7 @@ import pytest
 
 from dms import wire
 from dms.wire import DELIVERY_ID_BIT, Status, Type
-from tests.dms.world import NAME, World, deliveries, statuses, with_queue
-
-
-def test_a_message_leaves_its_queue_when_it_is_acknowledged(world: World) -> None:
-    peer = with_queue(world)
-    assert statuses(peer.produce("orders", b"a", b"", b"ccc" * 1000)) == [Status.OK] * 3
-    first, second, third = peer.consume("orders", 3)
-    assert [first[1], second[1], third[1]] == [b"a", b"", b"ccc" * 1000]
-    assert all(number & wire.DELIVERY_ID_BIT for number, _ in (first, second, third))
-    assert world.depths() == {"orders": 3}
-    assert [(f[0], f[3]) for f in peer.ack(second[0])] == [(Type.ACK_OK, second[0])]
-    assert world.depths() == {"orders": 2}
-    assert statuses(peer.ack(second[0])) == [Status.PROTOCOL_ERROR]
-
-
-def test_what_comes_back_has_its_old_place(world: World) -> None:
-    peer = with_queue(world)
-    peer.produce("orders", *(b"%d" % n for n in range(6)))
-    held = peer.consume("orders", 4)
-    assert [(f[0], f[3]) for f in peer.nack(held[2][0])] == [(Type.NACK_OK, held[2][0])]
-    peer.nack(held[0][0])
-    assert [body for _, body in peer.consume("orders", 4)] == [b"0", b"2", b"4", b"5"]
-    peer.lose()
-    other = world.connect()
-    assert [body for _, body in other.consume("orders", 6)] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+from tests.dms.world import NAME, World, statuses, with_queue
 
 
 def test_an_ack_may_name_its_queue_and_no_other(world: World) -> None:
@@ -63,15 +39,6 @@ def test_acks_of_what_is_not_held_are_refused_in_their_places(world: World) -> N
     ]
 
 
-def test_a_full_queue_says_so_and_held_messages_count(world: World) -> None:
-    peer = with_queue(world, options=b'{"depth":3}')
-    assert statuses(peer.produce("orders", *[b"x"] * 5)) == [Status.OK] * 3 + [Status.QUEUE_FULL] * 2
-    ((held, _),) = peer.consume("orders")
-    assert statuses(peer.produce("orders", b"x")) == [Status.QUEUE_FULL]
-    peer.ack(held)
-    assert statuses(peer.produce("orders", b"x")) == [Status.OK]
-
-
 def test_produces_to_several_queues_are_answered_in_their_order(world: World) -> None:
     peer = with_queue(world, "a")
     peer.create("small", b'{"depth":1}')
@@ -88,17 +55,6 @@ def test_produces_to_several_queues_are_answered_in_their_order(world: World) ->
     assert [body for _, body in world.connect().consume("small")] == [b"2"]
 
 
-def test_produces_by_turns_do_not_fill_a_queue_above_its_depth(world: World) -> None:
-    peer = world.connect()
-    for name in ("q", "r"):
-        peer.create(name, b'{"depth":3}')
-    peer.send(
-        b"".join(wire.pack(Type.PRODUCE, n, wire.pack_name("qr"[n % 2]) + b"%02d" % n) for n in range(10))
-    )
-    assert statuses(peer.take()) == [Status.OK] * 6 + [Status.QUEUE_FULL] * 4
-    assert world.depths() == {"q": 3, "r": 3}
-
-
 def test_produces_go_to_the_queue_that_has_the_name_now(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", b"a", b"b")
@@ -108,23 +64,6 @@ def test_produces_go_to_the_queue_that_has_the_name_now(world: World) -> None:
     other.create("orders")
     assert statuses(peer.produce("orders", b"e", b"f")) == [Status.OK] * 2
     assert [body for _, body in other.consume("orders", 3)] == [b"e", b"f"]
-
-
-def test_deliveries_are_counted_however_many_come_at_once(world: World) -> None:
-    peer = with_queue(world)
-    peer.consume("orders", 5)
-    assert len(deliveries(peer.produce("orders", *(b"%d" % n for n in range(6))))) == 5
-    assert world.engine.counts.delivered == 5
-
-
-def test_what_has_left_the_row_is_not_counted_as_in_memory(world: World) -> None:
-    peer = with_queue(world)
-    peer.produce("orders", *(bytes(100) for _ in range(10)))
-    before = world.engine.memory.loaded_bytes
-    peer.consume("orders", 9)
-    assert world.engine.memory.loaded_bytes == before // 10
-    peer.consume("orders")
-    assert world.engine.memory.loaded_bytes == 0
 
 
 @pytest.mark.parametrize("count", [12, 4], ids=["one each", "three each"])

@@ -1,7 +1,5 @@
 """Dead messages whose queue is missing or full: what they cost while they wait, and when they go on."""
 
-import tracemalloc
-
 import pytest
 
 from dms.settings import DmsSettings
@@ -53,14 +51,6 @@ def test_of_all_the_dead_of_a_queue_without_a_place_one_is_tried_each_second(wor
     assert sum(world.depths().values()) == 40 * 50
 
 
-def test_a_queue_that_is_full_costs_those_that_wait_for_it_no_more(world: World) -> None:
-    peer = with_queue(world, "dead", b'{"depth":3}')
-    for number in range(5):
-        dead_in(peer, f"q{number}", 50)
-    assert world.depths()["dead"] == 3
-    assert tried(world, 10) <= 5 * 10
-
-
 def test_the_dead_go_on_when_their_queue_is_made_some_at_a_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,22 +65,6 @@ def test_the_dead_go_on_when_their_queue_is_made_some_at_a_time(
         assert came < world.depths()["dead"] <= came + 7
         came = world.depths()["dead"]
     assert world.depths() == {"orders": 0, "dead": 60}
-
-
-def test_they_go_on_when_their_queue_is_drained_and_all_have_their_turns(world: World) -> None:
-    peer = with_queue(world, "dead", b'{"depth":1}')
-    for name in "abc":
-        dead_in(peer, name, 4)
-    came = []
-    for _ in range(12):
-        ((held, body),) = peer.consume("dead")
-        came.append(chr(body[0]))
-        peer.ack(held)
-        for _ in range(4):
-            turn(world)
-    assert sorted(came) == sorted("abc" * 4)
-    assert set(came[1:4]) == set("abc"), "they take turns"
-    assert sum(world.depths().values()) == 0
 
 
 @pytest.mark.parametrize("how", ["purge", "redrive", "expire"])
@@ -118,18 +92,6 @@ def test_a_queue_that_is_deleted_and_made_again_gets_what_waited_for_it(world: W
     peer.create("dead")
     world.advance(0.1)
     assert world.depths() == {"orders": 0, "dead": 3}
-
-
-def test_what_waits_for_a_place_counts_as_memory() -> None:
-    world = World()
-    peer = world.connect()
-    dead_in(peer, "orders", 100)
-    assert world.engine.memory.loaded_bytes >= 100 * len(b"orders-1")
-    world.call("purge", queue="orders")
-    assert world.engine.memory.loaded_bytes == 0
-    dead_in(peer, "others", 100)
-    peer.ask(Type.DELETE_QUEUE, pack_name("others"))
-    assert world.engine.memory.loaded_bytes == 0
 
 
 def test_dead_letters_without_a_place_end_in_a_refusal_and_what_removes_them_makes_room() -> None:
@@ -221,35 +183,3 @@ def test_where_memory_is_scarce_the_dead_wait_on_disk() -> None:
     peer.create("dead")
     world.advance(1)
     assert world.depths() == {"orders": 0, "dead": 1000}
-
-
-def test_a_nack_costs_the_same_however_many_wait_for_their_retry() -> None:
-    world = World(DmsSettings(depth=5000))
-    peer = with_queue(world, options=b'{"retry_ms":600000}')
-    for _ in range(4):
-        peer.produce("orders", *[b"x"] * 1000)
-        held = [number for number, _ in peer.consume("orders", 1000)]
-        peer.nack(*held[1:])
-    tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        peer.nack(held[0])
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < 50_000, "nothing is made of all those that wait"
-
-
-def test_what_comes_behind_a_purge_of_the_dead_is_delivered(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dms.expiry.RETURNED_MAX", 2)  # the others stay in the row
-    peer = with_queue(world, options=b'{"ttl_ms":1000,"dead_letter":"missing"}')
-    peer.produce("orders", *[b"old"] * 5)
-    held = [number for number, _ in peer.consume("orders")]
-    peer.nack(*held)
-    world.advance(2)
-    assert world.call("purge", queue="orders")["purged"] == 5
-    peer.produce("orders", b"new")
-    assert [body for _, body in peer.consume("orders")] == [b"new"]

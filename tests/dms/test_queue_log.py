@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 import trio
 
-from dms import queue_log, records, wire
-from dms.queue_log import QueueLog
+from dms import records, wire
 from dms.records import Reason, RecordKind
 from dms.wire import Status, Type
 from shared.storage.log import read_records
@@ -35,24 +34,6 @@ def kinds(world: World) -> Counter[str]:
         return await read_records(log, log.first, 1 << 20) if log.visible > log.first else b""
 
     return Counter(RecordKind(record.kind).name for record in records.unpack(trio.run(look)))
-
-
-def test_a_round_of_many_connections_is_one_record_of_each_kind() -> None:
-    world = World()
-    peers = [world.connect() for _ in range(6)]
-    peers[0].create("q")
-    together(world, *((peer, produce(b"%d" % number)) for number, peer in enumerate(peers)))
-    assert kinds(world) == {"ENQUEUED": 1}
-    assert [statuses(peer.take()) for peer in peers] == [[Status.OK]] * 6
-    held = [peer.consume("q")[0] for peer in peers]
-    assert [body for _, body in held] == [b"%d" % number for number in range(6)]
-    before = kinds(world)
-    acks = [wire.pack(Type.ACK, number) for number, _ in held]
-    together(world, *zip(peers, acks, strict=True), (peers[0], produce(b"late")))
-    assert kinds(world) - before <= Counter(ENQUEUED=1, DELIVERED=1, ACKED=1)
-    assert [frame[:1] for peer in peers for frame in peer.take()].count((Type.ACK_OK,)) == 6
-    world.kill()
-    assert [body for _, body in world.connect().consume("q", 2)] == [b"late"]
 
 
 @pytest.mark.parametrize("record", ["of its own", "of what has expired"])
@@ -114,41 +95,3 @@ def test_what_rests_on_what_is_gathered_is_written_behind_it() -> None:
         assert world.depths() == {"q": 3}
         world.kill()
     assert [body for _, body in world.connect().consume("q", 4)] == [b"c", b"d", b"e"]
-
-
-def test_a_full_batch_takes_what_was_gathered_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.storage.committer.BATCH_PAYLOAD_MAX", 16_000)
-    world = World()
-    peers = [world.connect() for _ in range(20)]
-    peers[0].create("q")
-    together(world, *((peer, produce(b"%04d" % place * 500)) for place, peer in enumerate(peers)))
-    assert [statuses(peer.take()) for peer in peers] == [[Status.OK]] * 20
-    assert 2 <= kinds(world)["ENQUEUED"] <= 5
-    world.kill()
-    peer = world.connect()
-    found = [body[:4] for _ in range(20) for _, body in peer.consume("q")]
-    assert found == [b"%04d" % place for place in range(20)]
-
-
-def test_a_snapshot_is_no_reason_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1)
-    made = 0
-    snapshot = QueueLog.snapshot
-
-    def counted(self: QueueLog) -> None:
-        nonlocal made
-        made += 1
-        assert made < 100, "one snapshot after the other"
-        snapshot(self)
-
-    monkeypatch.setattr(QueueLog, "snapshot", counted)
-    world = World()
-    peer = world.connect()
-    peer.create("q")
-    for _ in range(3):
-        peer.produce("q", b"a")
-        ((held, _),) = peer.consume("q")
-        peer.ack(held)
-        for _ in range(5):
-            world.settle()
-    assert 3 <= made <= 12

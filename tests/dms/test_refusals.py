@@ -4,12 +4,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from dms import wire
-from dms.metrics import Counts
-from dms.refusals import Refusals
 from dms.settings import DmsSettings
-from dms.wire import Refusal, Status, Type
+from dms.wire import Status, Type
 from tests.dms.world import World
-from tests.support.connections import MemoryConnection
 
 Line = tuple[str, str, int]
 
@@ -69,12 +66,3 @@ def test_what_closes_a_connection_is_told_with_its_peer() -> None:
     assert [entry["status"] for entry in logged] == ["BAD_MAGIC", "PROTOCOL_ERROR", "VERSION_MISMATCH"]
     assert all(entry["peer"] == "127.0.0.1:1" for entry in logged)
     assert sum(world.engine.counts.refusals.values()) == 3
-
-
-def test_ordinary_answers_are_told_at_level_debug_alone() -> None:
-    with capture_logs() as logged:
-        refusals = Refusals(Counts(), structlog.stdlib.get_logger())
-        missing = Refusal(Status.QUEUE_NOT_FOUND, "orders does not exist")
-        for _ in range(3):
-            refusals.note(MemoryConnection(), missing)
-    assert lines(logged) == [("debug", "QUEUE_NOT_FOUND", 1)] * 3

@@ -3,7 +3,7 @@
 import attrs
 import pytest
 
-from dms import session, wire
+from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Type
 from shared.storage.format import record
@@ -94,35 +94,6 @@ def test_a_peer_that_does_not_read(settings: DmsSettings) -> None:
     assert [body for _, body in deliveries(goes_on(slow))] == bodies[:10]
 
 
-@pytest.mark.parametrize("request_", [produces(b"x"), consumes(1)], ids=["produce", "consume"])
-def test_one_request_at_a_time_of_a_peer_that_does_not_read(request_: bytes) -> None:
-    world = World(MEMORY)
-    peer = with_queue(world)
-    peer.produce("orders", *[bytes(1000)] * 100)
-    slow, asked = world.connect(bound=2000), 0
-    while not slow.session.stopped:
-        slow.session.receive(request_)
-        asked += 1
-        assert asked < 200
-    is_stopped(slow)
-    assert len(goes_on(slow)) == asked
-
-
-def test_too_many_answers_that_wait_for_the_disk() -> None:
-    world = World(DmsSettings(depth=1_000_000))
-    peer, sent = with_queue(world), 0
-    request = produces(*[b"x"] * 1000)
-    while not peer.session.stopped & ~session.Stop.OTHERS:
-        peer.session.receive(request)
-        sent += 1000
-        assert sent < 1_000_000
-        if peer.session.stopped == session.Stop.OTHERS:
-            peer.session.on_deadline(world.now)
-    is_stopped(peer)
-    world.settle()
-    assert len(goes_on(peer)) == sent
-
-
 LONG_WORK = {
     "requests": [wire.pack(Type.CREATE_QUEUE, n, wire.pack_name(f"q{n}")) for n in range(300)],
     "deletions": [wire.pack(Type.DELETE_QUEUE, n, wire.pack_name(f"q{n}")) for n in range(300)],
@@ -145,24 +116,3 @@ def test_others_are_served_first_after_a_stretch(
     answered = len(wire.decode(peer.connection.taken())[0])
     assert 0 < answered < expected, "the first turn is over, and there is more to do"
     assert len(goes_on(peer)) == expected - answered
-
-
-@pytest.mark.parametrize("step", [1, 3], ids=["runs", "single"])
-def test_others_are_served_before_a_full_queue_refuses_all(
-    step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch)
-    world = World(DmsSettings(persist=False, depth=1))
-    peer = with_queue(world)
-    peer.produce("orders", b"x")
-    requests = b"".join(produces(b"x" * (n % step)) for n in range(5000))
-    peer.session.receive(requests)
-    is_stopped(peer)
-    answered = len(wire.decode(peer.connection.taken())[0])
-    assert 0 < answered < 5000, "the first turn is over, and there is more to do"
-    peer.world.settle()
-    while more := len(peer.take()):
-        answered += more
-        peer.world.settle()
-    assert answered == 5001  # with that of `is_stopped`
-    assert peer.connection.reading

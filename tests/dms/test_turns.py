@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dms import admin, engine, queue_log, session, wire
+from dms import admin, engine, session, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
@@ -107,23 +107,6 @@ def test_a_queue_that_is_deleted_between_two_turns_takes_nothing_back() -> None:
     assert [body for _, body in other.consume("orders")] == [b"new"]
 
 
-def test_what_comes_back_goes_out_to_many_who_wait_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch, 1, 1)
-    world = World(MEMORY)
-    peer, bodies = holding(world)
-    waiting = [world.connect() for _ in range(4)]
-    for each in waiting:
-        assert each.consume("orders", COUNT // 4) == []
-    peer.lose()
-    assert 0 < world.engine.queues[b"orders"].held < COUNT, "the first turn is over, and there is more to do"
-    is_served(world)
-    late = world.connect()
-    assert late.consume("orders") == []
-    world.advance(1)
-    assert [body for each in waiting for _, body in deliveries(each.take())] == bodies
-    assert late.take() == []
-
-
 def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     short_turns(monkeypatch, items=2)
     world = World(MEMORY)
@@ -138,26 +121,6 @@ def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatc
     is_served(world)
     world.advance(1)
     assert statuses(first + waiting.take()) == [Status.QUEUE_NOT_FOUND] * COUNT
-
-
-def test_notes_of_many_are_written_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_log, "NOTES_MAX", 8)
-    short_turns(monkeypatch, 1000)
-    world = World()
-    peer, bodies = holding(world)
-    queue = world.engine.queues[b"orders"]
-    assert queue.log is not None
-    before = queue.log.log.end
-    ids = [int.from_bytes(each) for each in peer.session.consumer.unacked.runs]
-    peer.session.receive(b"".join(wire.pack(Type.NACK, each) for each in ids))
-    assert queue.log.log.end > before, "some are written, before any timer"
-    world.settle()
-    assert statuses(peer.take()) == [Status.OK] * COUNT
-    world.advance(1)
-    world.kill()
-    rows = world.call("peek", queue="orders", limit=COUNT)
-    deliveries = [(row["text"].encode(), row["properties"]["deliveries"]) for row in rows]
-    assert deliveries == [(body, 1) for body in bodies]
 
 
 @pytest.mark.parametrize("settings", [MEMORY, DmsSettings()], ids=["memory", "always"])
@@ -181,21 +144,6 @@ def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     assert world.call("redrive", queue="other")["moved"] == 4
     world.settle()
     assert world.depths() == {"orders": 4}
-
-
-def test_what_a_redrive_leaves_may_go_out_again_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch, 1, 2)
-    world = World(MEMORY)
-    returned(world)
-    waiting = world.connect()
-    world.call("redrive", queue="orders")
-    queue = world.engine.queues[b"orders"]
-    assert queue.ready.requeued, "some are back"
-    assert queue.stops, "the first turn is over, and there is more to do"
-    assert waiting.consume("orders", 3) == []
-    is_served(world)
-    world.advance(1)
-    assert [body for _, body in deliveries(waiting.take())] == [b"000", b"001", b"002"]
 
 
 def test_a_connection_says_what_passed_on_it_what_it_holds_and_what_it_waits_for() -> None:
@@ -268,22 +216,6 @@ def test_what_a_user_may_see_is_listed_wherever_it_sorts(monkeypatch: pytest.Mon
     assert (total, [name for name, _ in entries]) == (2, ["q38", "q39"])
 
 
-@pytest.mark.parametrize("ends", ["drain", "lost"])
-def test_a_listing_under_way_when_the_connection_ends(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    world, peer = many_queues(monkeypatch)
-    peer.session.receive(wire.pack(Type.LIST_QUEUES, 1) + wire.pack(Type.DISCONNECT, 2))
-    if ends == "lost":
-        peer.lose()
-        assert peer.connection.taken() == b""
-        return
-    world.drain()
-    world.advance(0.1)
-    frames = peer.take()
-    assert [frame[0] for frame in frames] == [Type.LIST_QUEUES_OK, Type.DISCONNECT_OK]
-    assert wire.unpack_list(frames[0][4])[0] == 4
-    assert peer.connection.finished
-
-
 def test_consumes_that_wait_end_with_their_right_and_what_is_held_may_be_acknowledged() -> None:
     world = World()
     access = Access()
@@ -300,37 +232,6 @@ def test_consumes_that_wait_end_with_their_right_and_what_is_held_may_be_acknowl
     world.advance(1)
     assert (queue.held, queue.stops, queue.depth) == (0, 0, COUNT - 1)
     assert len(taken(world)) == COUNT - 1
-
-
-def test_what_was_held_of_many_queues_comes_back_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch, 1, 3)
-    world = World(MEMORY)
-    peer = world.connect()
-    names = [f"q{number}" for number in range(4)]
-    for name in names:
-        peer.create(name)
-    for round_ in range(3):
-        for name in names:
-            peer.produce(name, b"%d" % round_)
-    for _ in range(2):
-        for name in names:
-            assert len(peer.consume(name)) == 1
-    waiting = [world.connect() for _ in names]
-    peer.lose()
-    got: list[list[bytes]] = []
-    for name, each in zip(names, waiting, strict=True):
-        got.append([body for _, body in each.consume(name)])
-    while world.engine.long_work.busy:
-        world.advance(0)
-        for name, each, bodies in zip(names, waiting, got, strict=True):
-            bodies += [body for _, body in deliveries(each.take()) + each.consume(name)]
-    for name, each, bodies in zip(names, waiting, got, strict=True):
-        bodies += [body for _, body in each.consume(name, 3)]
-        since = bodies.index(b"0")  # when the server took note of the loss
-        assert bodies[since:] == [b"0", b"1", b"2"][: len(bodies) - since]
-        assert sorted(bodies) == [b"0", b"1", b"2"]
-        assert world.engine.queues[name.encode()].stops == 0
-    assert world.engine.returning == {}
 
 
 def test_where_one_queue_takes_nothing_back_the_others_do(

@@ -58,14 +58,3 @@ def test_what_is_taken_are_the_messages_of_these_ids_and_all_others_stay(
             assert unacked.take(ids) == taken
         for each in ids:
             del model[each]
-
-
-def test_runs_side_by_side_are_taken_whole_and_only_those_are_split_of_which_a_part_is_asked_for() -> None:
-    unacked, model = filled([(2, "a"), (3, "b"), (4, "a")])
-    ids = tuple(model)
-    assert [len(run) for _, _, run in unacked.take(ids[:5]) or ()] == [2, 3]
-    delivery = unacked.get(ids[7])
-    assert delivery is not None
-    assert delivery[0] == ids[7:8]
-    assert unacked.get(ids[0]) is None
-    assert [len(run) for _, _, run in unacked] == [1, 1, 1, 1]

@@ -44,16 +44,6 @@ def test_a_message_that_was_sent_in_part_counts_no_delivery(world: World) -> Non
     assert tries(world) == [1] * 3 + [0] * 5
 
 
-def test_where_a_transport_tells_not_how_far_it_came_what_it_has_begun_counts(world: World) -> None:
-    peer = deliver(world, read=0)
-    outbox = peer.connection.outbox
-    assert outbox.chunks
-    assert len(outbox.chunks) == 8
-    outbox.begun = outbox.chunks[0]
-    peer.lose()
-    assert tries(world) == [1] + [0] * 7
-
-
 def test_after_disconnect_only_the_oldest_delivery_counts(world: World) -> None:
     peer = deliver(world, read=8)
     peer.ask(Type.DISCONNECT)

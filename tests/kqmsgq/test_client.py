@@ -185,18 +185,6 @@ async def test_a_send_that_is_cancelled_before_its_turn_leaves_nothing_behind() 
     assert received == sent
 
 
-async def test_what_was_begun_goes_on_where_a_waiting_consumer_is_cancelled() -> None:
-    near, far = memory_stream_pair()
-    consumer = Consumer(near, 4096, 4096)
-    whole = message(b"q", b"hello")
-    await far.send_all(whole[:5])
-    with trio.move_on_after(0.01):
-        await consumer.batch()
-    await far.send_all(whole[5:] + whole)
-    assert await anext(consumer) == Message(b"q", b"hello")
-    assert await consumer.batch() == [Message(b"q", b"hello")]
-
-
 @pytest.mark.parametrize("said", [b">\0\0\0\0", b"*\0\0\x10\x01", b"*\0\0\0\0\0\0\x10\x01", b"OK\n"])
 async def test_a_server_that_speaks_otherwise_is_not_believed(said: bytes) -> None:
     near, far = memory_stream_pair()

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from kqmsgq.settings import KqmsgqSettings
-from kqmsgq.wire import Fault, message, subscribe, take_messages
+from kqmsgq.wire import message, subscribe, take_messages
 from shared.net.settings import NetSettings
 from tests.kqmsgq.served import served
 from tests.shared.net.served import read_all
@@ -140,47 +140,6 @@ async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
         await producer.send_all(small)
         await server.until(messages_delivered_total=2)
         assert await read_all(consumer, len(largest) + len(small)) == largest + small
-
-
-async def test_a_lower_limit_holds_also_for_queues_that_are_known() -> None:
-    sent = message(b"q", bytes(2000))
-    async with served() as server:
-        producer = await server.connect(b"produce" + sent)
-        await server.until(messages_produced_total=1)
-        await server.service.take_settings(KqmsgqSettings(message_bytes_max=1000))
-        await producer.send_all(sent)
-        with trio.fail_after(10):
-            assert await producer.receive_some() == b""
-        assert server.service.queues.counts.faults == {Fault.MESSAGE: 1}
-        assert server.value["messages_produced_total"] == 1
-
-
-async def test_many_producers_keep_each_their_order_over_all_queues() -> None:
-    async with served() as server:
-        everything = await server.connect(b"consume" + subscribe())
-        named = await server.connect(b"consume" + subscribe(b"q1"))
-        await server.until(subscriptions=2)
-
-        async def produce(producer: int) -> None:
-            stream = await server.connect(b"produce")
-            for number in range(0, 300, 10):
-                events = (
-                    message(b"q%d" % (each % 5), b"%d %d" % (producer, each))
-                    for each in range(number, number + 10)
-                )
-                await stream.send_all(b"".join(events))
-
-        async with trio.open_nursery() as nursery:
-            for producer in range(8):
-                nursery.start_soon(produce, producer)
-        data, found = bytearray(), []
-        while len(found) < 8 * 300:
-            data += await everything.receive_some()
-            found, _ = take_messages(data, 100, 100)
-        numbers = [tuple(map(int, each.body.split())) for each in found]
-        for producer in range(8):
-            assert [number for one, number in numbers if one == producer] == list(range(300))
-        await named.aclose()
 
 
 def test_a_flood_leaves_other_protocols_of_the_process_their_turn(tmp_path: Path) -> None:

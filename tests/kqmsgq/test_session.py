@@ -5,9 +5,7 @@ from typing import Any
 import attrs
 import pytest
 
-from kqmsgq import queues, repeats
 from kqmsgq.fanout import ALIKE_MAX, Producer
-from kqmsgq.repeats import count_messages
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import State
@@ -31,23 +29,6 @@ def test_a_message_reaches_everyone_subscribed_to_its_queue_with_its_own_bytes(w
     world.producer(sent)
     assert one.taken() == two.taken() == message(b"a", b"hello") + message(b"a", bytes(range(256)))
     assert other.taken() == message(b"b", b"")
-
-
-@pytest.mark.parametrize("cut", [0, 1, 3, 9, 1000, 5000, 20_000])
-def test_a_message_in_two_large_reads_is_one_and_keeps_its_place(world: World, cut: int) -> None:
-    one, other, everything = (world.consumer(subscribe(name)) for name in (b"a", b"b", b""))
-    sent = [message(name, b"%d" % number * 5000) for number, name in enumerate([b"a", b"a", b"b", b"c"] * 3)]
-    data = b"".join(sent)
-    producer = world.producer(data)
-    at = len(data) - cut
-    producer.send((data + data)[:at])
-    producer.send((data + data)[at:])
-    assert everything.taken() == data * 3
-    assert one.taken() == b"".join(each for number, each in enumerate(sent) if number % 4 < 2) * 3
-    assert other.taken() == b"".join(sent[2::4]) * 3
-    counts = world.counts
-    assert (counts.messages_in, counts.bytes_in) == (36, len(data) * 3)
-    assert (counts.messages_delivered, counts.messages_unrouted) == (36 + 27, 0)
 
 
 A, B, EVERY = (subscribe(name) for name in (b"a", b"b", b""))
@@ -210,42 +191,6 @@ def test_the_first_request_is_the_whole_role(peer: Peer, role: bytes) -> None:
     assert peer.connection.awaits_first is None
 
 
-def test_each_event_has_the_whole_time_also_where_the_next_begins_in_the_same_read() -> None:
-    producer = World().producer(b"*")
-    for _ in range(5):
-        producer.advance(20)
-        producer.send(message(b"a", b"1")[1:] + b"*")
-    producer.advance(29)
-    assert not producer.closed
-    producer.advance(2)
-    assert producer.closed
-
-
-def test_what_begins_behind_a_large_message_has_the_whole_time_too() -> None:
-    producer = World().producer()
-    large = message(b"a", bytes(128 << 10))
-    producer.send(large[:100])
-    producer.advance(20)
-    producer.send(large[100:] + b"*")
-    producer.advance(29)
-    assert not producer.closed
-    producer.advance(2)
-    assert producer.closed
-
-
-def test_an_end_comes_behind_what_was_put_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch)
-    consumer = world.consumer()
-    consumer.send(b"".join(subscribe(b"%05d" % number) for number in range(MANY)))
-    consumer.close_input()
-    for _ in range(MANY):
-        consumer.session.on_deadline(0.0)
-    consumer.session.on_deadline(1000.0)
-    assert consumer.closed
-    assert world.queues.statistics() == (0, 0)
-    assert world.counts.faults == {}
-
-
 @pytest.mark.parametrize("bytes_max", [1000, 100_000])
 def test_a_message_that_is_too_large_is_refused_also_where_its_queue_is_known(bytes_max: int) -> None:
     world = World(KqmsgqSettings(message_bytes_max=bytes_max))
@@ -255,14 +200,6 @@ def test_a_message_that_is_too_large_is_refused_also_where_its_queue_is_known(by
     producer.send(message(b"a", b"small") + message(b"a", bytes(bytes_max + 1)))
     assert producer.fault is not None
     assert [len(body) for body in consumer.bodies()] == [5, 5, 5, bytes_max, 5]
-
-
-def test_what_comes_round_again_is_counted_as_what_comes_once(world: World) -> None:
-    consumer = world.consumer(subscribe(b"a"))
-    world.producer((message(b"a", b"1") + message(b"b", b"2")) * 500)
-    assert len(consumer.bodies()) == 500
-    counts = world.counts
-    assert (counts.messages_in, counts.messages_delivered, counts.messages_unrouted) == (1000, 500, 500)
 
 
 def test_what_is_remembered_of_queues_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,16 +249,6 @@ def test_the_subscriptions_of_one_consumer_and_of_all_have_a_bound(
     )
 
 
-def test_the_rest_of_an_event_is_awaited_also_behind_one_that_was_whole() -> None:
-    producer = World().producer()
-    event = message(b"a", b"hello")
-    awaited = []
-    for piece in (event[:1], event[1:6], event[6:] + event[:3], event[3:], event):
-        producer.send(piece)
-        awaited.append(producer.connection.rests_awaited)
-    assert awaited == [1, 2, 3, 3, 3]
-
-
 def test_events_in_great_number_are_taken_in_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     short_turns(monkeypatch)
     consumer = world.consumer()
@@ -366,75 +293,6 @@ def test_messages_for_very_many_are_handed_on_in_turns_and_in_order(
     assert world.counts.messages_in == 100 + len(sent) + 1
 
 
-def test_messages_that_nobody_has_seen_the_like_of_are_handed_on_in_turns(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch)
-    everything = world.consumer(subscribe())
-    producer = world.producer()
-    names = [b"%06d" % number for number in range(MANY)]
-    producer.send(b"".join(message(name, b"") for name in names))
-    first = everything.messages()
-    assert 0 < len(first) < len(names)
-    producer.advance(0)
-    assert [each.queue for each in (*first, *everything.messages())] == names
-
-
-def test_names_that_nobody_has_seen_are_found_for_many_consumers_in_turns(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short_turns(monkeypatch)
-    readers = [world.consumer(subscribe()) for _ in range(100)]
-    producer = world.producer()
-    names = [b"%06d" % number for number in range(2000)]
-    producer.send(b"".join(message(name, b"") for name in names))
-    first = readers[0].messages()
-    assert 0 < len(first) < len(names)
-    seen = [each.queue for each in first]
-    while not producer.connection.reading:
-        producer.advance(0)
-        seen += [each.queue for each in readers[0].messages()]
-    assert seen == names
-
-
-def test_routes_are_forgotten_where_they_are_for_too_many_and_order_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fanout, "ROUTES_MEMBERS_MAX", 5)
-    world = World()
-    names = [b"%d" % number for number in range(20)]
-    everything = world.consumer(subscribe())
-    some = [world.consumer(b"".join(map(subscribe, names[number:]))) for number in range(20)]
-    producer = world.producer()
-    for _ in range(3):
-        producer.send(b"".join(message(name, name) for name in names))
-    assert everything.bodies() == names * 3
-    assert [consumer.bodies() for consumer in some] == [names[number:] * 3 for number in range(20)]
-
-
-def test_what_many_slow_consumers_lose_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted: list[int] = []
-
-    def count(data: bytes, rounds: Any) -> int:
-        counted.append(len(data))
-        return count_messages(data, rounds)
-
-    monkeypatch.setattr(queues, "count_messages", count)
-    world = World(KqmsgqSettings(consumer_bytes_max=10_000))
-    slow = [world.consumer(subscribe()) for _ in range(20)]
-    for each in slow:
-        each.connection.outbox.bound = 1 << 30
-    producer = world.producer()
-    reads = [
-        b"".join(message(b"a", b"%d" % number) for number in range(read, read + 50)) for read in range(9)
-    ]
-    producer.send(*reads)
-    for each in slow:
-        each.connection.outbox.drop_oldest(0)
-    assert len(counted) == len(reads) - 1, "the newest chunk stays"
-    assert world.counts.messages_dropped == len(slow) * 50 * (len(reads) - 1)
-
-
 ALIKE = message(b"a", b"12345")
 FAST_READS = {
     "one": [ALIKE],
@@ -476,15 +334,6 @@ def test_the_fast_ways_of_a_read_give_what_the_plain_one_gives(
     assert fast == outcome()
 
 
-def test_one_run_behind_a_message_in_two_reads_comes_behind_it(world: World) -> None:
-    everything = world.consumer(subscribe())
-    first, behind = message(b"a", b"1" * 20_000), message(b"a", b"2" * 20_000)
-    producer = world.producer(first)
-    everything.taken()
-    producer.send(first[:100], first[100:] + behind)
-    assert everything.taken() == first + behind
-
-
 def test_a_large_message_that_may_not_be_sent_is_dropped_and_what_follows_it_is_not(world: World) -> None:
     gate = Access({ANONYMOUS: User(ANONYMOUS, (Rule.parse("kqmsgq:write:b"),))}).guard("kqmsgq")
     everything = world.consumer(subscribe())
@@ -497,25 +346,6 @@ def test_a_large_message_that_may_not_be_sent_is_dropped_and_what_follows_it_is_
     assert everything.taken() == large[b"b"] * 3
     assert producer.fault is None
     assert (world.counts.messages_in, world.counts.messages_unrouted) == (3, 0)
-
-
-def test_a_short_read_does_not_make_a_producer_search_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched: list[int] = []
-    find = repeats.find
-
-    def counted(data: bytes, messages: Any) -> Any:
-        searched.append(len(data))
-        return find(data, messages)
-
-    monkeypatch.setattr(repeats, "find", counted)
-    world = World()
-    everything = world.consumer(subscribe())
-    producer = world.producer()
-    one = message(b"a", b"x" * 4096)
-    for _ in range(5):
-        producer.send(one * 15, one * 4)
-    assert everything.taken() == one * 19 * 5
-    assert searched == [len(one) * 15]
 
 
 def test_names_end_in_a_refusal_where_the_budget_has_no_room_and_others_are_served_on() -> None:

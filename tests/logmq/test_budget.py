@@ -64,17 +64,6 @@ def test_a_start_serves_all_that_is_durable_under_smaller_limits(
     assert peer.ask(b"COMMIT h t 0\n") == b"OK 0\n"
 
 
-def test_answers_behind_one_that_waits_count_with_backlogs(peer: Peer) -> None:
-    """They count where large input does: above the bound of all, who has the most of it is closed."""
-    peer.ask(b"PRODUCE t one\nCOMMIT g t 0\n")
-    peer.send(b"FETCH missing 0 100 60000\n")
-    peer.send(b"COMMITTED g t\n" * 1000)
-    assert 1000 * 50 < peer.connection.held_bytes < 1000 * 120
-    peer.advance(61)
-    assert peer.take() == b"EOF\n" + b"OK 0\n" * 1000
-    assert peer.connection.held_bytes == 0
-
-
 def test_readers_that_wait_end_in_a_refusal_and_make_room_when_they_do_not() -> None:
     budget = Account("process", 4 * 3 * READER_BYTES)
     world = World(budget=budget)

@@ -132,24 +132,6 @@ def test_a_group_has_committed_what_its_reader_has_taken_however_its_consumer_wa
     assert len(lines) - 1 <= int(first) <= len(lines), "all but what the pipe held may be shown again"
 
 
-def test_what_a_command_cannot_show_is_told_on_standard_error(server: Server, logmq: Command) -> None:
-    logmq("produce", "short", "one", "two", "three")
-    refused = logmq("consume", "short", "--from", "99999")
-    assert refused == (1, "", "brokers: OUT_OF_RANGE: the end is 23\n")
-    logmq("consume", "short", "--group", "late", "--commit", "--max", "1")
-    logmq("trim", "short", "14", "--data-dir", str(server.data))
-    said = (
-        "brokers: group late has not read 7 bytes of short that retention or trim dropped: offsets 7 to 14\n"
-    )
-    assert logmq("consume", "short", "--group", "late") == (0, "three\n", said)
-    for command in (("tail",), ("consume", "--follow")):
-        with begun("logmq", *command, "later", "--port", str(server.address("logmq")[1])) as waiting:
-            assert waiting.stderr.readline() == (
-                b"brokers: there is no topic later yet: what is written to it is shown\n"
-            )
-            waiting.send_signal(signal.SIGTERM)
-
-
 def test_a_commit_without_a_group_is_refused(logmq: Command) -> None:
     code, _, err = logmq("consume", "x", "--commit")
     assert code == ExitCode.USAGE

@@ -6,7 +6,7 @@ import pytest
 
 from logmq.settings import LogmqSettings
 from shared.access import Access, User
-from tests.logmq.world import TIGHT, Peer, World
+from tests.logmq.world import Peer, World
 
 
 def test_a_line_that_does_not_end_within_five_minutes_closes_the_connection() -> None:
@@ -49,15 +49,6 @@ def test_where_a_login_is_asked_for_the_first_request_is_one_that_fits() -> None
         assert peer.connection.awaits_first == (None if fits else first)
 
 
-def test_lines_in_time_begin_the_five_minutes_anew_and_idleness_is_free(peer: Peer) -> None:
-    for _ in range(10):
-        assert peer.ask(b"G\nPIN")[:3] in (b"ERR", b"PON")
-        peer.advance(200)
-    assert peer.ask(b"G\n") == b"PONG\n"
-    peer.advance(1e6)
-    assert peer.ask(b"PING\n") == b"PONG\n"
-
-
 @pytest.mark.parametrize(
     "begun",
     [b"APPEND t 5\nhel", b"APPEND t 5\n", b"BATCH t w 1 9\nabc", b"APPEND .t 5\nhel", b"APPEND t 5000000\n"],
@@ -81,17 +72,3 @@ def test_the_rest_of_a_line_that_is_too_long_is_thrown_away_but_must_end() -> No
     peer.ask(flood)
     peer.advance(301)
     assert peer.connection.finished
-
-
-def test_a_peer_is_not_late_while_we_hold_its_input_back() -> None:
-    world = World(storage=TIGHT)
-    peer = world.connect()
-    peer.send(b"PRODUCE t o")
-    world.congest()
-    peer.send(b"ne\nPRODUCE t tw")
-    peer.advance(1000)
-    world.commit()
-    world.commit()
-    assert peer.take() == b"OK 0\n"
-    assert not peer.connection.finished
-    assert peer.ask(b"o\n") == b"OK 7\n"

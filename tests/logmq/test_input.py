@@ -113,44 +113,6 @@ def test_garbage_never_breaks_a_connection_or_the_server(pieces: list[bytes]) ->
     assert other.ask(b"PRODUCE other fine\n") == b"OK 0\n"
 
 
-def test_a_hundred_thousand_requests_in_one_stream() -> None:
-    rng = random.Random(1)
-    world = World()
-    peer = world.connect()
-    lines, expected = [], []
-    ends = dict.fromkeys("abc", 0)
-    for number in range(100_000):
-        topic = "a" if number % 1000 < 900 else rng.choice("abc")
-        if rng.random() < 0.01:
-            lines.append(b"PING\n")
-            expected.append(b"PONG\n")
-            continue
-        payload = b"%d" % number if number % 2000 < 1000 else b"0123456789"
-        lines.append(b"PRODUCE %b %b\n" % (topic.encode(), payload))
-        expected.append(b"OK %d\n" % ends[topic])
-        ends[topic] += 4 + len(payload)
-    stream = b"".join(lines)
-    answers = b""
-    for at in range(0, len(stream), 1 << 16):
-        answers += peer.ask(stream[at : at + (1 << 16)])
-    assert answers == b"".join(expected)
-    assert {name: world.log(name).visible for name in world.topics()} == ends
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_pipelined_consumes_read_the_log_once_for_many(peer: Peer, mixed: bool) -> None:
-    payloads = [b"m%04d" % number + b"x" * (number % 7 if mixed else 0) for number in range(3000)]
-    peer.ask(b"APPEND t 0\n" + b"".join(b"PRODUCE t %b\n" % payload for payload in payloads))
-    at, lines, expected = 4, [], []
-    for payload in payloads:
-        lines.append(b"CONSUME t %d\n" % at)
-        expected.append(b"MESSAGE %d %d %b\n" % (at, len(payload), payload))
-        at += 4 + len(payload)
-    with slow_reads() as disk:
-        assert peer.ask(b"".join(lines)) == b"".join(expected)
-    assert disk.reads < 5
-
-
 def test_consumes_in_any_order_are_answered_alike(peer: Peer) -> None:
     peer.ask(b"".join(b"PRODUCE t %03d\n" % number for number in range(100)))
     order = random.Random(2).choices(range(110), k=500)
@@ -168,33 +130,6 @@ def test_what_has_come_of_an_unfinished_body_counts_against_the_bound_of_all(pee
     assert peer.connection.held_bytes == 8000
     assert peer.ask(b"x" * 1000 + b"PIN") == b"OK 0\n"
     assert peer.connection.held_bytes == 0
-
-
-def test_the_rest_of_a_line_and_a_body_that_was_announced_are_awaited(peer: Peer) -> None:
-    awaited = []
-    for piece in (b"PRODUCE t", b" x\nPING\n", b"PING\nPI", b"NG\n", b"APPEND t 3\n", b"abc", b"PING\n"):
-        peer.send(piece)
-        awaited.append(peer.connection.rests_awaited)
-    assert awaited == [1, 1, 2, 2, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    "message",
-    [b"", b"x", b"\r", b"x\r", b"x\ry", b"x" * 1000, b"x" * 1001],
-    ids=["empty", "short", "CR", "CR at its end", "CR inside", "longest", "too long"],
-)
-@pytest.mark.parametrize("rest", [b"", b"PRODU"], ids=["alone", "and a beginning"])
-def test_a_line_of_the_topic_before_is_taken_as_any_other(message: bytes, rest: bytes) -> None:
-    """PING before it has it looked at as a line."""
-    found = []
-    for before in (b"", b"PING\n"):
-        world = World(LogmqSettings(message_bytes_max=1000))
-        peer = world.connect()
-        peer.ask(b"PRODUCE t first\n")
-        answers = peer.ask(before + b"PRODUCE t " + message + b"\n" + rest)
-        found.append((answers.removeprefix(b"PONG\n"), world.messages("t"), world.broker.counts.refusals))
-    assert found[0] == found[1]
-    assert len(found[0][1]) == (2 if len(message) <= 1000 else 1)
 
 
 @pytest.mark.parametrize("word", [b"PRODUCE", b"PRODUCE to several", b"APPEND", b"CONSUME"])

@@ -123,19 +123,6 @@ def test_a_tail_from_amid_a_record_is_refused(world: World) -> None:
     assert reader.take() == refused + b"PONG\n"
 
 
-def test_a_hundred_tails_share_one_read_and_one_encoding(world: World, writer: Peer) -> None:
-    writer.ask(b"PRODUCE t one\n")
-    readers = tails(world, 100, offset=7)
-    with slow_reads() as disk:
-        writer.ask(b"".join(b"PRODUCE t %d\n" % number for number in range(50)))
-    assert disk.reads == 1
-    chunks = {id(chunk) for reader in readers for chunk in reader.connection.outbox.chunks or ()}
-    assert len(chunks) == 1
-    answers = {reader.take() for reader in readers}
-    assert len(answers) == 1
-    assert answers.pop().count(b"\n") == 50
-
-
 def test_a_slow_tail_falls_behind_alone_and_catches_up_without_a_gap(world: World, writer: Peer) -> None:
     writer.ask(b"PRODUCE t 0\n")
     quick, slow = world.connect(), world.connect(bound=20_000)
@@ -164,17 +151,6 @@ def test_a_tail_of_a_long_log_gives_others_their_turn(world: World) -> None:
     assert reader.connection.outbox.size < 1_000_000
     reader.settle()
     assert reader.connection.outbox.size > 1_800_000
-
-
-def test_the_tail_whose_turn_it_was_may_leave_and_the_others_go_on(world: World, writer: Peer) -> None:
-    writer.ask(b"PRODUCE t 0\n")
-    readers = tails(world, 3, offset=5)
-    writer.send(b"APPEND t 300000\n" + b"x" * 300_000 + b"APPEND t 300000\n" + b"y" * 300_000)
-    world.commit()  # the second push waits for the next round of the first reader
-    readers[0].lose()
-    for reader in readers[1:]:
-        reader.settle()
-        assert len(reader.take()) > 600_000
 
 
 def test_a_tail_reads_from_the_disk_where_it_must(world: World) -> None:

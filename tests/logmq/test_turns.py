@@ -40,44 +40,6 @@ def test_a_congested_store_holds_input_back() -> None:
     assert peer.take() == b"OK 0\nOK 7\n"
 
 
-def test_a_peer_that_does_not_read_is_answered_only_so_far(world: World) -> None:
-    peer = world.connect(bound=10_000)
-    peer.ask(b"PRODUCE t %b\n" % (b"x" * 1000))
-    peer.send(b"CONSUME t 0\n" * 500)
-    assert peer.connection.outbox.size < 100_000
-    assert not peer.connection.reading
-    answers = b""
-    while more := peer.ask(b""):
-        answers += more
-    assert answers == b"MESSAGE 0 1000 %b\n" % (b"x" * 1000) * 500
-
-
-def test_too_many_owed_answers_hold_input_back(peer: Peer) -> None:
-    answers = 0
-    for _ in range(40):
-        peer.send(b"PRODUCE t x\n" * 10_000)
-    assert not peer.connection.reading
-    assert peer.session.replies.pending_bytes < 2 << 20
-    while more := peer.ask(b""):
-        answers += more.count(b"\n")
-    assert answers == 400_000
-
-
-def test_answers_behind_one_that_waits_are_bounded(peer: Peer) -> None:
-    peer.ask(b"PRODUCE big %b\n" % (b"x" * 10_000))
-    peer.send(b"FETCH t 0 100 60000\n")
-    peer.send(b"CONSUME big 0\n" * 1000)
-    for _ in range(50):
-        peer.settle()
-    assert peer.session.replies.pending_bytes < 2 << 20
-    assert not peer.connection.reading
-    peer.advance(61)
-    got = peer.take()
-    while more := peer.ask(b""):
-        got += more
-    assert got == b"EOF\n" + b"MESSAGE 0 10000 %b\n" % (b"x" * 10_000) * 1000
-
-
 def test_a_flood_of_small_requests_lets_others_have_their_turn(peer: Peer) -> None:
     peer.send(b"PING\n" * 10_000)
     assert peer.connection.outbox.size < 10_000 * 5 // 2
@@ -256,15 +218,6 @@ def test_a_topic_that_is_deleted_before_a_fetch_has_its_turn(crowd: World) -> No
     answers = peer.take()
     assert answers.count(b"ERR NO_TOPIC") == EACH
     assert answers.endswith(b"PONG\n")
-
-
-def test_connections_that_are_lost_before_their_turn(crowd: World) -> None:
-    peers = fetching(crowd)
-    come(crowd)
-    for peer in peers[1:-1]:
-        peer.lose()
-    assert peers[-1].ask(b"") == CHUNK * EACH + b"PONG\n"
-    assert crowd.broker.counts.fetches_waiting == 0
 
 
 @pytest.mark.parametrize("begin", [b"TAIL t 0\n", b"FETCH t 0 100 60000\n"])

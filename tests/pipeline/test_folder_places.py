@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -196,21 +196,6 @@ def test_a_topic_without_a_record_is_empty_wherever_reading_begins(tmp_path: Pat
     assert between(chosen, start, follow(chosen, start, stream.Limit(records=1))) == [b"a"]
 
 
-def test_the_journal_is_read_once_for_many_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, names = tmp_path / "data", [f"t{number}" for number in range(5)]
-    fill(data, {("logmq", name): [b"a"] for name in names})
-    asked: list[Disk] = []
-
-    def counted(disk: Disk) -> dict[int, LogView]:
-        asked.append(disk)
-        return logs_now(disk)
-
-    monkeypatch.setattr("brokers.pipeline.source.folder.logs_now", counted)
-    with closing(FolderReader(str(data), "logmq")) as opened:
-        assert sorted(opened.logs(TopicChoice(pattern=".*"))) == names
-    assert len(asked) == 1
-
-
 def place(folder: Path, side: str, **given: str) -> int:
     chosen = options(folder, **given)
     bound = chosen.starting if side == "starting" else chosen.ending
@@ -247,18 +232,6 @@ def test_a_read_that_is_to_end_before_it_begins_is_a_mistake(folder: Path) -> No
     assert planned(folder, startingOffsets=json.dumps(start), endingOffsets=json.dumps(start)) == []
     with pytest.raises(ConfigError, match="endingTimestamp: orders ends there at 0"):
         planned(folder, startingOffsets=json.dumps(start), endingTimestamp="0")
-
-
-def test_times_in_order_are_no_mistake_where_clocks_were_set_back(folder: Path) -> None:
-    """Then records of the later time may stand in front, and what is between is nothing."""
-    for starting, ending, is_mistake in (
-        ("1000", "2000", False),
-        ("1000", "1000", False),
-        ("2000", "1000", True),
-    ):
-        chosen = options(folder, startingTimestamp=starting, endingTimestamp=ending)
-        with pytest.raises(ConfigError, match="orders ends there at 5") if is_mistake else nullcontext():
-            planning.check_order(chosen, "orders", 10, 5)
 
 
 def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """What is read of a data folder's logs, and what of it is told as lost: nothing else is ever left out."""
 
 import os
-from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -9,8 +8,7 @@ import pytest
 
 from brokers.pipeline.source import rows, stream
 from brokers.pipeline.source.folder import FolderReader
-from brokers.pipeline.source.ranges import LogRange
-from brokers.pipeline.source.reader import DataLoss, rules
+from brokers.pipeline.source.reader import DataLoss
 from shared.storage import format
 from shared.storage.format import INDEX_ENTRY_BYTES, EntryFlag
 from shared.storage.index import entry_position
@@ -44,25 +42,6 @@ def test_any_part_between_two_records_can_be_read(folder: Path) -> None:
     span = whole(folder)
     for first, last in [(0, 1), (1, 2), (17, 2000), (2999, 3000), (1234, 1234)]:
         assert values(options(folder), part(span, first, last)) == RECORDS[first:last]
-
-
-def test_columns_that_the_index_has_need_no_bytes(folder: Path) -> None:
-    def read(span: LogRange, *columns: str) -> list[dict[str, object]]:
-        return [row for batch in rows.read(options(folder), [span], columns) for row in batch.to_pylist()]
-
-    span, entries = whole(folder), entries_of(folder)
-    for number, entry in enumerate(entries):
-        packed = format.pack_index_entry(entry._replace(first_ms=entry.first_ms - 1000 + number), span.log_id)
-        rewrite_entry(folder, number, lambda _, packed=packed: packed)  # type: ignore[misc]
-    all_of_it = read(span, "topic", "timestamp", "value")
-    wanted = [{name: row[name] for name in ("topic", "timestamp")} for row in all_of_it]
-    assert len({row["timestamp"] for row in wanted}) == len(entries) > 2
-    for first, last in [(0, 1), (17, 2000), (2999, 3000), (1234, 1234)]:
-        assert read(part(span, first, last), "topic", "timestamp") == wanted[first:last]
-    (folder / "logmq" / "orders.log").write_bytes(b"")
-    assert read(span, "topic", "timestamp") == wanted
-    with pytest.raises(DataLoss):
-        read(span, "offset")
 
 
 def test_no_lock_is_taken_and_nothing_is_written(folder: Path) -> None:
@@ -153,16 +132,6 @@ def test_a_name_that_is_gone_since_it_was_planned_is_told_as_deleted(folder: Pat
     span = whole(folder)
     with pytest.raises(DataLoss, match="the log has been deleted"):
         values(options(folder), attrs.evolve(span, topic="other", log_id=span.log_id + 1))
-
-
-def test_a_chunk_comes_without_bytes_where_none_are_asked_for(folder: Path) -> None:
-    """Otherwise than of a server: the index says what is damaged, and the log's bytes are not looked at."""
-    span = whole(folder)
-    flip(folder / "logmq" / "orders.log", (entries_of(folder)[1].offset + 50) * 8)
-    with closing(FolderReader(str(folder), "logmq")) as opened:
-        chunks = list(opened.chunks(span, rules(options(folder)), bare=True))
-    assert [bytes(chunk.data) for chunk in chunks] == [b""] * len(chunks)
-    assert sum(entry.records for chunk in chunks for entry in chunk.entries) == len(RECORDS)
 
 
 def test_without_crcs_a_length_that_is_wrong_costs_its_index_entry(folder: Path) -> None:

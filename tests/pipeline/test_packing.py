@@ -52,11 +52,6 @@ def test_a_column_is_laid_out_as_a_log_is(values: list[bytes], skipped: int, kin
     assert [b - a for a, b in itertools.pairwise(starts)] == lengths
 
 
-def test_text_is_written_as_utf8() -> None:
-    (piece,) = [*(packer := Packer(100, 100)).add("t", pa.array(["ä"])), *packer.rest()]
-    assert piece == PackedRecords("t", b"\0\0\0\2\xc3\xa4", 1)
-
-
 def test_what_is_held_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """And given out at the same rows, however these are divided."""
     monkeypatch.setattr("brokers.pipeline.source.writing.CHECKED_ROWS", 15)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pipeline.source import data_source, ranges
+from brokers.pipeline.source import ranges
 from brokers.pipeline.source.folder import FolderReader
 from brokers.pipeline.source.ranges import LogRange
 from tests.pipeline.folders import (
@@ -28,22 +28,6 @@ def test_a_read_is_cut_at_entries_into_as_many_tasks_as_asked(folder: Path) -> N
     assert values(options(folder), *pieces) == RECORDS
 
 
-def test_where_little_crosses_to_spark_tasks_are_fewer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    span = whole(folder)
-    length = span.length
-    monkeypatch.setattr(ranges, "SPLIT_BYTES", length // 4)
-    monkeypatch.setattr(ranges, "SPLIT_BYTES_SPARING", length + 1)
-
-    def tasks(*columns: str, **given: str) -> int:
-        return len(data_source.shares(options(folder, **given), [span], columns))
-
-    assert tasks("topic", "offset", "timestamp", "value") > 3
-    assert tasks("offset") > 3
-    assert tasks("topic", "timestamp") == 1
-    assert tasks("value", maxValueBytes="7") == 1
-    assert tasks("timestamp", minPartitions="4") == 4
-
-
 @pytest.mark.parametrize(
     ("length", "asked", "tasks"), [(999, 2, 2), (1000, 2, 2), (2001, 2, 4), (2500, 3, 3)]
 )
@@ -59,12 +43,6 @@ def test_tasks_are_a_multiple_of_what_was_asked_for_and_of_one_size(
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_what_fills_its_tasks_just_so_has_no_task_more() -> None:
-    span = LogRange("here", "a", 1, 0, 2000)
-    shares = ranges.shares([span], None, lambda span, offset: offset, size=1000)
-    assert [piece.length for share in shares for piece in share] == [1000, 1000]
-
-
 def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
     span = LogRange("here", "a", 1, 5, 105)
     places = iter([5, 3, 30, 20, 105, 104, 200, 40, 41])
@@ -76,19 +54,7 @@ def test_pieces_are_all_of_a_log_wherever_a_place_says_it_can_be_cut() -> None:
     ]
 
 
-def test_tasks_hold_what_fits_each_of_them() -> None:
-    logs = [LogRange("here", str(number), 1, 0, 400) for number in range(5)]
-    shares = ranges.shares(logs, None, lambda span, offset: span.start, size=1000)
-    assert [len(share) for share in shares] == [2, 2, 1]
-
-
 def test_small_logs_share_a_task() -> None:
     small = [LogRange("here", str(number), 1, 0, 1000) for number in range(500)]
     assert ranges.shares(small, None, lambda span, offset: span.start) == [tuple(small)]
     assert ranges.shares([], None, lambda span, offset: span.start) == []
-
-
-def test_small_logs_are_as_many_tasks_as_were_asked_for() -> None:
-    logs = [LogRange("here", str(number), 1, 0, 1000) for number in range(8)]
-    assert len(ranges.shares(logs, 4, lambda span, offset: offset)) == 4
-    assert len(ranges.shares(logs, None, lambda span, offset: offset)) == 1

@@ -4,17 +4,15 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 
 import attrs
 import pytest
 from crc32c import crc32c
 
-from brokers.pipeline.source import rows
-from brokers.pipeline.source.options import Reach, Unverified, parse
+from brokers.pipeline.source.options import Reach, Unverified
 from brokers.pipeline.source.options import Server as Address
 from brokers.pipeline.source.ranges import LogRange
-from brokers.pipeline.source.reader import DataLoss
 from brokers.pipeline.source.servers import ServerReader
 from logmq.runs import encode
 from shared.errors import RemoteProtocolError
@@ -223,32 +221,6 @@ def test_a_loss_that_is_passed_over_is_told_once_and_yields_nothing(
         assert read(served, of(served), telling(lost)) == b""
     assert len(lost) == 1
     assert re.search(f"orders in .*: offsets 0 to 5 are lost: .*{text}", lost[0])
-
-
-def test_entries_come_without_their_bytes_where_they_cover_what_is_asked_for() -> None:
-    """The script has no answer for a FETCH. A part of an entry, and what none covers, has to be fetched."""
-    with scripted(ENDS, MARKS) as served:
-        (chunk,) = served.chunks(of(served), STRICT, bare=True)
-        assert (bytes(chunk.data), chunk.end, [entry.records for entry in chunk.entries]) == (b"", 5, [1])
-    two = 2 * ONE
-    with scripted(b"OFFSETS 0 10\n", mark(0, two, 2) + b"END\n", b"CHUNK 0 10 10\n" + two) as served:
-        (chunk,) = served.chunks(of(served), STRICT, bare=True)
-        assert bytes(chunk.data) == two
-    with scripted(ENDS, b"END\n", CHUNK) as served:
-        (chunk,) = served.chunks(of(served), STRICT, bare=True)
-        assert (bytes(chunk.data), [entry.records for entry in chunk.entries]) == (ONE, [1])
-
-
-def test_bytes_are_fetched_though_none_are_asked_for_because_only_then_damage_is_told() -> None:
-    """Otherwise than of a folder, whose index says what is damaged."""
-    for answer, told in (
-        (CHUNK, nullcontext()),
-        (b"ERR STORAGE no\n", pytest.raises(DataLoss, match="STORAGE")),
-    ):
-        with scripted(ENDS, MARKS, answer) as served, told:
-            options = parse({"servers": served.source, "subscribe": "orders"})
-            (batch,) = rows.read(options, [of(served)], ["timestamp"])
-            assert len(batch) == 1
 
 
 @pytest.mark.parametrize("unverified", list(Unverified))

@@ -5,13 +5,8 @@ import os
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from brokers.pipeline import workers
-from brokers.pipeline.reading import ReadOptions
 from brokers.pipeline.session import LITTLE, LOGGING, of_a_command, with_logging
 
 if TYPE_CHECKING:
@@ -28,11 +23,6 @@ def test_javas_options_of_the_user_stand_behind_ours() -> None:
     assert mine == "-Dlog4j2.configurationFile=mine"  # of two Java takes the last
     assert found["a"] == "b"
     assert LOGGING.exists()
-
-
-def test_it_is_put_in_once() -> None:
-    once = with_logging({"a": "b"}, "error", environ={})
-    assert with_logging(once, environ={}) == once
 
 
 def test_a_configuration_of_the_users_own_is_left_alone() -> None:
@@ -54,31 +44,6 @@ def test_workers_of_this_machine_say_nothing_of_a_pipe_that_nobody_reads() -> No
     assert "BrokenPipeError" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "ours",
-    ["import pyspark_brokers", "from brokers.pipeline import workers; workers.prepare()"],
-    ids=["looks for data sources", "plans a read"],
-)
-def test_so_do_those_that_spark_starts_in_its_own_way(tmp_path: Path, ours: str) -> None:
-    """Theirs is a program of the name `pyspark.daemon`, which prints what ended a worker."""
-    package = tmp_path / "pyspark"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "daemon.py").write_text(
-        f"import sys, traceback; {ours}\n"
-        "for error in (BrokenPipeError(32, 'nobody'), ValueError('news')):\n"
-        "    try: raise error\n"
-        "    except Exception: traceback.print_exc()"
-    )
-    lookup = Path(workers.__file__).parent / "lookup"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(lookup), *sys.path])}
-    for module, told in [("pyspark.daemon", False), ("daemon", True)]:
-        program = [sys.executable, "-m", module]
-        done = subprocess.run(program, cwd=package, env=environ, capture_output=True, text=True, check=True)
-        assert "ValueError: news" in done.stderr
-        assert ("BrokenPipeError" in done.stderr) is told
-
-
 def test_a_worker_that_looks_for_data_sources_comes_by_here(spark: "SparkSession") -> None:
     path = spark._jvm.System.getenv("PYTHONPATH")  # type: ignore[union-attr]
     found = pkgutil.iter_modules(path.split(os.pathsep))
@@ -89,16 +54,6 @@ def test_a_verb_says_errors_alone_unless_told() -> None:
     assert of_a_command({})["spark.log.level"] == "ERROR"
     assert "brokers.log.level=error" in of_a_command({})[OPTIONS]
     assert of_a_command({"spark.log.level": "INFO"})["spark.log.level"] == "INFO"
-
-
-def test_little_data_has_a_java_that_starts_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    found = ReadOptions().config(LITTLE)
-    assert found[PARTITIONS] == "2"
-    assert "-XX:TieredStopAtLevel=1" in found[OPTIONS]
-    assert "-Dlog4j2.configurationFile" in found[OPTIONS]
-    assert PARTITIONS not in ReadOptions().config()
-    assert "TieredStopAtLevel" not in ReadOptions().config()[OPTIONS]
 
 
 def test_what_a_user_says_wins() -> None:

@@ -2,7 +2,7 @@
 
 import trio
 
-from pubsub.absences import AGE, Absences
+from pubsub.absences import Absences
 from pubsub.listener import PubsubService, open_pubsub
 from pubsub.settings import AWAY_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import Command, encode_command, encode_id
@@ -99,19 +99,3 @@ async def test_short_absences_write_nothing() -> None:
         absences.over(b"A")
     list(absences.note(200.0))
     assert len(table) == 0
-
-
-async def test_rows_are_written_some_at_a_time_and_those_of_sessions_that_are_not_there_go() -> None:
-    store = await open_store(FakeDisk())
-    table = await Table.open(store.namespace(NAMESPACE, ALWAYS), AWAY_LOG)
-    absences = Absences(table)
-    absences.load((), 0.0)
-    for number in range(5):
-        absences.left(b"C%d" % number, 1.0)
-    list(absences.note(2.0))
-    assert {key for key, _ in table.items()} == {AGE, *(b"C%d" % number for number in range(5))}
-    again = Absences(table)
-    again.load((b"C0",), 50.0)
-    assert again.longest(50.0) == (b"C0", 1.0)
-    list(again.note(50.0))
-    assert {key for key, _ in table.items()} == {AGE, b"C0"}

@@ -187,44 +187,5 @@ async def test_nobody_there_is_a_connection_refused() -> None:
             pass
 
 
-async def test_every_metric_has_its_name_and_counts_from_nought() -> None:
-    async with served() as server:
-        assert server.value == dict.fromkeys(
-            (
-                "messages_published_total",
-                "messages_delivered_total",
-                "messages_unmatched_total",
-                "messages_kept_total",
-                "kept_dropped_total",
-                "kept_lost_total",
-                "frames_dropped_total",
-                "subscribers_dropped_from_total",
-                "sessions_expired_total",
-                "unpersisted_total",
-                "connected",
-                "sessions",
-                "subscriptions",
-                "subscriptions_wild",
-                "kept_bytes",
-            ),
-            0,
-        )
-        async with (
-            open_subscriber("A", port=server.port) as subscriber,
-            open_publisher(port=server.port) as publisher,
-        ):
-            await subscriber.subscribe("a")
-            await server.until(subscriptions=1, sessions=1, connected=1)
-            await publisher.send(b"short")
-            await publisher.send(bytes(50) + b"\x09" + bytes(10))
-            await published(server, "a", "b")
-            await server.until(messages_published_total=2, messages_unmatched_total=1)
-        assert server.value["messages_delivered_total"] == 1
-        assert {name: value for name, value in server.value.items() if name.startswith("datagrams_bad")} == {
-            "datagrams_bad_total{short}": 1,
-            "datagrams_bad_total{type}": 1,
-        }
-
-
 def test_the_clients_port_is_the_servers() -> None:
     assert PubsubSettings().port == clients.PORT

@@ -149,46 +149,6 @@ def test_when_all_together_keep_too_much_those_pay_who_have_the_most() -> None:
     assert min(kept.held(client)[1] for client in (b"H1", b"H2")) > 2_000, "they take turns"
 
 
-def test_bounds_hold_to_the_byte_whatever_was_kept_before() -> None:
-    small, large = (datagram(b"A", Kind.STRING, b"x" * size) for size in (10, 1000))
-    world = World()
-    kept = world.sessions.kept
-    world.subscriber(b"A", b"A", keep=True).lose()
-    sizes = []
-    for each in (small, large):
-        before = kept.total_bytes
-        world.receive([each])
-        sizes.append(kept.total_bytes - before)
-    for bound in ("kept_bytes_max", "kept_bytes_total_max"):
-        for less in (0, 1):
-            world = World(PubsubSettings(**{bound: 9 * sizes[0] + sizes[1] - less}))  # type: ignore[arg-type]
-            world.subscriber(b"A", b"A", keep=True).lose()
-            world.receive([small] * 30 + [large])
-            assert world.sessions.kept.held(b"A")[0] == 10 - less
-
-
-def test_who_came_back_pays_for_nobody() -> None:
-    world = World(PubsubSettings(kept_bytes_total_max=3000))
-    kept = world.sessions.kept
-    clients = b"B", b"C", b"D", b"E"
-    for client in (b"A", *clients):
-        world.subscriber(client, client, keep=True).lose()
-    world.receive([datagram(b"A", Kind.STRING, b"x" * 1300)] * 2)
-    world.connect(encode_id(b"A"))
-    assert kept.total_bytes == 0
-    world.receive([datagram(client, Kind.STRING, b"x" * 700) for client in clients])
-    assert sorted(kept.held(client)[0] for client in clients) == [0, 1, 1, 1]
-
-
-def test_a_bound_of_all_that_is_less_than_a_message_keeps_none() -> None:
-    world = World(PubsubSettings(kept_bytes_total_max=0))
-    world.subscriber(b"A", b"*", keep=True).lose()
-    world.publish(b"1", b"2")
-    assert world.sessions.kept.total_bytes == len(world.sessions.kept) == 0
-    assert world.counts.kept_dropped == 2
-    assert world.connect(encode_id(b"A")).topics() == []
-
-
 def test_what_many_keep_is_in_memory_once(world: World) -> None:
     for number in range(100):
         world.subscriber(b"%d" % number, b"*", keep=True).lose()

@@ -1,18 +1,15 @@
 """Datagrams that are messages are recorded in their frames, cut behind their payloads; others are not."""
 
-from collections.abc import Iterable
 from struct import unpack
 from typing import Any, cast
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pubsub.fanout import Fanout
 from pubsub.recording import FrameTrack
 from pubsub.wire import DATAGRAM_BYTES_MIN, DATAGRAM_TYPE_AT, PAYLOAD_BYTES_MIN, RECORDED_FRAMES
-from tests.pubsub.world import World, framed
-from tests.support.memory import growth_bytes
+from tests.pubsub.world import World
 from tests.support.recorded import Tape, repeated
 
 SENDER = b"127.0.0.1:9"
@@ -60,18 +57,3 @@ def test_any_datagrams_are_recorded_as_they_came(batches: list[list[bytes]]) -> 
         assert at == len(data)
     assert found == [datagram for batch in batches for datagram in batch if is_message(datagram)]
     assert tape.messages == world.counts.messages_in
-
-
-def test_shapes_of_batches_are_remembered_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pubsub.recording.CUTS_MAX", 3)
-    tape = Tape()
-    track = FrameTrack(cast(Any, tape))
-
-    def record_batches(sizes: Iterable[int]) -> None:
-        for count in sizes:
-            track.record(framed(SHORT, SENDER) * count, [len(SHORT)] * count, count)
-        tape.blocks.clear()
-
-    record_batches(range(1, 10))
-    one_shape_bytes = 5000
-    assert growth_bytes(lambda: record_batches(range(50, 100))) < 20 * one_shape_bytes

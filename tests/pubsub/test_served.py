@@ -197,6 +197,47 @@ def test_the_subscriber_and_the_publisher_of_the_command_line(server: Server, tm
             process.kill()
 
 
+def test_one_line_subscribes_shows_what_comes_and_leaves_no_session(server: Server) -> None:
+    _, port = server.address("pubsub")
+    words = "a/+", "b", "--max", "2", "--port", str(port)
+    before = rows(server)
+    with (
+        begun("pubsub", "subscribe", *words) as shown,
+        begun("pubsub", "subscribe", *words, "--json") as json_,
+    ):
+        until(lambda: rows(server).count('"subscriptions": 2') == 2)
+        for topic, text in (("a/1", "21.50"), ("b", "-0.5")):
+            assert run("pubsub", "publish", topic, "--float", text, "--port", str(port)).returncode == 0
+        out, err = shown.communicate(timeout=60)
+        assert [line.partition(b" - ")[2] for line in out.splitlines()] == [
+            b"a/1 - FLOAT - 21.50",
+            b"b - FLOAT - -0.5",
+        ]
+        assert (shown.returncode, err) == (0, b"")
+        out, err = json_.communicate(timeout=60)
+        (first, second) = map(json.loads, out.splitlines())
+        assert first.pop("sender").startswith("127.0.0.1:")
+        assert first == {"topic": "a/1", "type": "FLOAT", "value": "21.50"}
+        assert (second["topic"], json_.returncode, err) == ("b", 0, b"")
+    until(lambda: rows(server) == before)
+
+
+def test_a_subscription_that_gets_nothing_says_so_by_its_exit_code(server: Server) -> None:
+    here, other = ("--port", str(server.address("pubsub")[1])), ("--port", str(server.address("logmq")[1]))
+    for words, code, says in (
+        (("a", "--timeout", "0.01", "--max", "2", *here), ExitCode.TEMPORARY, "2 more were asked for"),
+        (("a", "--timeout", "0.01", *here), ExitCode.OK, ""),
+        (here, ExitCode.USAGE, "TOPIC: name at least one"),
+        (("a" * 51, *here), ExitCode.USAGE, "a topic has at most 50 bytes"),
+        (("a", "--port", "1"), ExitCode.UNAVAILABLE, "no pub/sub server answers"),
+        (("a", *other), ExitCode.UNAVAILABLE, "no pub/sub server answers (it says"),
+    ):
+        done = run_here("pubsub", "subscribe", *words)
+        assert (done.returncode, done.stdout) == (code, ""), words
+        assert says in done.stderr
+    assert rows(server) == ""
+
+
 def test_the_subscriber_of_the_command_line_speaks_tls_and_shows_who_it_is(
     new_server: NewServer, tmp_path: Path
 ) -> None:

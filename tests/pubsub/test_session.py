@@ -39,15 +39,6 @@ def test_a_message_comes_as_one_frame_with_its_senders_address(world: World) -> 
     assert len(data) == 1603
 
 
-def test_the_rest_of_an_id_and_of_a_command_is_awaited(peer: Peer) -> None:
-    command = encode_command(SUBSCRIBE, b"a")
-    awaited = []
-    for piece in (b"A", encode_id(b"A")[1:] + command[:1], command[1:] + command[:1], command[1:]):
-        peer.send(piece)
-        awaited.append(peer.connection.rests_awaited)
-    assert awaited == [1, 2, 3, 3]
-
-
 def test_a_client_gets_a_message_once_however_many_subscriptions_match(world: World) -> None:
     peer = world.subscriber(b"A", b"*", b"a/+", b"a/b", b"a/*")
     world.publish(b"a/b")
@@ -147,20 +138,6 @@ def test_who_comes_back_between_two_turns_gets_each_message_once_and_in_order(
     world.publish(b"newest")
     assert len(peers) == 140
     assert all(peer.topics() == [b"old", b"new", b"newest"] for peer in peers)
-
-
-def test_nothing_is_kept_for_who_was_forgotten_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch, 1)
-    world = World()
-    for number in range(40):
-        world.subscriber(b"%d" % number, b"*", keep=True).lose()
-    turns = world.turns_of([datagram(b"a", Kind.STRING, b"x")])
-    next(turns)
-    assert world.sessions.forget(b"39")
-    for _ in turns:
-        pass
-    assert world.subscriber(b"39", b"b").topics() == []
-    assert world.counts.messages_kept == 39
 
 
 @pytest.mark.parametrize(
@@ -329,16 +306,6 @@ def test_a_start_takes_back_all_subscriptions_under_smaller_limits_and_keeps_wha
     assert again.subscriber(b"D", b"d").fault
 
 
-def test_no_more_topics_are_remembered_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shared.fanout.ROUTES_MAX", 4)
-    world = World()
-    peer = world.subscriber(b"A", b"*")
-    topics = [b"%d" % number for number in range(20)]
-    world.publish(*topics)
-    assert len(world.fanout.routes.known) <= 4
-    assert peer.topics() == topics
-
-
 def test_who_is_closed_while_a_batch_goes_out_costs_the_others_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,63 +333,6 @@ def test_subscriptions_of_a_forgotten_session_count_no_more() -> None:
     assert world.sessions.forget(b"A")
     assert world.sessions.subscriptions == 0
     assert world.subscriber(b"C", b"a", b"b").fault is None
-
-
-def test_each_command_that_begins_has_its_own_time() -> None:
-    world = World(PubsubSettings(command_seconds=30))
-    peer = world.subscriber(b"A")
-    command = encode_command(Command.SUBSCRIBE, b"a")
-    peer.send(command[:9])
-    peer.advance(20)
-    peer.send(command[9:] + command[:9])
-    peer.advance(29)
-    assert peer.fault is None
-    peer.advance(2)
-    assert peer.fault is not None
-
-
-def test_what_a_connection_loses_is_counted_from_its_beginning() -> None:
-    world = World(PubsubSettings(subscriber_bytes_max=4 * FRAME_BYTES, slow_subscriber="drop"))
-    for losses in (1, 2):
-        peer = world.subscriber(b"A", b"a")
-        for _ in range(10):
-            world.publish(b"a")
-        client = world.sessions.clients[b"A"]
-        assert client.dropped == 6
-        assert peer.session.traffic == {"messages_in": 0, "messages_out": 4}
-        assert world.counts.subscribers_dropped_from == losses
-        peer.lose()
-    assert world.counts.frames_dropped == 12
-
-
-def test_messages_that_go_out_and_are_lost_together_are_counted_one_by_one() -> None:
-    world = World(PubsubSettings(subscriber_bytes_max=4 * FRAME_BYTES))
-    slow = world.subscriber(b"A", b"*")
-    for _ in range(5):
-        world.publish(b"a", b"b")
-    assert world.counts.messages_delivered == 10
-    assert world.counts.frames_dropped == world.sessions.clients[b"A"].dropped == 6
-    assert slow.topics() == [b"a", b"b"] * 2
-    assert slow.session.traffic["messages_out"] == 4
-
-
-def test_an_end_ends_what_had_begun_and_comes_behind_what_was_put_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    short_turns(monkeypatch, 1)
-    world = World(PubsubSettings(command_seconds=30))
-    half = world.subscriber(b"A", b"a")
-    half.send(encode_command(SUBSCRIBE, b"b")[:9])
-    many = world.subscriber(b"B", *(b"t/%d" % number for number in range(MANY)))
-    for peer in (half, many):
-        peer.close_input()
-        for _ in range(MANY):
-            peer.session.on_deadline(0.0)
-        peer.session.on_deadline(1000.0)
-    assert world.counts.faults == {}
-    assert len(world.changes) == 1 + MANY
-    assert half.closed
-    assert many.closed
 
 
 def test_who_is_away_gets_nothing_and_counts_for_nothing(world: World) -> None:
@@ -467,27 +377,6 @@ async def test_what_the_table_does_not_take_is_counted_and_what_is_no_subscripti
     await make_read_only(store, disk)
     save(Changed(b"A", b"b", True))
     assert (world.counts.unpersisted, len(told)) == (1, 1)
-
-
-def test_commands_in_great_number_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    short_turns(monkeypatch, 1)
-    world = World()
-    topics = [b"t/%d" % number for number in range(MANY)]
-    peer = world.subscriber(b"A", *topics)
-    assert 0 < len(world.changes) < MANY
-    assert not peer.connection.reading
-    last = encode_command(SUBSCRIBE, b"last")
-    peer.send(last[:20])  # it was on its way
-    peer.advance(0)
-    assert [change.topic for change in world.changes] == topics
-    assert peer.connection.reading
-    peer.send(last[20:])
-    world.publish(b"last", topics[-1])
-    assert peer.topics() == [b"last", topics[-1]]
-    peer.send(encode_command(UNSUBSCRIBE, b"none") * MANY + b"\7")
-    assert peer.fault is None
-    peer.advance(0)
-    assert peer.fault is not None, "what is wrong is met in its turn"
 
 
 def test_subscriptions_and_sessions_end_in_a_refusal_where_the_budget_has_no_room() -> None:

@@ -16,9 +16,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
-from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.plan import Overtaken
-from brokers.pipeline.source.folder import FolderReader
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
 from shared.storage.store import Store
@@ -195,19 +193,3 @@ def test_a_file_that_is_missing_from_its_day_is_a_fault(spark: "SparkSession", t
     sorted(folder.glob("topic=orders/*/*.parquet"))[1].unlink()
     (fault,) = faults(LocalFiles(folder))
     assert (fault.what, fault.range) == ("missing", (7, 14))
-
-
-def test_a_source_is_opened_once_for_all_logs_of_a_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, opened_ = tmp_path / "data", []
-    fill(data, {("logmq", f"t{number}"): [b"a"] for number in range(20)})
-    feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*"}))
-    with feed.look() as look:
-        ranges = [log for _, log in look.logs(Manifest())]
-    begin = FolderReader.__init__
-    monkeypatch.setattr(FolderReader, "__init__", lambda *asked: opened_.append(1) or begin(*asked))
-    # Nor is every log listed to find one.
-    monkeypatch.setattr(FolderReader, "logs", lambda *asked: opened_.append(2))
-    assert sum(batch.num_rows for _, batches in feed.by_range(ranges) for batch in batches) == 20
-    assert len(opened_) == 1

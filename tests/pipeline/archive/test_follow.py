@@ -122,14 +122,6 @@ def test_once_ends_with_what_was_there_when_it_began() -> None:
     assert [(each.bytes, each.behind_bytes) for each in rounds] == [(10, 0)]
 
 
-def test_an_archive_that_is_behind_does_not_wait() -> None:
-    full = Feed(0, [orders(30)])
-    job, _ = archiver(full, settings=attrs.evolve(QUICK, round_bytes=10))
-    waits: list[float] = []
-    job.stop = SimpleNamespace(is_set=lambda: bool(waits), wait=waits.append)  # type: ignore[assignment]
-    assert [each.behind_bytes for each in job.follow()] == [20, 10, 0]
-
-
 def test_what_was_refused_is_not_tried_again() -> None:
     class Overtaken(Feed):
         def logs(self, known: Manifest) -> Sequence[NamedLog]:

@@ -79,13 +79,6 @@ def test_what_is_written_is_what_was_there_a_file_a_day(
         assert part.file_bytes == (root / part.fresh_path).stat().st_size
 
 
-def test_a_slice_of_a_larger_batch_is_written_as_it_is(tmp_path: Path) -> None:
-    records = laid([b"a", b"bb", b"", b"dddd"], [0, 0, 0, 0])
-    part = batch(records).slice(1, 2)
-    written = write(tmp_path, work(records[1][0], records[3][0]), [part])
-    assert list(rows(tmp_path, written.parts)) == records[1:3]
-
-
 @pytest.mark.parametrize(
     ("records", "text"),
     [
@@ -105,11 +98,6 @@ def test_records_that_do_not_tile_the_range_are_refused(
     with pytest.raises(NotContinuous, match=text):
         write(tmp_path, work(0, 16), [batch(records)])
     assert list(tmp_path.rglob("*.parquet")) == []
-
-
-def test_records_before_the_range_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotContinuous, match="a record at 0 after all up to 5"):
-        write(tmp_path, work(5, 10), [batch(laid([b"a", b"b"], [0, 0]))])
 
 
 def test_a_file_is_synced_whole_before_it_has_its_name(
@@ -165,11 +153,3 @@ def test_a_file_says_what_it_holds_and_nothing_unfinished_looks_like_one(tmp_pat
     assert metadata[b"brokers.range"] == b"0-5"
     name = names.parse_file(Path(part.fresh_path).name)
     assert name == names.FileName(0, 5, names.log_key("orders#1"), "a-1")
-
-
-def test_the_values_are_the_same_with_every_compression(tmp_path: Path) -> None:
-    records = laid([b"x" * 100] * 50, [0] * 50)
-    for compression in ("zstd", "snappy", "lz4", "none"):
-        root = tmp_path / compression
-        written = write(root, work(0, end_of(records)), [batch(records)], compression)
-        assert list(rows(root, written.parts)) == records

@@ -153,9 +153,6 @@ async def test_there_is_none_while_the_journal_alone_holds_what_a_log_does_not_t
         assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == [b"x"]
 
 
-# -- names of files
-
-
 # -- cancelled
 
 

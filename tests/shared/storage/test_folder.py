@@ -123,12 +123,6 @@ async def many(disk: FakeDisk, open_files: int = 400) -> AsyncIterator[tuple[Sto
         yield store, [log for log, _ in made]
 
 
-async def append_to_each(store: Store, logs: list[Log], payload: bytes) -> None:
-    tickets = [log.append(records(b"%d " % n + payload), 1)[1] for n, log in enumerate(logs)]
-    for ticket in tickets:
-        await store.wait(ticket)
-
-
 async def expect(logs: list[Log], *payloads: bytes) -> None:
     for n, log in enumerate(logs):
         assert await read_all(log) == [b"%d " % n + payload for payload in payloads]

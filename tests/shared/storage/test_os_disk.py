@@ -26,8 +26,6 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.threads import Threads
 from tests.support.fake_disk import FakeDisk
 
-LINUX = sys.platform.startswith("linux")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

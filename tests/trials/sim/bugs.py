@@ -22,7 +22,7 @@ from logmq.bridge import LogmqSource
 from logmq.groups import Groups
 from logmq.writers import Writers
 from shared.bridging import MessageRun
-from shared.queues.runs import Run
+from shared.queues.runs import Ready, Run
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Commit, Committer
@@ -442,15 +442,15 @@ def dms_keeps_what_was_held() -> list[Change]:
 @bug("queues")
 def dms_delivers_what_is_held() -> list[Change]:
     """The last of several messages that go out together goes out twice."""
-    take = Queue.take_row
+    take = Ready.take_row
 
-    def take_and_keep_one(self: Queue, most: int) -> Run:
+    def take_and_keep_one(self: Ready, most: int) -> Run:
         run = take(self, most)
         if len(run) > 1:
-            self.ready.requeue(run.part(len(run) - 1, len(run)))
+            self.requeue(run.part(len(run) - 1, len(run)))
         return run
 
-    return [(Queue, "take_row", take_and_keep_one)]
+    return [(Ready, "take_row", take_and_keep_one)]
 
 
 @bug("queues that answer")
