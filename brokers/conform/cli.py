@@ -1,7 +1,7 @@
 """`brokers conform PROTOCOL HOST PORT`: the protocol's vectors, played against a server, or a client."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -48,10 +48,16 @@ def conform(
     chosen = [each for each in conversations(package) if fnmatchcase(each.name, name)]
     if not chosen:
         raise Failure(f"--name: {protocol} has no conversation {name!r}", ExitCode.USAGE)
-    return Following(_rows(chosen, host, port, serve=serve))
+    return Following(played(chosen, host, port, serve=serve))
 
 
-def _rows(chosen: list[Conversation], host: str, port: int, *, serve: bool) -> Iterator[object]:
+def played(
+    chosen: Sequence[Conversation], host: str, port: int, *, serve: bool = False
+) -> Iterator[Mapping[str, str]]:
+    """A row for each conversation, as it ends; with `serve` one with the address comes first.
+
+    Raises Failure at the end if some differ, and OSError.
+    """
     different = 0
     with ExitStack() as stack:
         listening: dict[str, socket.socket] = {}
@@ -60,7 +66,7 @@ def _rows(chosen: list[Conversation], host: str, port: int, *, serve: bool) -> I
             host, port = listening["tcp"].getsockname()[:2]
             listening["udp"] = stack.enter_context(socket.socket(_family(host), socket.SOCK_DGRAM))
             listening["udp"].bind((host, port))
-            yield f"listening at {format_address(host, port)}"
+            yield {"result": "listening", "address": format_address(host, port)}
         for conversation in chosen:
             try:
                 with ExitStack() as links:

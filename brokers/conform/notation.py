@@ -10,7 +10,7 @@
 | `$name*4=0001` | the same, and what we choose |
 | `$_`, `$_*4`, `$_='text'` | any bytes, each time others |
 
-Outside parentheses a name without a size ends where the bytes behind it begin.
+A name without a size ends before the byte that follows it, if one is written there.
 """
 
 import re
@@ -78,7 +78,8 @@ def _parts(text: str) -> Iterator[Part]:
             yield Part("length", size=int(match["length"]))
         elif match["chosen"]:
             size, value = match["size"], match["value"]
-            yield Part("chosen", value and _bytes(value), size and int(size), match["chosen"])
+            data = None if value is None else _bytes(value)
+            yield Part("chosen", data, None if size is None else int(size), match["chosen"])
         else:
             yield Part("opens" if match["opens"] else "closes")
 
@@ -160,7 +161,7 @@ def read(parts: Sequence[Part], data: bytes, names: Mapping[str, bytes]) -> tupl
 def _size(data: bytes, at: int, ends: Sequence[int], behind: Sequence[Part]) -> int:
     """How many bytes there are before what stands behind."""
     if behind and behind[0].kind == "fixed":
-        found = data.find(behind[0].data or b"", at, *ends[-1:])
+        found = data.find((behind[0].data or b"")[:1], at, *ends[-1:])
         if found >= 0:
             return found - at
     elif ends:

@@ -7,8 +7,8 @@ A vector's file is `vectors.json` in the package of its protocol:
         ["C<", "'PONG' 0a", "what the server answers"],
         ["C<", "end", "the server closes"]]}]}
 
-`>>` in place of `>`: a client sends it again and again until the next answer is there. What comes before it on
-another connection is not answered. Further copies of that answer are passed over.
+`>>` in place of `>`: a client sends it again and again until the next answer is there. What comes before it,
+on another connection, is not answered. Further copies of that answer are passed over.
 """
 
 import json
@@ -28,6 +28,8 @@ AGAIN_SECONDS = 0.1
 """How long an answer to what is sent again and again is waited for."""
 PATIENCE_SECONDS = 10.0
 """How long any other answer is waited for."""
+COPIES_MAX = 1000
+"""How often a client sends again what it sends until there is an answer."""
 REST_SECONDS = 1.0
 """How long it is looked whether more comes behind the end of a conversation."""
 
@@ -72,11 +74,11 @@ def conversations(package: str) -> Sequence[Conversation]:
     ]
 
 
-@attrs.frozen
 class Link:
     """A socket to the other side. All but `end` raise OSError."""
 
-    _socket: socket.socket
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -177,8 +179,8 @@ class Player:
                 raise Differs(len(unread), "the connection was closed")
             self._unread[name] = unread + came
         self._unread[name] = unread[end:]
-        if repeat:
-            self._copies[name] = unread[:end], sent - 1
+        if repeat or step.again:
+            self._copies[name] = unread[:end], sent - 1 if repeat else COPIES_MAX
 
     def _without_copies(self, name: str) -> bytes:
         """What is unread, without copies of an answer at its front."""

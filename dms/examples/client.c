@@ -195,7 +195,8 @@ int main(int count, char **words) {
     const char *what = count > 3 ? words[3] : "", *queue = count > 4 ? words[4] : NULL;
     int is_list = !strcmp(what, "list");
     if (count < 4 || (!is_list && !queue)) {
-        fprintf(stderr, "usage: %s HOST PORT create|delete|produce|consume|nack|list [QUEUE] [TEXT...|COUNT]\n", words[0]);
+        fprintf(stderr, "usage: %s HOST PORT create|delete|produce|consume|nack|list [QUEUE] [TEXT...|COUNT]\n",
+                words[0]);
         return 2;
     }
     int status = dms_connect(&dms, words[1], words[2]);
@@ -217,7 +218,8 @@ int main(int count, char **words) {
     else
         return 2;
     if (status)
-        fprintf(stderr, "%s: %s\n", status > 0 && status <= 10 ? dms_statuses[status] : "refused or lost", dms.payload);
+        fprintf(stderr, "%s: %s\n", status > 0 && status <= 10 ? dms_statuses[status] : "refused or lost",
+                dms.payload);
     dms_close(&dms);
     return status ? 1 : 0;
 }

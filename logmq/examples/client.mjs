@@ -139,22 +139,28 @@ async function main([host, port, what, topic, ...rest]) {
     console.error("usage: node client.mjs HOST PORT produce|consume|tail TOPIC [MESSAGE...|OFFSET]");
     return 2;
   }
-  const print = ({ offset, message }) => process.stdout.write(Buffer.concat([Buffer.from(`${offset}\t`), message, Buffer.from("\n")]));
+  const print = ({ offset, message }) =>
+    process.stdout.write(Buffer.concat([Buffer.from(`${offset}\t`), message, Buffer.from("\n")]));
+  let client;
   try {
-    const client = await Client.connect(host, Number(port));
+    client = await Client.connect(host, Number(port));
     if (what === "produce") {
-      for (const offset of await Promise.all(rest.map((message) => client.produce(topic, message)))) console.log(offset);
+      const offsets = await Promise.all(rest.map((message) => client.produce(topic, message)));
+      for (const offset of offsets) console.log(offset);
     } else if (what === "consume") {
       for await (const record of client.records(topic, Number(rest[0] ?? 0))) print(record);
     } else {
       await client.tail(topic, Number(rest[0] ?? 0), print);
     }
-    await client.close();
     return 0;
   } catch (error) {
     console.error(error.message);
     return 1;
+  } finally {
+    await client?.close();
   }
 }
 
-if (import.meta.url === pathToFileURL(process.argv[1] ?? "").href) process.exitCode = await main(process.argv.slice(2));
+if (import.meta.url === pathToFileURL(process.argv[1] ?? "").href) {
+  process.exitCode = await main(process.argv.slice(2));
+}
