@@ -29,7 +29,7 @@ Kind = Literal["fixed", "length", "opens", "closes", "chosen"]
 
 
 @attrs.frozen
-class Part:
+class Token:
     """`data`: what is fixed, or what we choose. `size`: in bytes; None: as many as there are."""
 
     kind: Kind
@@ -50,9 +50,9 @@ class More(Exception):
     """So far all is as expected, and more bytes have to come."""
 
 
-def parse(text: str) -> Sequence[Part]:
+def parse(text: str) -> Sequence[Token]:
     """Raises ValueError for what is no notation."""
-    parts = list(_parts(text))
+    parts = list(_tokens(text))
     depth = 0
     for part in parts:
         depth += (part.kind == "opens") - (part.kind == "closes")
@@ -63,7 +63,7 @@ def parse(text: str) -> Sequence[Part]:
     return parts
 
 
-def _parts(text: str) -> Iterator[Part]:
+def _tokens(text: str) -> Iterator[Token]:
     at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -71,24 +71,24 @@ def _parts(text: str) -> Iterator[Part]:
             raise ValueError(f"{text[at:]!r}: no bytes")
         at = match.end()
         if match["byte"]:
-            yield Part("fixed", bytes.fromhex(match["byte"]) * int(match["times"]))
+            yield Token("fixed", bytes.fromhex(match["byte"]) * int(match["times"]))
         elif match["fixed"]:
-            yield Part("fixed", _bytes(match["fixed"]))
+            yield Token("fixed", _bytes(match["fixed"]))
         elif match["length"]:
-            yield Part("length", size=int(match["length"]))
+            yield Token("length", size=int(match["length"]))
         elif match["chosen"]:
             size, value = match["size"], match["value"]
             data = None if value is None else _bytes(value)
-            yield Part("chosen", data, None if size is None else int(size), match["chosen"])
+            yield Token("chosen", data, None if size is None else int(size), match["chosen"])
         else:
-            yield Part("opens" if match["opens"] else "closes")
+            yield Token("opens" if match["opens"] else "closes")
 
 
 def _bytes(text: str) -> bytes:
     return text[1:-1].encode() if text[0] == "'" else bytes.fromhex(text)
 
 
-def write(parts: Sequence[Part], names: dict[str, bytes], fresh: Callable[[str], bytes]) -> bytes:
+def write(parts: Sequence[Token], names: dict[str, bytes], fresh: Callable[[str], bytes]) -> bytes:
     """The bytes to send. What we choose is added to `names`; `fresh` makes a name that nobody has yet."""
     out = bytearray()
     lengths: list[tuple[int, int]] = []  # place and size of those that are not known yet
@@ -113,7 +113,7 @@ def write(parts: Sequence[Part], names: dict[str, bytes], fresh: Callable[[str],
     return bytes(out)
 
 
-def read(parts: Sequence[Part], data: bytes, names: Mapping[str, bytes]) -> tuple[int, dict[str, bytes]]:
+def read(parts: Sequence[Token], data: bytes, names: Mapping[str, bytes]) -> tuple[int, dict[str, bytes]]:
     """Where the expected bytes at the front of `data` end, and the names, those the peer chose too.
 
     Raises Differs, and More while they are not all there.
@@ -158,7 +158,7 @@ def read(parts: Sequence[Part], data: bytes, names: Mapping[str, bytes]) -> tupl
     return at, names
 
 
-def _size(data: bytes, at: int, ends: Sequence[int], behind: Sequence[Part]) -> int:
+def _size(data: bytes, at: int, ends: Sequence[int], behind: Sequence[Token]) -> int:
     """How many bytes there are before what stands behind."""
     if behind and behind[0].kind == "fixed":
         found = data.find((behind[0].data or b"")[:1], at, *ends[-1:])

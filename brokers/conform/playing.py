@@ -20,7 +20,7 @@ from importlib.resources import files
 
 import attrs
 
-from brokers.conform.notation import Differs, More, Part, parse, read, write
+from brokers.conform.notation import Differs, More, Token, parse, read, write
 from brokers.errors import ExitCode, Failure
 
 END = "end"
@@ -41,7 +41,7 @@ class Step:
     connection: str
     by_client: bool
     again: bool
-    parts: Sequence[Part] | None
+    parts: Sequence[Token] | None
     about: str
 
     @classmethod

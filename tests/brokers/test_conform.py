@@ -21,7 +21,7 @@ ONE_PORT = ("dms", "logmq", "pubsub", "kqmsgq", "dmp")
 
 
 def written(text: str, **names: bytes) -> bytes:
-    return write(parse(text), dict(names), lambda name: f"fresh {name}".encode())
+    return write(parse(text), dict(names), lambda name: f"fresh-{name}".encode())
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def written(text: str, **names: bytes) -> bytes:
         ("#4 01 ( 'abc' )", b"\0\0\0\3\1abc"),
         ("#2 ( #1 ( 'a' ) #1 ( ) )", b"\0\3\1a\0"),
         ("$id*4=00000007 '-' $id", b"\0\0\0\7-\0\0\0\7"),
-        ("$topic ' ' $topic", b"fresh topic fresh topic"),
-        ("$id*14", b"fresh id\0\0\0\0\0\0"),
+        ("$topic ' ' $topic", b"fresh-topic fresh-topic"),
+        ("$id*14", b"fresh-id\0\0\0\0\0\0"),
         ("$_*2 $_='x' 0a", b"\0\0x\n"),
     ],
 )
