@@ -10,7 +10,7 @@ envelope may leave it out. `_sinks` says which bytes are whose.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,6 +21,7 @@ from dmp.queues import Application, Queue
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
+from shared.turns import ITEMS
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -157,27 +158,30 @@ class Feed:
         broker.counts.feeds -= 1
         if not queue.deleted:
             queue.feed_lease = None
-            self._come_back(self._not_begun())
+            broker.work.add(self._come_back(self._not_begun()))
             broker.topology.consumer_left(queue)
         self._owner.release()
 
-    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> None:
+    def _come_back(self, parts: list[tuple[bytes, bytes]]) -> Iterator[None]:
         """Messages, with their exchange, to their queue, which gives out nothing meanwhile: the last one
         first."""
-        queue = self._queue
+        queue, broker = self._queue, self._broker
         back: list[tuple[Head, list[bytes]]] = []
         for exchange, messages in parts:
-            for before, bodies in wire.runs(messages):
+            for before, bodies in wire.runs(messages, ITEMS):
                 _, key, properties, body_bytes = wire.read_envelope(before)
                 head = Head(exchange, key, body_bytes, properties)
                 head.envelope = before
                 back.append((head, bodies))
-        row, broker = queue.row, self._broker
-        for head, bodies in reversed(back):
-            following = row.ready.first_number() if row.ready else queue.numbered
+                yield
+        while back and not queue.deleted:
+            head, bodies = back.pop()
+            ready = queue.row.ready
+            following = ready.first_number() if ready else queue.numbered
             broker.memory.take(head.cost_bytes * len(bodies))
             broker.counts.delivered -= len(bodies)
             queue.return_front(queue.number(head, bodies, following - len(bodies)))
+            yield
         queue.all_returned()
 
     def _drained(self) -> None:

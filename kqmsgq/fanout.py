@@ -153,9 +153,7 @@ class Producer:
         route = self._known_routes().get(data[:fixed])
         if route is None:
             return False
-        self._messages = self._delivered = self._unrouted = 0
-        self._write(route, data, count)
-        self._count(size)
+        self._write(route, data, count, size)
         if self._track is not None:
             self._track.record(count, data)
         return True
@@ -241,8 +239,7 @@ class Producer:
         if latest < at < size and data[at] != MESSAGE:  # too short for a message, and malformed already
             self._error = no_message(data, at)
         if run and not (self._messages or routes.touched):  # one slice: often in small reads
-            self._write(route, piece_of(data, start, at), run)
-            self._count(at - first)
+            self._write(route, piece_of(data, start, at), run, at - first)
         else:
             if run:
                 self._add(route, piece_of(data, start, at), run)
@@ -313,13 +310,17 @@ class Producer:
             return self._queues.routes.nowhere, len(data) + 1
         return looked[0], looked[2]
 
-    def _write(self, route: Route[Consumer], piece: bytes | memoryview, messages: int) -> None:
-        """Write messages to the consumers of their route, where they are all that this pass delivers."""
-        self._messages += messages
+    def _write(self, route: Route[Consumer], piece: bytes | memoryview, messages: int, size: int) -> None:
+        """Write and count messages, `size` bytes that were read, where they are all of this pass."""
+        self._messages = messages
+        self.messages += messages
+        counts = self._queues.counts
+        counts.messages_in += messages
+        counts.bytes_in += size
         if not route.fan:
-            self._unrouted += messages
+            counts.messages_unrouted += messages
             return
-        self._delivered += messages * route.fan
+        counts.messages_delivered += messages * route.fan
         for bundle in route.bundles:
             for consumer in bundle.members:
                 consumer.messages += messages

@@ -45,6 +45,12 @@ class Session(SessionBase):
         self.admit(gate)
         self.await_first_request()
 
+    def receive(self, data: bytes) -> None:
+        """Fast path above `apply`, for reads of few messages: one takes 0.8 us in memory, 1.4 by `apply`."""
+        producer = self._producer
+        if producer is None or self.kept or self.stopped or not producer.publish_alike(data):
+            super().receive(data)
+
     def apply(self, data: bytes, at: int) -> int:
         while self.state is State.ROLE:
             before, at = at, self._take_role(data, at)
@@ -123,8 +129,6 @@ class Session(SessionBase):
 
     def _publish(self, producer: Producer, data: bytes, at: int) -> int:
         """Take a producer's messages."""
-        if not at and producer.publish_alike(data):
-            return len(data)
         at = producer.publish(data, at)
         if producer.more:
             self.yield_turn()

@@ -327,13 +327,6 @@ class LogmqBridgeEnds:
                 lag += max(0, log.visible - max(log.first, offset if log_id == log.id else 0))
         return lag
 
-    def position_past_end(self, service: "LogmqService", name: bytes, position: bytes) -> bytes | None:
-        log = service.broker.topics.find(name.decode(errors="replace"))
-        if log is None:
-            return None
-        log_id, offset = _PLACE.unpack(position)
-        return _PLACE.pack(log_id, log.end) if log_id == log.id and offset > log.end else None
-
 
 ENDS = LogmqBridgeEnds()
 

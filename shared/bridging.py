@@ -304,11 +304,6 @@ class BridgeEnds(Protocol):
     def lag_of(self, service: Any, place: str, positions: Positions) -> int | None:
         """As `BridgeSource.lag`, for a paused bridge, whose source is not open."""
 
-    def position_past_end(self, service: Any, name: bytes, position: bytes) -> bytes | None:
-        """The position at the end of `name` where a stored one is behind that: a crash took its newest
-        messages. Else None. Asked at the start, before anybody writes; only where it `keeps_position`.
-        """
-
 
 class VolatileEnds:
     """What ends with volatile sources share: nothing is kept for a paused bridge."""

@@ -137,7 +137,8 @@ class Bridge:
         """How many messages of the current run are done."""
         self._retry_at = -math.inf
         self._delay = 0.0
-        self._tokens = settings.rate or math.inf
+        self._rate = None if settings.rate is None else settings.rate.per_second
+        self._tokens = self._rate or math.inf
         self._filled_at = -math.inf
         self._told: dict[str, float] = {}
 
@@ -313,8 +314,8 @@ class Bridge:
         self._host.store.commit_pending()
         if self._retry_at > now:
             return self._retry_at - now
-        if self._tokens < 1 and self.settings.rate:
-            return (1 - self._tokens) / self.settings.rate
+        if self._tokens < 1 and self._rate:
+            return (1 - self._tokens) / self._rate
         return 0.0 if worked or not flushed else None
 
     def _store_positions(self, now: float) -> float | None:
@@ -370,13 +371,13 @@ class Bridge:
             runs.append(run)
             left -= len(run)
             size += run.size
-        if self.settings.rate:
+        if self._rate:
             self._tokens -= sum(map(len, runs))
         return runs
 
     def _allowance(self) -> int:
         most = MESSAGES_PER_STEP if self.settings.form == "raw" else FORMED_PER_STEP
-        rate = self.settings.rate
+        rate = self._rate
         if rate is None:
             return most
         now = self._host.now()
@@ -416,7 +417,7 @@ class Bridge:
     def _put_back(self, runs: Sequence[MessageRun]) -> None:
         """Hold back what was gathered and is not settled."""
         self._held.extendleft(reversed([run for run in runs if len(run)]))
-        if self.settings.rate:
+        if self._rate:
             self._tokens += sum(map(len, runs))
 
     def _written(self, ticket: Ticket, entry: _Entry) -> None:

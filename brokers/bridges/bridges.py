@@ -20,7 +20,6 @@ from brokers.bridges.settings import BridgeSettings, Ends, start_of
 from brokers.settings.config import Config
 from shared.access import Access, User
 from shared.actions import action, changing
-from shared.addresses import split
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Gauge, Sample, samples
@@ -122,11 +121,9 @@ class Bridges:
         """Read what is stored, once all services are open and before any is served."""
         if self.store.has_log(NAMESPACE, TABLE):
             with suppress(StoreError):  # `change` raises it, where there are bridges
-                table = await self._open_table()
-                if self.store.read_only is None:
-                    self._repair(table)
+                await self._open_table()
 
-    async def _open_table(self) -> Table:
+    async def _open_table(self) -> None:
         table = self._table = await Table.open(self.store.namespace(NAMESPACE, _MODE), TABLE)
         self._kept = {key.partition(b"\0")[0].decode() for key, _ in table.items()}
         with suppress(StoreError):  # without it a circle goes round once more
@@ -135,32 +132,6 @@ class Bridges:
             if kept is None:
                 marks.put(b"key", self.key)
             self.key = kept or self.key
-        return table
-
-    def _repair(self, table: Table) -> None:
-        """Set positions that are past a topic's end to its end, also of bridges that are paused or removed:
-        what comes next would be taken for what they had carried. Versions that did not journal the records of
-        mode `none` left such positions after a power cut.
-        """
-        sources = {name: KeptPositions.read(table, name).source for name in self._kept}
-        for key, position in table.items():
-            bridge, _, name = key.partition(b"\0")
-            source = sources[bridge.decode()]
-            if not name or source is None:
-                continue
-            protocol, _ = split(source)
-            ends, service = self.ends(protocol), self.service(protocol)
-            if ends is None or service is None or not ends.keeps_position:
-                continue
-            end = ends.position_past_end(service, name, position)
-            if end is not None:
-                table.put(key, end)
-                self.log.warning(
-                    "a topic lost its newest records in a crash: the bridge goes on at its end, "
-                    "nothing needs to be done",
-                    bridge=bridge.decode(),
-                    topic=name.decode(errors="backslashreplace"),
-                )
 
     async def change(self, settings: Sequence[BridgeSettings]) -> Mapping[str, Sequence[str]]:
         """Run exactly these bridges. Returns the names added, changed and removed. Raises StoreError."""

@@ -9,24 +9,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pkgutil import resolve_name
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import attrs
+from attrs import validators
 
-from brokers.errors import Problem, did_you_mean
-from shared.addresses import NameTemplate, split
+from brokers.errors import Problem
+from brokers.settings.structure import GivenValue, Key, build, flatten_table, written
+from shared.addresses import split
 from shared.bridging import BridgeEnds
 from shared.globs import matcher
 from shared.plugin import Plugin
 
 Form = Literal["raw", "text", "json"]
+SECTION = "bridge"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 BRIDGES_MAX = 256
 RATE_MAX = 10_000_000
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/s")
-_KEYS = ("name", "from", "to", "as", "start", "filter", "rate", "on_refused", "may_circle")
-_FILTER_KEYS = ("key", "min_bytes", "max_bytes")
-_HEADER = re.compile(r"\s*\[\[\s*bridge\s*\]\]")
 
 Ends = Callable[[str], BridgeEnds | None]
 """The ends of a protocol; None if it has none or is not installed."""
@@ -44,12 +44,51 @@ def ends_of(plugins: Sequence[Plugin]) -> Ends:
 
 
 @attrs.frozen
+class Rate:
+    """Messages a second, written as `1000/s`."""
+
+    per_second: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        match = _RATE.fullmatch(text)
+        rate = float(match[1]) if match else 0.0
+        if not 0 < rate <= RATE_MAX:
+            raise ValueError('is so many messages a second, as "1000/s"')
+        return cls(rate)
+
+    def __str__(self) -> str:
+        return f"{self.per_second:g}/s"
+
+
+def start_of(text: str) -> str:
+    """Parse a start position: first, end, an offset or an RFC 3339 time, which becomes Unix milliseconds as
+    `@<ms>`. Raises ValueError.
+    """
+    if text in ("first", "end") or (text.isdecimal() and text.isascii() and len(text) < 20):
+        return text
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is none of first, end, an offset and a time (RFC 3339)") from None
+    return f"@{round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)}"
+
+
+@attrs.frozen
 class BridgeFilter:
     """`key`: a glob over the message's name; its `*` crosses dots and slashes."""
 
     key: str = ""
-    min_bytes: int = 0
-    max_bytes: int | None = None
+    """A glob that the message's name matches; its `*` crosses dots and slashes."""
+    min_bytes: int = attrs.field(default=0, validator=validators.ge(0))
+    """The least bytes of a body."""
+    max_bytes: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    """The most bytes of a body."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.max_bytes is not None and self.max_bytes < self.min_bytes:
+            raise ValueError("max_bytes is less than min_bytes: nothing would pass")
 
     def by_name(self) -> Callable[[bytes], bool]:
         if not self.key:
@@ -65,30 +104,39 @@ class BridgeFilter:
         return len(body) >= self.min_bytes and (self.max_bytes is None or len(body) <= self.max_bytes)
 
 
+def _a_name(_: Any, field: "attrs.Attribute[str]", value: str) -> None:
+    if value and not NAME.fullmatch(value):
+        raise ValueError("a name is 1 to 64 of A-Z, a-z, 0-9 and ._-")
+
+
+def _a_policy(_: Any, field: "attrs.Attribute[str]", value: str) -> None:
+    if value not in ("", "wait", "drop") and not value.startswith("dead:"):
+        raise ValueError(f"{value!r} is none of wait, drop and dead:<address>")
+
+
 @attrs.frozen
 class BridgeSettings:
-    """A bridge carries messages of one address to another. `source`, `target` and `form` are `from`, `to` and
-    `as` in TOML."""
+    """A bridge carries messages of one address to another."""
 
-    name: str
+    name: str = attrs.field(default="", validator=_a_name)
     """1 to 64 of A-Z, a-z, 0-9 and ._-; offsets and metrics of the bridge have this name."""
-    source: str
+    source: str = attrs.field(default="", metadata={"key": "from"})
     """The address that messages come from, as `pubsub:home/+/temperature`."""
-    target: str
+    target: str = attrs.field(default="", metadata={"key": "to"})
     """The address that they go to, as `logmq:readings`; it may have fields, as `logmq:{name.1}`."""
-    form: Form = "raw"
+    form: Form = attrs.field(default="raw", metadata={"key": "as"})
     """What is carried: `raw` bytes, `text`, or `json` with name, time, sender and type beside the value."""
     start: str = "end"
     """Where a new bridge begins in its source: `first`, `end`, an offset, or a time (RFC 3339)."""
-    filter: BridgeFilter = BridgeFilter()
-    """The messages that are carried, others are not: `key` (a glob), `min_bytes`, `max_bytes`."""
-    rate: float | None = None
+    rate: Rate | None = None
     """The most messages a second, as `1000/s`."""
-    on_refused: str = ""
+    on_refused: str = attrs.field(default="", validator=_a_policy)
     """What happens to a message that the target refuses: `wait`, `drop` or `dead:<address>`. Empty: wait for
     what can pass later, and `dead:logmq:dead.<name>` for what never can."""
     may_circle: bool = False
     """Allow bridges that feed each other, where something else ends the circle."""
+    filter: BridgeFilter = BridgeFilter()
+    """The messages that are carried; others are not."""
 
     @property
     def dead(self) -> str:
@@ -98,129 +146,88 @@ class BridgeSettings:
         return f"logmq:dead.{self.name}"
 
 
-WORDS = {"source": "from", "target": "to", "form": "as"}
-"""The keys in TOML of fields that are called otherwise."""
-
-
-def bridge_values(bridge: BridgeSettings) -> Mapping[str, Any]:
-    """A bridge's values by their keys, as settings show them."""
-    values = {
-        **attrs.asdict(bridge),
-        "rate": None if bridge.rate is None else f"{bridge.rate:g}/s",
-        "filter": {
-            name: value for name, value in attrs.asdict(bridge.filter).items() if value not in ("", 0, None)
-        },
-    }
-    return {WORDS.get(name, name): value for name, value in values.items()}
-
-
-class _WrongError(ValueError):
-    """A key's value is wrong; the text says how."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
-
-
 def parse_bridges(
-    tables: object, ends: Ends, source: str = "", text: str = ""
+    tables: object, ends: Ends, source: str = ""
 ) -> tuple[tuple[BridgeSettings, ...], list[Problem]]:
-    """The valid bridges, and the problems of the others. `source`: the settings' name; `text`: their
-    file's."""
+    """The valid bridges, and the problems of the others. `source`: the settings' name."""
     problems: list[Problem] = []
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        return (), [Problem("bridge", "write [[bridge]] and its keys below it", source)]
+        return (), [Problem(SECTION, "write [[bridge]] and its keys below it", source)]
     bridges: dict[str, BridgeSettings] = {}
-    lines = _LineNumbers(text)
-
-    def wrong(number: int, key: str, why: str) -> None:
-        line = lines.of(number, key)
-        name = tables[number].get("name")
-        shown = f'bridge "{name}"' if isinstance(name, str) else f"bridge {number + 1}"
-        problems.append(
-            Problem(f"{shown}.{key}" if key else shown, why, f"{source}:{line}" if line else source)
-        )
-
-    for number, table in enumerate(tables):
-        for key in table:
-            if key not in _KEYS:
-                wrong(number, key, f"unknown key{did_you_mean(key, _KEYS)}")
-        try:
-            bridge = _bridge(table, ends)
-        except _WrongError as error:
-            wrong(number, error.key, str(error))
-            continue
+    for number, table in enumerate(tables, 1):
+        name = table.get("name")
+        key: Key = (SECTION, name if isinstance(name, str) else str(number))
+        before = len(problems)
+        bridge = _bridge(table, key, source, problems)
+        if len(problems) == before:
+            wrong = (Problem(written((*key, at)), why, source) for at, why in _faults(bridge, table, ends))
+            problems += wrong
         if bridge.name in bridges:
-            wrong(number, "name", f"there are two bridges {bridge.name!r}")
-        bridges[bridge.name] = bridge
+            problems.append(Problem(written((*key, "name")), "two bridges have it", source))
+        if len(problems) == before:
+            bridges[bridge.name] = bridge
     if len(bridges) > BRIDGES_MAX:
-        problems.append(Problem("bridge", f"there are {len(bridges)} bridges; at most {BRIDGES_MAX}", source))
+        problems.append(Problem(SECTION, f"there are {len(bridges)} bridges; at most {BRIDGES_MAX}", source))
     if not problems:
-        numbers = {name: number for number, name in enumerate(bridges)}
         for circle in circles(tuple(bridges.values()), ends):
             way = " -> ".join((*circle, circle[0]))
             why = (
                 f"messages would go round for ever ({way}): change an address, or say may_circle = true "
                 "where something else ends it"
             )
-            wrong(numbers[circle[0]], "to", why)
+            problems.append(Problem(written((SECTION, circle[0], "to")), why, source))
     return tuple(bridges.values()), problems
 
 
-def _bridge(table: Mapping[str, Any], ends: Ends) -> BridgeSettings:
-    """Raises _WrongError."""
-    name = _text(table, "name")
-    if not NAME.fullmatch(name):
-        raise _WrongError("name", "a name is 1 to 64 of A-Z, a-z, 0-9 and ._-")
-    form = _text(table, "as", "raw")
-    if form not in ("raw", "text", "json"):
-        raise _WrongError("as", f"{form!r} is none of raw, text and json")
-    bridge = BridgeSettings(
-        name,
-        _text(table, "from"),
-        _text(table, "to"),
-        cast("Form", form),
-        _start(table),
-        _filter(table),
-        _rate(table),
-        _text(table, "on_refused", ""),
-        _flag(table, "may_circle"),
-    )
-    check_source(bridge.source, ends, "from")
-    check_target(bridge.target, ends, "to")
-    if "start" in table and not _ends_of(split(bridge.source)[0], ends).keeps_position:
-        raise _WrongError(
-            "start",
-            f"{bridge.source} has no places to begin at: what is there and what comes is carried once",
-        )
-    if bridge.on_refused not in ("", "wait", "drop"):
-        if not bridge.on_refused.startswith("dead:"):
-            raise _WrongError("on_refused", f"{bridge.on_refused!r} is none of wait, drop and dead:<address>")
-        check_target(bridge.dead, ends, "on_refused")
-        of, source = split(bridge.source)
-        if _ends_of(of, ends).gives_back(source) and _leads_to(bridge.dead, bridge.source, ends):
-            # It has passed this bridge, which would take it out of the queue and carry it nowhere.
-            why = "what is set apart would come back to this bridge, and be lost: name another place"
-            raise _WrongError("on_refused", why)
+def _bridge(table: Mapping[str, Any], key: Key, source: str, problems: list[Problem]) -> BridgeSettings:
+    """What a table says; what is wrong with its values goes to `problems`."""
+    given: dict[Key, GivenValue] = {}
+    for leaf in flatten_table(table, BridgeSettings, key, {}, source):
+        if isinstance(leaf, Problem):
+            problems.append(leaf)
+        else:
+            given[leaf[0]] = leaf[1]
+    if (start := given.get((*key, "start"))) is not None:
+        try:  # TOML has numbers and times, too
+            given[*key, "start"] = attrs.evolve(start, value=start_of(str(start.value)))
+        except ValueError as error:
+            problems.append(Problem(written((*key, "start")), str(error), source))
+    problems += [
+        Problem(written((*key, each)), "is missing", source)
+        for each in ("name", "from", "to")
+        if each not in table
+    ]
+    bridge: BridgeSettings = build(BridgeSettings, key, given, problems)
     return bridge
 
 
-def check_source(address: str, ends: Ends, key: str) -> None:
-    """Raises _WrongError."""
-    try:
-        protocol, place = split(address)
-        _ends_of(protocol, ends).check_source(place)
-    except ValueError as error:
-        raise _WrongError(key, str(error)) from None
-
-
-def check_target(address: str, ends: Ends, key: str) -> NameTemplate:
-    """The names in the target that the bridge writes to. Raises _WrongError."""
-    try:
-        protocol, place = split(address)
-        return _ends_of(protocol, ends).target_name(place)
-    except ValueError as error:
-        raise _WrongError(key, str(error)) from None
+def _faults(bridge: BridgeSettings, table: Mapping[str, Any], ends: Ends) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with addresses, by key: what no value shows by itself."""
+    addresses = {"from": bridge.source, "to": bridge.target}
+    if bridge.on_refused.startswith("dead:"):
+        addresses["on_refused"] = bridge.dead
+    for key, address in addresses.items():
+        try:
+            protocol, place = split(address)
+            end = _ends_of(protocol, ends)
+            if key == "from":
+                end.check_source(place)
+            else:
+                end.target_name(place)
+        except ValueError as error:
+            yield key, str(error)
+            return
+    protocol, place = split(bridge.source)
+    end = _ends_of(protocol, ends)
+    if "start" in table and not end.keeps_position:
+        yield (
+            "start",
+            f"{bridge.source} has no places to begin at: what is there and what comes is carried once",
+        )
+    if "on_refused" in addresses and end.gives_back(place) and _leads_to(bridge.dead, bridge.source, ends):
+        # It has passed this bridge, which would take it out of the queue and carry it nowhere.
+        why = "what is set apart would come back to this bridge, and be lost: name another place"
+        yield "on_refused", why
 
 
 def _ends_of(protocol: str, ends: Ends) -> BridgeEnds:
@@ -228,76 +235,6 @@ def _ends_of(protocol: str, ends: Ends) -> BridgeEnds:
     if protocol_ends is None:
         raise ValueError(f"no protocol {protocol!r} that has ends for bridges is installed")
     return protocol_ends
-
-
-def _text(table: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = table.get(key, default)
-    if value is None:
-        raise _WrongError(key, "is missing")
-    if not isinstance(value, str):
-        raise _WrongError(key, "is a text")
-    return value
-
-
-def _flag(table: Mapping[str, Any], key: str) -> bool:
-    value = table.get(key, False)
-    if not isinstance(value, bool):
-        raise _WrongError(key, "is true or false")
-    return value
-
-
-def _rate(table: Mapping[str, Any]) -> float | None:
-    if "rate" not in table:
-        return None
-    match = _RATE.fullmatch(_text(table, "rate"))
-    rate = float(match[1]) if match else 0.0
-    if not 0 < rate <= RATE_MAX:
-        raise _WrongError("rate", 'is so many messages a second, as "1000/s"')
-    return rate
-
-
-def _start(table: Mapping[str, Any]) -> str:
-    value = table.get("start", "end")
-    if isinstance(value, datetime):
-        return f"@{round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)}"
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    if not isinstance(value, str):
-        raise _WrongError("start", "is first, end, an offset or a time")
-    try:
-        return start_of(value)
-    except ValueError as error:
-        raise _WrongError("start", str(error)) from None
-
-
-def start_of(text: str) -> str:
-    """Parse a start position: first, end, an offset or an RFC 3339 time. Raises ValueError."""
-    if text in ("first", "end") or (text.isdecimal() and text.isascii() and len(text) < 20):
-        return text
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is none of first, end, an offset and a time (RFC 3339)") from None
-    return f"@{round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)}"
-
-
-def _filter(table: Mapping[str, Any]) -> BridgeFilter:
-    given = table.get("filter", {})
-    if not isinstance(given, dict):
-        raise _WrongError("filter", 'is a table, as { key = "orders.*", min_bytes = 1 }')
-    for key in given:
-        if key not in _FILTER_KEYS:
-            raise _WrongError("filter", f"{key}: unknown key; there are {', '.join(_FILTER_KEYS)}")
-    key = given.get("key", "")
-    sizes = [given.get("min_bytes", 0), given.get("max_bytes")]
-    if not isinstance(key, str) or any(
-        each is not None and (not isinstance(each, int) or isinstance(each, bool) or each < 0)
-        for each in sizes
-    ):
-        raise _WrongError("filter", "key is a glob; min_bytes and max_bytes are numbers")
-    if sizes[1] is not None and sizes[1] < sizes[0]:
-        raise _WrongError("filter", "max_bytes is less than min_bytes: nothing would pass")
-    return BridgeFilter(key, *sizes)
 
 
 def circles(bridges: Sequence[BridgeSettings], ends: Ends) -> Iterator[tuple[str, ...]]:
@@ -337,26 +274,3 @@ def _leads_to(target_address: str, source_address: str, ends: Ends) -> bool:
     (to, target), (of, source) = split(target_address), split(source_address)
     target_ends = ends(to)
     return to == of and target_ends is not None and target_ends.may_feed(target, source)
-
-
-class _LineNumbers:
-    """The line numbers of each `[[bridge]]` and its keys; TOML's parser does not give them."""
-
-    def __init__(self, text: str) -> None:
-        self._blocks: list[tuple[int, list[str]]] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            if _HEADER.match(line):
-                self._blocks.append((number, []))
-            elif self._blocks:
-                self._blocks[-1][1].append(line)
-
-    def of(self, number: int, key: str) -> int | None:
-        if number >= len(self._blocks):
-            return None
-        first, lines = self._blocks[number]
-        for at, line in enumerate(lines, first + 1):
-            if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
-                return at
-            if line.lstrip().startswith("["):
-                break
-        return first

@@ -44,7 +44,7 @@ def conform(
     With --serve the client under test has to do what the conversation does, in its
     order; brokers/conform/README.md has the notation and the steps.
     """
-    package = plugins.load(protocol).settings.__module__.partition(".")[0]
+    package = plugins.load(protocol).settings.__module__.rpartition(".")[0]
     chosen = [each for each in conversations(package) if fnmatchcase(each.name, name)]
     if not chosen:
         raise Failure(f"--name: {protocol} has no conversation {name!r}", ExitCode.USAGE)

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from brokers.bridges.settings import BridgeSettings, bridge_values, ends_of, parse_bridges
+from brokers.bridges.settings import SECTION, BridgeSettings, ends_of, parse_bridges
 from brokers.commands.flags import Flag
 from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.plugins import enabled, load_working
@@ -50,7 +50,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "record": RecordSettings,
 }
 
-BRIDGES: Key = ("bridge",)
+BRIDGES: Key = (SECTION,)
 """Where the tables `[[bridge]]` are kept while the settings are read: they are no section."""
 USERS_NAME = "users.toml"
 """The name of the users file in the data folder, unless `access.users_file` names another."""
@@ -137,17 +137,17 @@ class Config:
 
     def shown(self, *, human: bool) -> list[Shown]:
         """Return every setting in order of section. `human`: sizes and durations have their units."""
-        own = {name: getattr(self, name) for name in OWN_SECTIONS}
+        sections: dict[Key, Any] = {(name,): getattr(self, name) for name in OWN_SECTIONS}
+        sections |= {(name,): section for name, section in self.protocols.items()}
+        sections |= {(SECTION, bridge.name): bridge for bridge in self.bridges}
         return [
-            Shown(written(key), plain(value, field, human=human), self.sources.get(key, "default"))
-            for name, section in {**own, **self.protocols}.items()
-            for key, value, field in leaves(section, (name,))
-        ] + [
-            Shown(written(("bridge", bridge.name, key)), value, self.sources[BRIDGES])
-            for bridge in self.bridges
-            for key, value in bridge_values(bridge).items()
-            if key != "name"
+            Shown(written(key), plain(value, field, human=human), self._source(key))
+            for above, section in sections.items()
+            for key, value, field in leaves(section, above)
         ]
+
+    def _source(self, key: Key) -> str:
+        return self.sources.get(BRIDGES if key[0] == SECTION else key, "default")
 
 
 def load(
@@ -245,9 +245,9 @@ def _from_file(
     else:
         if not text and path.is_fifo():
             yield Problem(source, "is a pipe, and was read before: name a file, which can be read again")
-        bridges = tables.pop("bridge", None)
+        bridges = tables.pop(SECTION, None)
         if bridges is not None and not alone:
-            yield BRIDGES, GivenValue((bridges, text), source)
+            yield BRIDGES, GivenValue(bridges, source)
         known = {
             name: table for name, table in tables.items() if name in sections or not (alone or name in broken)
         }
@@ -265,8 +265,7 @@ def _bridges(
     """What `[[bridge]]` says; what is wrong goes to `problems`."""
     if given is None:
         return ()
-    tables, text = given.value
-    bridges, wrong = parse_bridges(tables, ends_of(plugins), given.source, text)
+    bridges, wrong = parse_bridges(given.value, ends_of(plugins), given.source)
     problems += wrong
     return bridges
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
-from brokers.bridges.settings import BridgeSettings, bridge_values
+from brokers.bridges.settings import SECTION, BridgeSettings
 from brokers.commands.render import cell
 from brokers.errors import did_you_mean
 from brokers.settings.structure import Key, fields, item_class, plain, settings_class, written
@@ -20,7 +20,6 @@ from shared.units import format_quantity, unit_of
 
 _COLUMNS = 80
 _TABLE, _PATTERN, _LIST = "a table", "tables by pattern", "tables, [[bridge]] each"
-BRIDGE = "bridge"
 _BOUNDS = {">=": "{} at least", ">": "above {}", "<=": "{} at most", "<": "below {}"}
 
 
@@ -44,12 +43,8 @@ def explained(sections: Mapping[str, type[Any]]) -> Iterator[Explained]:
     """Yield every setting and table of settings, in order of section; those of bridges are the last."""
     for name, settings in sections.items():
         yield from _of(settings, (name,))
-    about = " ".join((BridgeSettings.__doc__ or "").partition(" `source`")[0].split())
-    yield Explained(BRIDGE, None, _LIST, about)
-    meanings = _meanings(BridgeSettings)
-    defaults = bridge_values(BridgeSettings("", "", ""))
-    for field, (key, default) in zip(fields(BridgeSettings), defaults.items(), strict=True):
-        yield Explained(f"{BRIDGE}.{key}", None if default == "" else default, "", meanings.get(field, ""))
+    yield Explained(SECTION, None, _LIST, BridgeSettings.__doc__ or "")
+    yield from _of(BridgeSettings, (SECTION,))
 
 
 def as_toml(rows: Iterable[Explained]) -> str:
@@ -78,9 +73,9 @@ def as_toml(rows: Iterable[Explained]) -> str:
 
 def _header(table: str) -> str:
     """A table's header; in a comment if the table must not be empty."""
-    if table == BRIDGE:
+    if table == SECTION:
         return f"# [[{table}]]"
-    return f"# [{table}]" if '"*"' in table else f"[{table}]"
+    return f"# [{table}]" if '"*"' in table or table.startswith(SECTION) else f"[{table}]"
 
 
 def _commented(text: str) -> list[str]:
@@ -106,7 +101,7 @@ def chosen(rows: Iterable[Explained], names: Sequence[str]) -> list[Explained]:
 def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
     meanings, defaults = _meanings(settings), settings()
     for name, field in fields(settings).items():
-        key, meaning = (*above, name), meanings.get(name, "")
+        key, meaning = (*above, name), meanings.get(field.name, "")
         if nested := settings_class(field.type):
             yield Explained(written(key), None, _TABLE, meaning)
             yield from _of(nested, key)
@@ -114,7 +109,7 @@ def _of(settings: type[Any], above: Key) -> Iterator[Explained]:
             yield Explained(written(key), None, _PATTERN, meaning)
             yield from _of(item, (*key, "*"))
         else:
-            default = plain(getattr(defaults, name), field, human=True)
+            default = plain(getattr(defaults, field.name), field, human=True)
             yield Explained(written(key), default, _takes(field), meaning)
 
 

@@ -53,16 +53,17 @@ def written(key: Key) -> str:
 
 
 def fields(settings: type[Any]) -> dict[str, "attrs.Attribute[Any]"]:
-    """The settable fields, with their types resolved."""
+    """The settable fields by their keys, with their types resolved. A field whose key is a word of Python has
+    it in its metadata."""
     attrs.resolve_types(settings)
-    return {name: field for name, field in attrs.fields_dict(settings).items() if field.init}
+    return {field.metadata.get("key", field.name): field for field in attrs.fields(settings) if field.init}
 
 
 def flatten(tables: Mapping[str, Any], sections: Mapping[str, type[Any]], source: str) -> Iterator[Any]:
     """Every leaf of a parsed TOML file as `(key, Given)`; a `Problem` for what no section knows."""
     for name, table in tables.items():
         if name in sections and isinstance(table, Mapping):
-            yield from _flatten(table, sections[name], (name,), sections, source)
+            yield from flatten_table(table, sections[name], (name,), sections, source)
         elif name in sections:
             yield Problem(name, f"is a section: write [{name}] and its keys below it", source)
         elif isinstance(table, Mapping):
@@ -73,9 +74,10 @@ def flatten(tables: Mapping[str, Any], sections: Mapping[str, type[Any]], source
             yield Problem(name, f"unknown key outside any section{_elsewhere(name, sections)}", source)
 
 
-def _flatten(
+def flatten_table(
     table: Mapping[str, Any], settings: type[Any], above: Key, sections: Mapping[str, type[Any]], source: str
 ) -> Iterator[Any]:
+    """As `flatten`, for one table. `sections`: where a key that is unknown here may belong."""
     known = fields(settings)
     for name, value in table.items():
         key = (*above, name)
@@ -89,11 +91,11 @@ def _flatten(
         if (nested or items) and not isinstance(value, Mapping):
             yield Problem(written(key), f"is a table: write [{written(key)}] and its keys below it", source)
         elif nested:
-            yield from _flatten(value, nested, key, sections, source)
+            yield from flatten_table(value, nested, key, sections, source)
         elif items:
             for item, inner in value.items():
                 if isinstance(inner, Mapping):
-                    yield from _flatten(inner, items, (*key, item), sections, source)
+                    yield from flatten_table(inner, items, (*key, item), sections, source)
                 else:
                     yield Problem(written((*key, item)), "is a table of settings", source)
         else:
@@ -128,20 +130,20 @@ def build(settings: type[Any], above: Key, given: Mapping[Key, GivenValue], prob
         key = (*above, name)
         nested, items = settings_class(field.type), item_class(field.type)
         if nested:
-            arguments[name] = build(nested, key, given, problems)
+            arguments[field.name] = build(nested, key, given, problems)
         elif items:
             names = dict.fromkeys(other[len(key)] for other in given if other[: len(key)] == key)
             # What the class brings along by default stays, below what was given.
-            table = dict(getattr(settings(), name))
+            table = dict(getattr(settings(), field.name))
             table.update({item: build(items, (*key, item), given, problems) for item in names})
-            arguments[name] = table
+            arguments[field.name] = table
         elif key in given:
             try:
-                arguments[name] = given[key].read(field)
-                settings(**{name: arguments[name]})  # its validator, by itself: so that the key is known
+                arguments[field.name] = given[key].read(field)
+                settings(**{field.name: arguments[field.name]})  # its validator, so that the key is known
             except (ValueError, TypeError, RecursionError) as error:
-                arguments.pop(name, None)
-                problems.append(Problem(written(key), _readable(error, name), given[key].source))
+                arguments.pop(field.name, None)
+                problems.append(Problem(written(key), _readable(error, field.name), given[key].source))
     try:
         return settings(**arguments)
     except (ValueError, TypeError) as error:  # a check across fields
@@ -152,7 +154,7 @@ def build(settings: type[Any], above: Key, given: Mapping[Key, GivenValue], prob
 def leaves(instance: Any, above: Key) -> Iterator[tuple[Key, Any, "attrs.Attribute[Any]"]]:
     """Every setting of an instance: its key, value and field."""
     for name, field in fields(type(instance)).items():
-        value, key = getattr(instance, name), (*above, name)
+        value, key = getattr(instance, field.name), (*above, name)
         if settings_class(field.type):
             yield from leaves(value, key)
         elif item_class(field.type):
@@ -183,16 +185,16 @@ def take_up(
     """
     kept: dict[str, Any] = {}
     for name, field in fields(type(old)).items():
-        before, after = getattr(old, name), getattr(new, name)
+        before, after = getattr(old, field.name), getattr(new, field.name)
         ordered = isinstance(before, Mapping)  # the first pattern that matches counts
         if before == after and not (ordered and list(before) != list(after)):
             continue
         key = (*above, name)
         if settings_class(field.type):
-            kept[name] = take_up(before, after, key, changed, restart)
+            kept[field.name] = take_up(before, after, key, changed, restart)
         elif all_restart or field.metadata.get("restart"):
             restart.append(written(key))
-            kept[name] = before
+            kept[field.name] = before
         else:
             changed.append(written(key))
     return attrs.evolve(new, **kept)
@@ -234,6 +236,8 @@ def plain(value: Any, field: "attrs.Attribute[Any]", *, human: bool) -> Any:
     unit = unit_of(field)
     if human and unit and isinstance(value, int | float) and not isinstance(value, bool):
         return format_quantity(value, unit)
+    if hasattr(type(value), "parse"):
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, enum.Enum):

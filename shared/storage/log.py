@@ -112,7 +112,7 @@ class LogAppend:
     end: int
     chunks: list[bytes | memoryview] = attrs.Factory(list)
     counts: list[int] = attrs.Factory(list)
-    records: int = 0  # total of `counts`, once the batch is taken
+    records: int = 0  # total of `counts`, once the batch is taken and this is not light
     by_reference: bool = False  # written to the log's own file, and the journal only refers to them
     written: memoryview | None = None  # the records inside the journal's batch, if they are there
 
@@ -165,10 +165,8 @@ class CommitBatch:
     gathering: list[Callable[[], None]] = attrs.Factory(list)
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
-    log_count: int = 0
     with_files: int = 0  # logs whose own files the commit must touch
     sealed: bool = False
-    unawaited: bool = False  # it holds records that nobody waits for
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
     @property
@@ -179,8 +177,6 @@ class CommitBatch:
     @property
     def awaited_bytes(self) -> int:
         """The bytes without those of unawaited logs."""
-        if not self.unawaited:
-            return self.bytes
         idle = (part for log, part in self.appends.items() if log.unawaited)
         return self.bytes - sum((part.end if self.sealed else part.log.end) - part.offset for part in idle)
 
@@ -200,15 +196,12 @@ class CommitBatch:
         part = self.appends.get(log)
         if part is None:
             end = log.end
-            part = self.appends[log] = LogAppend(log, self, ticket, end, end)
-            self.log_count += 1
+            part = self.appends[log] = LogAppend(log, self, ticket, end, end, [], [])
             self.room -= ENTRY_HEADER_BYTES
             if log.entries_written == UNKNOWN:
                 self.with_files += 1
         else:
             part.ticket = ticket
-        if log.unawaited:
-            self.unawaited = True
         if log.mode.mode == "interval":
             self.interval_seconds = min(self.interval_seconds, log.mode.seconds)
         return part

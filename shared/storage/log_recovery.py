@@ -181,25 +181,14 @@ class _LogRecovery:
             later.append(entry)
             number -= 1
         later.reverse()
-        self._number = number = self._pass_dropped(later, number)
+        self._number = self._pass_dropped(later, number)
         position = self.position
-        for at, entry in enumerate(later, number):
-            entry = entry or self._flipped(at)
+        for entry in later:
             if entry is None or entry.offset != position:
                 break
             self._later.append(entry)
             position = entry.end
         return size
-
-    def _flipped(self, number: int) -> IndexEntry | None:
-        """The entry with one flipped bit corrected, or None. A power cut also leaves bad entries, and after
-        those everything is cut.
-        """
-        data = self._disk.read(self._index_fd, INDEX_ENTRY_BYTES, index.entry_position(number))
-        entry = format.unpack_flipped_entry(data, self._line.id)
-        if entry is not None:
-            self._report(number, entry.length)
-        return entry
 
     def _report(self, number: int, covered_bytes: int) -> None:
         """Report the index as damaged from its entry `number` on."""

@@ -317,7 +317,7 @@ class Reader:
         if limit >= len(data):
             end = len(data)
         else:
-            end = format.records_end(data, position, limit)
+            end, _ = format.skip_records(data, position, limit)
             if end == position:
                 end = position + format.LENGTH_BYTES + format.length_at(data, position)[0]
         self._know(request.log, start + end)
@@ -336,7 +336,7 @@ class Reader:
         """Raise NotARecord unless the requested offset is a record's start; `known` is one, in `data`."""
         offset = request.offset
         if offset != start and (request.log.id, offset) not in self._starts:
-            at = format.records_end(data, known, offset - start)
+            at, _ = format.skip_records(data, known, offset - start)
             if start + at != offset:
                 raise NotARecord(start + at)
             self._know(request.log, offset)

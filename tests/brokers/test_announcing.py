@@ -4,6 +4,7 @@ import io
 import json
 import re
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.host import announcing
 from brokers.host.service import Bound
 from brokers.settings.config import load
+from tests.support.server import Server, speak
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
@@ -38,15 +40,6 @@ async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
         assert [systemd.recv(100) for _ in told] == [b"EXTEND_TIMEOUT_USEC=15000000"] * 2
 
 
-async def test_a_short_start_says_nothing(autojump_clock: MockClock) -> None:
-    with capture_logs() as told:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(announcing.still_starting, starting := trio.CancelScope(), get_logger())
-            await trio.sleep(4)
-            starting.cancel()
-    assert told == []
-
-
 @pytest.mark.parametrize("path", [".", "/", ".."])
 def test_what_can_be_no_file_is_no_ready_file(path: str) -> None:
     with pytest.raises(Failure, match=f"--ready-file {re.escape(path)}: Not a regular file") as refused:
@@ -59,23 +52,6 @@ def test_an_earlier_runs_ready_file_goes_before_anything_is_ready(tmp_path: Path
     file.write_text("{}")
     announcing.remove_stale(file)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("kind", ["a file's", "of no file"])
-def test_systemd_is_told_by_whichever_name_its_socket_has(
-    kind: str, near_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
-        if kind == "a file's":
-            heard.bind(str(near_path / "notify"))
-            name = str(near_path / "notify")
-        else:
-            heard.bind("")  # the system picks one
-            name = "@" + heard.getsockname()[1:].decode()
-        heard.setblocking(False)
-        monkeypatch.setenv("NOTIFY_SOCKET", name)
-        announcing.notify("READY=1")
-        assert heard.recv(100) == b"READY=1"
 
 
 def test_who_finds_the_ready_file_finds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +123,26 @@ def test_the_page_is_named_with_its_token_on_a_terminal_alone(
     assert told[-1]["page"] == "http://127.0.0.1:1/"
     assert "secret" not in str(told) + (tmp_path / "ready").read_text()
     assert errors.getvalue() == ("open http://127.0.0.1:1/?token=secret\n" if terminal else "")
+
+
+HANDING_OVER = """
+import os, socket, sys
+sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+for number, sock in enumerate(sockets):
+    os.dup2(sock.fileno(), 10 + number)
+for number in range(2):
+    os.dup2(10 + number, 3 + number)
+os.environ["LISTEN_PID"], os.environ["LISTEN_FDS"] = str(os.getpid()), "2"
+os.environ["BROKERS_LOGMQ_PORT"] = str(sockets[0].getsockname()[1])
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_server_takes_the_sockets_that_systemd_hands_over_and_tells_of_one_that_nothing_serves(
+    tmp_path: Path,
+) -> None:
+    """The sockets stay bound to their ports, so a server that bound its own could not start."""
+    prefix = sys.executable, "-c", HANDING_OVER
+    with Server(tmp_path, "--enable", "logmq", prefix=prefix) as server:
+        assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
+        assert server.said.count("systemd handed over a socket that nothing here serves") == 1

@@ -4,7 +4,6 @@ import importlib.metadata
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import trio
-from cyclopts import App, ValidationError
+from cyclopts import App
 from trio.testing import MockClock
 
 from brokers.__main__ import buffer_standard_output
@@ -133,16 +132,6 @@ def test_a_bug_is_not_hidden() -> None:
         run(["thing", "crash"])
 
 
-def test_a_broken_protocol_spoils_its_own_commands_alone(capsys: Said) -> None:
-    assert run(["bad", "produce", "x"]) == ExitCode.CONFIGURATION
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "protocol 'bad' of bad_plugin:plugin cannot be used: ImportError: its library is missing" in said
-    assert run(["thing", "later"]) == 0
-    assert run(["completion", "bash"]) == 0
-    assert run(["--help"]) == 0
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -256,37 +245,6 @@ def test_a_verb_finds_the_data_folder_as_serving_does(
     assert str(tmp_path / "beside") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["config", "check"]])
-def test_a_file_of_settings_may_be_a_url_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
-) -> None:
-    (tmp_path / "b.toml").write_text("[serve]\ndata_dir = 'file:///from/file'")
-    for given, environment in (
-        (["--config", f"file://{tmp_path}/b.toml"], ""),
-        ([], f"file://{tmp_path}/b.toml"),
-    ):
-        monkeypatch.setenv("BROKERS_CONFIG", environment)
-        run([*words, *given])
-        said = capsys.readouterr()
-        assert "/from/file" in said.err or "in order" in said.out
-
-
-def test_what_is_not_of_this_machine_is_no_file_of_settings_and_no_data_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
-    refused = "'s3://b/x' is not of this machine"
-    for words in (["status"], ["config", "check"]):
-        assert run([*words, "--config", "s3://b/x"]) == ExitCode.USAGE
-        assert refused in capsys.readouterr().err
-        monkeypatch.setenv("BROKERS_CONFIG", "s3://b/x")
-        assert run(words) == ExitCode.CONFIGURATION
-        assert refused in capsys.readouterr().err
-        monkeypatch.delenv("BROKERS_CONFIG")
-    monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", "s3://b/x")
-    assert run(["status"]) == ExitCode.CONFIGURATION
-    assert refused in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("words", [["status"], ["log", "ls"], ["fsck"], ["thing", "ask"]])
 def test_a_file_of_settings_is_named_to_every_verb_as_to_serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
@@ -342,14 +300,6 @@ def test_output_that_a_full_disk_does_not_take_is_one_line_and_a_failure() -> No
     assert (process.returncode, said) == (1, b"brokers: No space left on device\n")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file that is always full is Linux's")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_an_error_that_nobody_hears_has_its_exit_code_all_the_same(unbuffered: str) -> None:
-    environ = {"PYTHONUNBUFFERED": unbuffered}
-    with open("/dev/full", "w") as full, begun("nothing", environ=environ, stderr=full) as process:
-        assert process.wait(30) == ExitCode.USAGE
-
-
 def test_a_reader_that_leaves_in_the_middle_is_noticed_where_python_does_not_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -382,24 +332,6 @@ def test_a_verb_that_waits_ends_when_its_reader_has_left(monkeypatch: pytest.Mon
     assert ended.group_contains(BrokenPipeError)
 
 
-@pytest.mark.parametrize("asked", ["--help", "--version", "config show"])
-def test_a_reader_that_has_left_ends_help_as_any_verb(asked: str) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stdout, begun(*asked.split(), stdout=stdout) as process:
-        _, said = process.communicate(timeout=30)
-    assert (process.returncode, said) == (128 + signal.SIGPIPE, b"")
-
-
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_verb_needs_no_standard_descriptors(tmp_path: Path, closed: str) -> None:
-    words = [sys.executable, "-m", "brokers", "logmq", "produce", "orders", "hello", "--port", "1"]
-    command = ["/bin/sh", "-c", f'exec "$0" "$@" {closed}', *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "Traceback" not in done.stdout + done.stderr
-    assert done.returncode == ExitCode.UNAVAILABLE
-
-
 def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
     script = (
         "import signal, sys\n"
@@ -412,14 +344,6 @@ def test_an_interrupt_before_anything_is_imported_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (ExitCode.INTERRUPTED, "", "")
-
-
-@pytest.mark.parametrize(
-    "option", ["--sizes", "--names", "--clients", "--window", "--rate", "--seconds", "--rounds", "--port"]
-)
-def test_no_benchmark_takes_a_number_below_nothing(option: str) -> None:
-    with pytest.raises(ValidationError, match=r"at least|above 0|a port is"):
-        root(["bench"]).parse_args(["bench", "logmq", option, "-1"], print_error=False, exit_on_error=False)
 
 
 @pytest.mark.parametrize("name", REMOVED)

@@ -217,16 +217,6 @@ def test_the_durability_flag_wins_over_a_protocols_own_but_not_over_a_topics(tmp
     assert "serve.durability, --durability" in {shown.source for shown in config.shown(human=True)}
 
 
-def test_a_bad_durability_is_reported_once(tmp_path: Path) -> None:
-    error = refused(tmp_path, flags=[Flag(("serve", "durability"), "sometimes", "--durability")])
-    assert [problem.key for problem in error.problems] == ["serve.durability"]
-
-
-def test_a_folder_may_be_below_whoever_serves_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert read(tmp_path, "[serve]\ndata_dir = '~/data'").serve.data_dir == tmp_path / "data"
-
-
 def test_a_protocol_speaks_the_tls_of_all_where_it_has_none_of_its_own(tmp_path: Path) -> None:
     common = "[tls]\ncertificate = 'all.pem'\nkey = 'all.key'\n"
     config = read(tmp_path, common)
@@ -251,23 +241,6 @@ def test_settings_are_shown_with_units_to_people_and_without_to_machines(tmp_pat
     assert (human["serve.drain_seconds"], machine["serve.drain_seconds"]) == ("10s", 10.0)
     assert machine["serve.enable"] == ["all"]
     assert machine["serve.data_dir"] == "data"
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "net.backlog",
-        "net.read_bytes_max",
-        "net.udp_receive_buffer_bytes",
-        "net.keepalive_seconds",
-        "net.user_timeout_seconds",
-        "storage.segment_bytes",
-    ],
-)
-def test_what_the_system_would_not_take_is_refused_as_a_setting(tmp_path: Path, setting: str) -> None:
-    section, _, key = setting.partition(".")
-    error = refused(tmp_path, f"[{section}]\n{key} = 9999999999999999999999")
-    assert [problem.key for problem in error.problems] == [setting]
 
 
 def test_relative_paths_of_a_file_go_out_from_its_folder_and_all_others_from_the_current_one(

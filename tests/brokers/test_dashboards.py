@@ -72,16 +72,6 @@ def test_every_alert_says_what_it_means_and_how_bad_it_is() -> None:
         assert len(rule["annotations"]["summary"]) > 30
 
 
-def test_panels_have_places_of_their_own() -> None:
-    places: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & places, panel["title"]
-        places |= cells
-    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-
-
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_reads_the_rules_and_every_expression(tmp_path: Path) -> None:
     def check(path: Path) -> None:

@@ -12,7 +12,7 @@ from brokers import plugins
 from brokers.commands.cli import run
 from brokers.commands.server_address import ServerAddress
 from brokers.errors import ExitCode, Failure, InvalidSettings
-from shared.cli.options import Place, Server
+from shared.cli.options import Server
 
 Find = Callable[..., Any]
 
@@ -99,12 +99,6 @@ def test_what_is_said_to_other_protocols_is_theirs(found: Find) -> None:
     record = '[record]\nprotocols = ["nowhere"]\n'
     file = f"[logmq]\nprot = 1\n[not_installed_here]\nport = 1\n{record}"
     assert found(file, {"BROKERS_NOT_INSTALLED_HERE_PORT": "2"}).port == 9090
-
-
-def test_who_sends_datagrams_has_no_use_for_tls(tmp_path: Path) -> None:
-    plugin = plugins.load("pubsub")
-    place = ServerAddress().protocol(Place, plugin)
-    assert place == Place(host="127.0.0.1", port=7070, settings=plugin.settings())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from brokers.commands import protocols
 from brokers.commands.cli import root
 from brokers.commands.flags import Flag, ServeCommand, port_flags
 from brokers.errors import InvalidSettings
@@ -46,12 +45,3 @@ def test_a_protocols_own_serve_says_what_was_said_and_nothing_else() -> None:
     assert (config.protocols["logmq"].port, config.serve.insecure) == (0, True)
     assert config.serve.data_dir == Path("d")
     assert config.serve.host == "127.0.0.1"
-
-
-@pytest.mark.parametrize("protocol", ["dms", "logmq", "dmp"])
-def test_a_protocols_commands_are_the_same_however_often_they_are_asked_for(protocol: str) -> None:
-    def commands() -> dict[str, object]:
-        app = getattr(protocols, protocol)
-        return {word: app[word].default_command for word in app}
-
-    assert commands() == commands()

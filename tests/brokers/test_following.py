@@ -6,9 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trio
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from brokers.admin.following import Followers
@@ -45,17 +43,6 @@ def test_the_last_rows_are_a_list_that_goes_on_behind_an_id() -> None:
     page = listed("after=60&limit=2")
     assert ([row["id"] for row in page["items"]], page["next"]) == ([61, 63], "63")
     assert listed("after=247") == {"items": [{"id": 249, "n": 248}], "next": None}
-
-
-def test_whether_to_follow_is_said_as_a_dry_run_is() -> None:
-    followers = Followers()
-    for word in ("", "0", "false", "False"):
-        assert followers.answer(asked(f"follow={word}"), Recent(), bool).media_type == "application/json"
-    for word in ("2", "no", "yes"):
-        with pytest.raises(HTTPException) as refusal:
-            followers.answer(asked(f"follow={word}"), Recent(), bool)
-        assert refusal.value.status_code == 400
-    assert followers.count == 0
 
 
 async def test_a_follower_gets_what_is_kept_then_what_comes_and_is_told_what_it_missed(

@@ -144,7 +144,7 @@ def test_the_command_killed_and_given_again_writes_each_message_once(
     """The real thing, kill -9 and a real server: of recorded blocks, within which batches begin and end."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     file, chance = tmp_path / "state" / "brokers" / "replays" / "again.json", random.Random(5)
-    sent = [(b"q%d" % chance.randrange(3), b"%d" % number) for number in range(2500)]
+    sent = [(b"q%d" % chance.randrange(3), b"%d" % number) for number in range(1500)]
     with Server(tmp_path, "--enable", "all", "--record", "kqmsgq") as server:
         with socket.create_connection(server.address("kqmsgq")) as producer:
             producer.sendall(
@@ -175,10 +175,10 @@ def test_the_command_killed_and_given_again_writes_each_message_once(
             return not came_there and process.returncode == 0
 
         kills = 0
-        while not is_done(chance.randint(2, 20)):  # of 40
+        while not is_done(chance.randint(7, 12)):  # of 24
             kills += 1
             assert kills < 30
-        assert kills >= 3
+        assert kills >= 2
         assert server.stop() == 0
     for queue in (b"q0", b"q1", b"q2"):
         rows = log_dump(tmp_path / "data", "logmq", f"again-{queue.decode()}")

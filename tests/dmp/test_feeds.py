@@ -114,6 +114,24 @@ async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
     assert world.broker.counts.overflowed == 2
 
 
+async def test_very_much_that_was_not_sent_goes_back_in_turns_and_in_order(
+    world: World, app: Application
+) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    for name in names(0, 100):
+        world.publish(b"quotes", name, name)
+    consumer = Taker()
+    queue.add_consumer(consumer)
+    world.clock.step = 1.0
+    feed.close()
+    assert queue.depth < 100
+    world.publish(b"quotes", b"k", b"new")
+    assert consumer.bodies == []
+    world.finish_work()
+    assert consumer.bodies == [*names(0, 100), b"new"]
+
+
 async def test_while_a_feed_is_open_consumers_get_nothing(world: World, app: Application) -> None:
     queue = app.queue(b"mine", b"quotes")
     consumer = Taker()

@@ -184,24 +184,6 @@ def test_a_command_that_fails_says_why_in_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_reader_that_leaves_early_is_no_error_of_ours(server: Server, tmp_path: Path) -> None:
-    port = str(server.address("logmq")[1])
-    speak(server.address("logmq"), b"".join(b"PRODUCE early %d\n" % number for number in range(100_000)))
-    with begun("logmq", "consume", "early", "--port", port) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == b"0\n"
-        process.stdout.close()
-        assert process.stderr.read() == b""
-
-
-def test_every_command_has_help_with_an_example(logmq: Command) -> None:
-    for command in ("serve", "produce", "consume", "tail", "topics", "offsets", "seek", "groups", "delete"):
-        code, out, _ = logmq(command, "--help")
-        assert code == 0
-        assert f"brokers logmq {command}" in out.partition("Examples:")[2]
-
-
 def test_the_stand_alone_form_serves_logmq_alone_and_drains_well(tmp_path: Path) -> None:
     with Server(tmp_path, "--port", "0", command=("logmq", "serve"), environ=SHORT_LINGER) as alone:
         assert {bound["protocol"] for bound in alone.ready["addresses"]} == {"logmq"}

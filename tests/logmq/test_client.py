@@ -192,15 +192,6 @@ async def test_a_refused_write_is_told_and_the_others_stand(tmp_path: Path) -> N
         assert [record.payload async for record in client.records("t")] == [b"one", b"two"]
 
 
-async def test_nobody_there_is_a_connection_refused() -> None:
-    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
-    port = listener.socket.getsockname()[1]
-    await listener.aclose()
-    with pytest.raises(ConnectionRefusedError, match="no LogMQ server answers"):
-        async with connect(port=port):
-            raise AssertionError("connected to nobody")
-
-
 async def test_what_may_be_asked_twice_survives_a_lost_connection(tmp_path: Path) -> None:
     async with (
         served(tmp_path) as server,
@@ -345,14 +336,6 @@ async def test_who_is_there_can_be_asked_whether_he_is_a_server(
                 with pytest.raises(Unreachable, match=f"no LogMQ server answers .*{why}"):
                     await client.check_answers()
         nursery.cancel_scope.cancel()
-
-
-async def test_a_client_that_asks_nothing_for_long_after_it_connected_connects_again(tmp_path: Path) -> None:
-    net = NetSettings(first_request_seconds=0.05)
-    async with served(tmp_path, net=net) as server, connect(port=server.port) as client:
-        while server.group.counters.closed != {"silent": 1}:  # noqa: ASYNC110  # a counter: no event
-            await trio.sleep(0.01)
-        assert await client.produce("orders", b"x") == 0
 
 
 async def test_a_replay_stays_connected_however_late_its_first_records_come(tmp_path: Path) -> None:

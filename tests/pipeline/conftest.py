@@ -47,17 +47,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
     found.stop()
 
 
-_VIEWED: list[Path] = []
-"""The folder whose tables the session has."""
+_VIEWED: dict[Path, list[str]] = {}
+"""The folder whose tables the session has, and their names."""
 
 
-def viewed(spark: "SparkSession", folder: Path) -> None:
-    """Make a folder's tables, unless they are those that the session has: that takes seconds."""
+def viewed(spark: "SparkSession", folder: Path) -> list[str]:
+    """Make a folder's tables, unless they are those that the session has: that takes seconds. Their names."""
     from brokers.pipeline import views
 
-    if [folder] != _VIEWED:
-        views(spark, folder)
-        _VIEWED[:] = [folder]
+    if folder not in _VIEWED:
+        made = views(spark, folder)
+        _VIEWED.clear()
+        _VIEWED[folder] = made
+    return _VIEWED[folder]
 
 
 @pytest.fixture
@@ -70,7 +72,6 @@ def asked(spark: "SparkSession", passed: Path) -> Callable[[str], list[dict[str,
 @pytest.fixture
 def others() -> Iterator[None]:
     """The test makes other tables."""
-    _VIEWED.clear()
     yield
     _VIEWED.clear()
 

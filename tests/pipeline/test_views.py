@@ -10,7 +10,6 @@ import pytest
 from brokers.pipeline import catalog, cli, report, views
 from brokers.pipeline.report import Figures
 from tests.pipeline.conftest import viewed
-from tests.pipeline.folders import ORDERS as TOPIC
 from tests.pipeline.passed import BILLS, ORDERS, READ
 from tests.pipeline.served import where
 from tests.support.folders import fill
@@ -24,56 +23,6 @@ NASTY = '<script>alert("x")</script>\x1b[31m\u202e'
 
 
 Asked = Callable[[str], list[dict[str, Any]]]
-
-
-@pytest.mark.usefixtures("others")
-def test_every_topic_and_every_table_is_there_in_one_call_until_another_folder_takes_their_place(
-    spark: "SparkSession", passed: Path, tmp_path: Path
-) -> None:
-    def asked(query: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = spark.sql(query).toArrow().to_pylist()
-        return rows
-
-    made = views(spark, passed)
-    assert {"dms.lives", "logmq.records", "logmq.orders", "logmq.bills", "volumes", "logs"} <= set(made)
-    assert [row["value"] for row in asked("SELECT value FROM logmq.orders ORDER BY `offset`")] == ORDERS
-    assert asked("SELECT count(*) AS count FROM logmq.records") == [{"count": len(ORDERS) + len(BILLS)}]
-    assert asked("SELECT count(*) AS count FROM kept") == [{"count": 0}]
-    fill(tmp_path / "other", {TOPIC: [b"one"]})
-    views(spark, tmp_path / "other")
-    assert asked("SELECT value FROM logmq.orders") == [{"value": b"one"}]
-    assert asked("SELECT count(*) AS count FROM lives") == [{"count": 0}]
-
-
-@pytest.mark.usefixtures("others")
-def test_a_name_that_sql_does_not_take_is_made_one_and_a_second_of_it_is_told(
-    spark: "SparkSession",
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = tmp_path / "data"
-    topics = {("logmq", name): [name.encode()] for name in ("a.b-c", "a.b.c", "records")}
-    fill(folder, topics)
-    made = views(spark, folder)
-    assert "logmq.a_b_c" in made
-    said = capsys.readouterr().err
-    assert "topic 'a.b.c' gets no table: logmq.a_b_c is another's" in said
-    assert "topic 'records' gets no table" in said
-    monkeypatch.setattr(catalog, "TOPICS_MAX", 1)
-    views(spark, folder, topics="a.*")
-    assert "2 topics: 1 of them get a table" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("others")
-def test_servers_give_topics_and_rows_can_be_added_to_them(spark: "SparkSession", server: Server) -> None:
-    speak(server.address("logmq"), b"PRODUCE shop a\nPRODUCE shop b\n")
-    made = views(spark, servers=where(server))
-    assert "logmq.shop" in made
-    assert "dms.lives" not in made
-    spark.sql("INSERT INTO logmq.shop (value) VALUES (cast('c' AS binary))")
-    rows = spark.sql("SELECT value FROM logmq.shop ORDER BY `offset`").collect()
-    assert [bytes(row.value) for row in rows] == [b"a", b"b", b"c"]
 
 
 # -- the queries that come along
@@ -106,14 +55,13 @@ def test_lag_is_what_each_group_has_not_read(asked: Asked) -> None:
     assert all(row["lost_bytes"] == 0 for row in rows.values())
 
 
-@pytest.mark.usefixtures("others")
 def test_a_query_is_text_or_a_file(passed: Path, tmp_path: Path, spark: "SparkSession") -> None:
+    viewed(spark, passed)  # as it is behind the command, too
     text = "SELECT outcome, count(*) AS messages FROM dms.lives GROUP BY outcome ORDER BY outcome"
     (tmp_path / "lives.sql").write_text(text)
-    rows = cli.sql(str(passed), str(tmp_path / "lives.sql"))
-    assert {row["outcome"]: row["messages"] for row in rows}["acknowledged"] == 5
+    assert cli.query_of(str(tmp_path / "lives.sql")) == text
     long = f"{text} -- {'x' * 300}"  # longer than a file's name
-    assert cli.sql(str(passed), long, limit=1) == rows[:1]
+    assert cli.sql(str(passed), long, limit=1) == [{"outcome": "acknowledged", "messages": 5}]
 
 
 # -- the page
@@ -163,3 +111,52 @@ def test_a_folder_in_which_nothing_passed_makes_a_page() -> None:
     page = report.page(Figures([], 1, [], [], [], [], []), "data", NOW)
     assert "Nothing has passed through yet." in page
     assert "0 messages (0 bytes) to 0 names." in page
+
+
+# -- other tables in their place
+
+
+@pytest.mark.usefixtures("others")
+def test_every_topic_and_every_table_is_there_in_one_call_until_another_folder_takes_their_place(
+    spark: "SparkSession",
+    passed: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def asked(query: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = spark.sql(query).toArrow().to_pylist()
+        return rows
+
+    made = viewed(spark, passed)
+    assert {"dms.lives", "logmq.records", "logmq.orders", "logmq.bills", "volumes", "logs"} <= set(made)
+    assert [row["value"] for row in asked("SELECT value FROM logmq.orders ORDER BY `offset`")] == ORDERS
+    assert asked("SELECT count(*) AS count FROM logmq.records") == [{"count": len(ORDERS) + len(BILLS)}]
+    assert asked("SELECT count(*) AS count FROM kept") == [{"count": 0}]
+    others = {("logmq", name): [name.encode()] for name in ("a.b-c", "a.b.c", "orders", "records")}
+    fill(tmp_path / "other", others)
+    made = views(spark, tmp_path / "other")
+    assert "logmq.a_b_c" in made
+    said = capsys.readouterr().err
+    assert "topic 'a.b.c' gets no table: logmq.a_b_c is another's" in said
+    assert "topic 'records' gets no table" in said
+    assert asked("SELECT value FROM logmq.orders") == [{"value": b"orders"}]
+    assert asked("SELECT count(*) AS count FROM lives") == [{"count": 0}]
+
+
+@pytest.mark.usefixtures("others")
+def test_servers_give_topics_and_rows_can_be_added_to_them(
+    spark: "SparkSession",
+    server: Server,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speak(server.address("logmq"), b"PRODUCE shop a\nPRODUCE shop b\nPRODUCE shops c\n")
+    monkeypatch.setattr(catalog, "TOPICS_MAX", 1)
+    made = views(spark, servers=where(server), topics="shops?")
+    assert "logmq.shop" in made
+    assert "logmq.shops" not in made
+    assert "2 topics: 1 of them get a table" in capsys.readouterr().err
+    assert "dms.lives" not in made
+    spark.sql("INSERT INTO logmq.shop (value) VALUES (cast('c' AS binary))")
+    rows = spark.sql("SELECT value FROM logmq.shop ORDER BY `offset`").collect()
+    assert [bytes(row.value) for row in rows] == [b"a", b"b", b"c"]

@@ -150,17 +150,6 @@ async def test_a_queue_that_goes_on_in_memory_is_carried_on_though_nobody_else_c
 # -- where a first run begins
 
 
-async def test_a_first_entry_that_was_refused_begins_where_start_says() -> None:
-    disk = FakeDisk()
-    world = await _world(disk)
-    world.send("logmq", "in", b"old", b"new")
-    await world.bridges.change([bridge("logmq:in", "logmq:out", start=7)])
-    world.store.commit_pending()
-    _refused_step(world, disk)
-    _go_on(world)
-    assert await world.found("logmq", "out") == [b"new"]
-
-
 async def test_the_end_is_where_it_was_when_the_bridge_first_ran() -> None:
     disk = FakeDisk()
     world = await _world(disk)
@@ -176,66 +165,7 @@ async def test_the_end_is_where_it_was_when_the_bridge_first_ran() -> None:
     assert await world.found("logmq", "out") == [b"a", b"b"]
 
 
-async def test_where_topics_begin_is_stored_once_the_disk_takes_it() -> None:
-    disk = FakeDisk()
-    world = await _world(disk)
-    names = [f"in{number}" for number in range(20)]
-    for name in names:
-        world.send("logmq", name, b"old")
-    settings = bridge("logmq:in*", "logmq:out", start="end")
-    await world.bridges.change([settings])
-    world.store.commit_pending()
-    _refused_step(world, disk)  # of the first topics; the others follow in other entries
-    _go_on(world)
-    world.bridges.stop()
-    for name in names:
-        world.send("logmq", name, b"new")
-    store, _ = await reopen(world.store, disk)
-    world = await World.open(store, settings)
-    _go_on(world)
-    assert await world.found("logmq", "out") == [b"new"] * len(names)
-
-
 # -- what is kept about a bridge
-
-
-async def test_a_pause_that_was_refused_is_stored_later() -> None:
-    disk = FakeDisk()
-    settings = bridge("logmq:in", "logmq:out")
-    world = await World.open(await open_store(disk, SMALL), settings)
-    world.carry()
-    world.only.set_paused(True)
-    fail(disk, ENOSPC, journal_write, times=1)
-    world.store.commit_pending()
-    for _ in range(3):
-        assert world.only.woken.is_set()
-        delay = world.only.step()
-        assert delay is not None
-        assert 0 < delay < 1, "it comes back to it, and not at once"
-        fail(disk, ENOSPC, journal_write, times=1)
-        world.clock.advance(delay)
-        world.only.step()
-    disk.before = None
-    world.later()
-    assert (world.only.step(), world.only.state) == (None, "paused")
-    store, _ = await reopen(world.store, disk)
-    world = await World.open(store, settings)
-    world.carry()
-    assert world.only.state == "paused"
-
-
-async def test_a_reset_that_was_refused_is_made_later() -> None:
-    disk = FakeDisk()
-    world = await World.open(await open_store(disk, SMALL), bridge("logmq:in", "logmq:out"))
-    world.carry()
-    world.send("logmq", "in", b"a", b"b")
-    world.carry()
-    fail(disk, ENOSPC, journal_write, times=1)
-    world.only.reset("first")
-    world.store.commit_pending()
-    disk.before = None
-    _go_on(world)
-    assert await world.found("logmq", "out") == [b"a", b"b"] * 2
 
 
 # -- counts

@@ -1,11 +1,11 @@
-"""`[[bridge]]`: what is wrong is named with file, line and reason; circles that names show are refused."""
+"""`[[bridge]]`: what is wrong is named with its key and a reason; circles that names show are refused."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brokers.bridges.settings import BridgeFilter, BridgeSettings, parse_bridges
+from brokers.bridges.settings import BridgeFilter, BridgeSettings, Rate, parse_bridges
 from brokers.errors import InvalidSettings
 from brokers.plugins import load_working
 from brokers.settings.config import load
@@ -47,40 +47,59 @@ def test_a_file_has_bridges(tmp_path: Path) -> None:
         "dms:readings",
         "json",
         filter=BridgeFilter("home*", 1),
-        rate=1000.0,
+        rate=Rate(1000),
     )
     assert (jobs.start, jobs.dead, sensors.dead) == ("@1782864000000", "logmq:refused", "logmq:dead.sensors")
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "line", "said"),
+    ("before", "after", "key", "said"),
     [
-        ('as = "json"', 'as = "xml"', 8, "'xml' is none of raw, text and json"),
-        ('rate = "1000/s"', "rate = 1000", 9, "is a text"),
-        ('rate = "1000/s"', 'rate = "fast"', 9, "so many messages a second"),
-        ('to = "dms:readings"', 'too = "dms:readings"', 7, "unknown key; did you mean to?"),
-        ('to = "dms:jobs"', "", 12, "is missing"),
-        ('to = "dms:jobs"', 'to = "dms:{nam}"', 15, "{nam} is no field"),
-        ('from = "logmq:jobs"', 'from = "kafka:jobs"', 14, "no protocol 'kafka'"),
-        ('from = "logmq:jobs"', 'from = "jobs"', 14, "is no address"),
-        ('from = "logmq:jobs"', 'from = "logmq:jobs-[ab]"', 14, "no topic has [ in its name"),
-        ('name = "jobs"', 'name = "sensors"', 13, "there are two bridges 'sensors'"),
-        ('"dead:logmq:refused"', '"never"', 17, "none of wait, drop and dead:<address>"),
-        ("min_bytes", "min_bites", 10, "min_bites: unknown key"),
-        ("min_bytes = 1", "min_bytes = 2, max_bytes = 1", 10, "nothing would pass"),
-        ('from = "logmq:jobs"', 'from = "dmp:/jobs"', 14, "the default exchange has no bindings"),
-        ('from = "logmq:jobs"', 'from = "dms:old"', 16, "dms:old has no places to begin at"),
-        ("start = 2026-07-01T00:00:00Z", 'start = "soon"', 16, "none of first, end, an offset and a time"),
+        ('as = "json"', 'as = "xml"', "sensors.as", "'xml' is none of raw, text, json"),
+        ('rate = "1000/s"', "rate = 1000", "sensors.rate", "expected text, got 1000"),
+        ('rate = "1000/s"', 'rate = "fast"', "sensors.rate", "so many messages a second"),
+        ('to = "dms:readings"', 'too = "dms:readings"', "sensors.too", "did you mean bridge.sensors.to?"),
+        ('to = "dms:jobs"', "", "jobs.to", "is missing"),
+        ('name = "jobs"', "", "2.name", "is missing"),
+        ('name = "jobs"', 'name = "a b"', '"a b".name', "a name is 1 to 64 of"),
+        ('to = "dms:jobs"', 'to = "dms:{nam}"', "jobs.to", "{nam} is no field"),
+        ('from = "logmq:jobs"', 'from = "kafka:jobs"', "jobs.from", "no protocol 'kafka'"),
+        ('from = "logmq:jobs"', 'from = "jobs"', "jobs.from", "is no address"),
+        ('from = "logmq:jobs"', 'source = "logmq:jobs"', "jobs.source", "unknown key"),
+        ('from = "logmq:jobs"', 'from = "logmq:jobs-[ab]"', "jobs.from", "no topic has [ in its name"),
+        ('name = "jobs"', 'name = "sensors"', "sensors.name", "two bridges have it"),
+        ('"dead:logmq:refused"', '"never"', "jobs.on_refused", "none of wait, drop and dead:<address>"),
+        ("min_bytes", "min_bites", "sensors.filter.min_bites", "unknown key"),
+        ("min_bytes = 1", "min_bytes = 2, max_bytes = 1", "sensors.filter", "nothing would pass"),
+        ("min_bytes = 1", "min_bytes = -1", "sensors.filter.min_bytes", ">= 0"),
+        ('from = "logmq:jobs"', 'from = "dmp:/jobs"', "jobs.from", "the default exchange has no bindings"),
+        ('from = "logmq:jobs"', 'from = "dms:old"', "jobs.start", "dms:old has no places to begin at"),
+        ("start = 2026-07-01T00:00:00Z", 'start = "soon"', "jobs.start", "none of first, end, an offset"),
+        ("start = 2026-07-01T00:00:00Z", "start = -1", "jobs.start", "none of first, end, an offset"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
-    tmp_path: Path, before: str, after: str, line: int, said: str
+def test_what_is_wrong_is_named_with_its_key(
+    tmp_path: Path, before: str, after: str, key: str, said: str
 ) -> None:
     with pytest.raises(InvalidSettings) as caught:
         _load(tmp_path, FILE.replace(before, after))
     problems = caught.value.problems
-    where = f"brokers.toml:{line}"
-    assert any(said in each.text and each.source.endswith(where) for each in problems), problems
+    assert any(said in each.text and each.key == f"bridge.{key}" for each in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("written", "start"),
+    [
+        ("12", "12"),
+        ('"12"', "12"),
+        ('"first"', "first"),
+        ("2026-07-01T00:00:00", "@1782864000000"),
+        ('"2026-07-01T02:00:00+02:00"', "@1782864000000"),
+    ],
+)
+def test_a_start_is_a_word_a_number_or_a_time(tmp_path: Path, written: str, start: str) -> None:
+    _, jobs = _load(tmp_path, FILE.replace("2026-07-01T00:00:00Z", written))
+    assert jobs.start == start
 
 
 def test_a_table_in_place_of_a_list_is_told(tmp_path: Path) -> None:

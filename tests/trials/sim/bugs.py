@@ -303,12 +303,17 @@ def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
             target.fd, target.late = self._files.pin(log.file), False
         return target
 
-    light = Committer._is_light
+    sort = Committer._sort
 
-    def alone(self: Committer, log: Log, parts: Any) -> bool:
-        return len(parts) == 1 and light(self, log, parts)
+    def none_light(self: Committer, commit: Commit) -> None:
+        light_most = self._light_most
+        logs = [log for batch in commit.batches for log in batch.appends]
+        if len(set(logs)) < len(logs):
+            self._light_most = -1
+        sort(self, commit)
+        self._light_most = light_most
 
-    return [(Committer, "_take_log", straight_to_the_file), (Committer, "_is_light", alone)]
+    return [(Committer, "_take_log", straight_to_the_file), (Committer, "_sort", none_light)]
 
 
 # -- checkpoints
