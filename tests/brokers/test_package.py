@@ -25,8 +25,12 @@ from tests.support.server import Server, speak
 
 ROOT = Path(__file__).parents[2]
 INSIDE = ("dmp", "dms", "kqmsgq", "logmq", "pubsub", "shared")
-CLIENTS = "from brokers import dmp\n" + "\n".join(
-    f"import brokers.{name}.client" for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub")
+CLIENTS = "\n".join(
+    [
+        "import brokers.aio, brokers.sync",
+        *(f"import brokers.{name}.client" for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub")),
+        "brokers.connect('dms://127.0.0.1:1'), brokers.connect('logmq://127.0.0.1:1')",
+    ]
 )
 
 
