@@ -29,7 +29,7 @@ PROTOCOLS = {"9090": "dms", "8080": "logmq", "7070": "pubsub", "8000": "kqmsgq",
 
 
 def test_every_program_is_run() -> None:
-    assert len(PROGRAMS) == DOCUMENT.count("```python") == 7
+    assert len(PROGRAMS) == DOCUMENT.count("```python") == 9
     assert not any("trio" in program for _, program, _ in ON_ASYNCIO)
 
 
