@@ -929,7 +929,7 @@ class Engine:
                 raise refusal_for(error) from None
         asked, loaded_bytes = self._asked[queue], queue.loaded_bytes
         self.discard(queue)
-        queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+        queue.end_credits(deleted(queue))
         if sources := self._sources[queue.text]:
             self.log.warning(
                 "a dead-letter queue was deleted: dead messages are held back until it is made again",
@@ -959,7 +959,7 @@ class Engine:
             queue.detach(self.disk_failed or StoreReadOnly("the disk has failed"))
         elif not queue.deleted:
             self.discard(queue)
-            queue.end_credits(Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted"))
+            queue.end_credits(deleted(queue))
 
     def _name_added(self, name: bytes) -> None:
         """Keep names sorted: sorting 50,000 for each listing takes 20 ms."""
@@ -1121,7 +1121,7 @@ class Engine:
             queue.release(runs)
             if consumer.user:
                 consumer.gave(runs)
-            return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
+            return deleted(queue)
         try:
             return queue.ack(consumer, deliveries)
         except Refusal as refusal:
@@ -1251,6 +1251,10 @@ class Engine:
 
 def no_memory() -> Refusal:
     return Refusal(Status.QUEUE_FULL, "the server has no memory for more messages", limit="memory")
+
+
+def deleted(queue: Queue) -> Refusal:
+    return Refusal(Status.QUEUE_NOT_FOUND, f"{queue.text} was deleted")
 
 
 def not_held() -> Refusal:

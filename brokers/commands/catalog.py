@@ -36,6 +36,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Send messages of the past again: recorded traffic, a log, or an archive.",
     ),
     "bench": ("bench.cli:bench", "Load a server, its own or one that runs, and show what it does."),
+    "conform": (
+        "conform.cli:conform",
+        "Play a protocol's golden bytes against a server or a client, and say what differs.",
+    ),
     "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
     "pipeline": (
         "pipeline.cli:app",

@@ -19,7 +19,7 @@ PROGRAMS = re.findall(
 ON_ASYNCIO = [
     (
         name,
-        text.replace("import trio", "import asyncio").replace("trio.run(main)", "asyncio.run(main())"),
+        text.replace("trio.run(main)", "asyncio.run(main())").replace("trio", "asyncio"),
         said,
     )
     for name, text, said in PROGRAMS
