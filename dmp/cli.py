@@ -134,7 +134,8 @@ async def get(
     """Show messages as they come, one a line, until interrupted.
 
     Without --bind they are those that are sent to the queue by its name. With
-    --json each has its exchange and key beside it.
+    --json each has its exchange and key beside it. "consume" reads a queue that
+    is there.
     """
     if raw and json:
         raise UsageError("--raw", "is the bytes alone; --json shows more")

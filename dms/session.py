@@ -156,6 +156,8 @@ class Session(SessionBase):
                 done = size
             else:
                 done = 0
+            if not done and size >= runs.RUN_LEAST * HEADER_BYTES:
+                done = self._fast_run(data)
             if done == size:
                 durable, outbox = self.engine.durable, self.connection.outbox
                 if outbox.size > outbox.bound or (durable is not None and durable.congested):
@@ -233,6 +235,18 @@ class Session(SessionBase):
         self.consume((data[last + ID_AT : last + HEADER_BYTES],))
         return len(data)
 
+    def _fast_run(self, data: bytes) -> int:
+        """Handle the run with which a read begins: from a client with a window that is mostly all of it.
+
+        With a window of 4 a message in memory takes 5.1 us, and 6.0 by `apply` alone; with 16, 1.7 and 1.9.
+        Returns how many bytes are done; the rest is for `apply`. 0 is always right.
+        """
+        magic, length, what, _ = _unpack(data, 0)
+        if magic != MAGIC or length > PAYLOAD_BYTES_MAX:
+            return 0
+        step = runs.step(data, 0, what, length, self.queue_name)
+        return self._apply_run(data, 0, what, length, step) * step if step else 0
+
     # -- input
 
     def apply(self, data: bytes, at: int) -> int:
@@ -255,7 +269,7 @@ class Session(SessionBase):
         acks: list[bytes] = []
         wants: list[bytes] = []
         no_run = at  # up to here no run begins
-        start, turn = at, Turn()
+        start, turn = at, self.turn
         while end - at >= HEADER_BYTES or (self._skip and at < end):
             if at > start and turn.over():
                 self.yield_turn()
