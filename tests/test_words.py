@@ -1,4 +1,4 @@
-"""One word, one meaning: ARCHITECTURE.md's glossary and its steps of a message's way, and the names of classes."""
+"""One word, one meaning: the glossary of ARCHITECTURE.md, names of classes, and the steps of its ways."""
 
 import ast
 import re
