@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve pipeline test lint types format lock trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
+.PHONY: serve pipeline test lint types format lock wheel trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
 .PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-cluster trial-opening trials
 .PHONY: bench-compare bench-peers pictures reference clean
 
@@ -93,6 +93,10 @@ pictures: $(VENV)/.test
 # brokers/docs/reference, from the code.
 reference: $(VENV)/.test
 	$(BIN)/python -m tests.support.reference
+
+# dist/brokers-*.whl: the server and its clients in one package, its units and manual pages.
+wheel: $(VENV)/.serve
+	$(BIN)/python -m hatchling build -t wheel
 
 lock:
 	.ci/lock

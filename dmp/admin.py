@@ -22,6 +22,7 @@ from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
+from shared.access import ASKER
 from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
 from shared.definitions import DefinitionSection
 from shared.objects import (
@@ -201,8 +202,10 @@ class Admin:
             raise BadArgument(
                 f"a message has at most message_bytes_max = {broker.settings.message_bytes_max}"
             )
-        if broker.memory.full:
-            raise Refusal(Code.RESOURCE_ERROR, broker.memory.why)
+        head.payer = broker.memory.of(ASKER.get())
+        memory = head.payer or broker.memory
+        if memory.full:
+            raise Refusal(Code.RESOURCE_ERROR, memory.why)
         if queue.capped and not queue.room_for(head, 1):
             raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
         if not dry_run:

@@ -233,6 +233,7 @@ class DmpTarget:
         self._exchange = exchange
         self._name = name
         self._context = context
+        self._payer = broker.memory.of(context.user)
         self._heads: dict[tuple[bytes, int, tuple[str, ...]], Head] = {}
         self._all_durable = exchange == DEFAULT
         """Whether all queues are durable that it has led to. An exchange may lead to others at any time."""
@@ -268,8 +269,9 @@ class DmpTarget:
             raise BridgeRefusal("missing", str(refusal)) from None
         if not queues and self._exchange == DEFAULT:
             raise missing("queue", name)
-        if broker.memory.full:
-            raise BridgeRefusal("full", broker.memory.why)
+        memory = self._payer or broker.memory
+        if memory.full:
+            raise BridgeRefusal("full", memory.why)
         if any(queue.capped and not queue.room_for(head, 1) for queue in queues):
             raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         return head, queues
@@ -305,7 +307,7 @@ class DmpTarget:
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             found = self._heads[key, size, trail] = Head(self._exchange, key, size, PERSISTENT)
-            found.trail = trail
+            found.trail, found.payer = trail, self._payer
         return found
 
 

@@ -32,6 +32,8 @@ from shared.cli.output_reader import OutputReader
 from shared.errors import NotThere, UsageError
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
+AMQ_DEFAULT = "amq.default"
+"""What lists call the default exchange, which has no name."""
 PREFETCH = 64
 
 app, command = protocol_app(
@@ -91,10 +93,10 @@ async def put(
     """Publish messages, and show how many the server has confirmed.
 
     It is an error where no queue takes one: the server may have those before it.
-    The exchange '' brings a message to the queue that --key names.
+    The exchange '' (amq.default) brings a message to the queue that --key names.
     """
     name = _short("--key", os.fsencode(key))
-    exchange = _short("--exchange", sink.encode())
+    exchange = b"" if sink == AMQ_DEFAULT else _short("--exchange", sink.encode())
     async with _amqp(server) as client:
         done = await send_given(
             lambda bodies: client.publish_many(
@@ -132,7 +134,8 @@ async def get(
     """Show messages as they come, one a line, until interrupted.
 
     Without --bind they are those that are sent to the queue by its name. With
-    --json each has its exchange and key beside it.
+    --json each has its exchange and key beside it. "consume" reads a queue that
+    is there.
     """
     if raw and json:
         raise UsageError("--raw", "is the bytes alone; --json shows more")

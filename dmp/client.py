@@ -33,6 +33,7 @@ from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, How, Unreachable, broken
 from shared.client.receiver import Receiver
 from shared.client.sender import Sender
+from shared.client.trio_loop import TrioLoop, trio_loop
 
 __all__ = [
     "Disconnected",
@@ -97,19 +98,20 @@ class Feed(Receiver[Message]):
     does not read waits in the server; when the connection closes, all that was on its way is gone.
     """
 
-    def __init__(
-        self, lessee: "_Lessee", stream: trio.abc.Stream, data: bytes, retry_seconds: float | None
-    ) -> None:
-        super().__init__(stream, lessee.address, retry_seconds, lessee.connect)
+    def __init__(self, loop: TrioLoop, lessee: "_Lessee", retry_seconds: float | None) -> None:
+        super().__init__(loop, lessee.address, retry_seconds)
+        self._trio_loop = loop
         self._lessee = lessee
-        self._data += data
 
     @property
     def queue(self) -> str:
         return self._lessee.queue
 
-    def _first_words(self) -> bytes:
-        return b""  # the lease has said it all
+    async def begin(self) -> None:
+        """Lease the queue, and connect. Raises Refused, Disconnected."""
+        stream, data = await self._lessee.connect()
+        self.restart(data)
+        self._trio_loop.attach(stream, self)
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(bytes(data))
@@ -164,11 +166,13 @@ async def open_feed(
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
     lessee = _Lessee(address, queue, tuple(bind))
     try:
-        feed = Feed(lessee, *await lessee.connect(), retry_seconds)
-        try:
-            yield feed
-        finally:
-            await feed.aclose()
+        async with trio_loop() as loop:
+            feed = Feed(loop, lessee, retry_seconds)
+            await feed.begin()
+            try:
+                yield feed
+            finally:
+                feed.close()
     finally:
         await lessee.principal.aclose()
 

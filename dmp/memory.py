@@ -1,10 +1,15 @@
-"""How much memory all waiting messages may take together, and who waits when it is too much."""
+"""How much memory waiting messages may take, together and by user, and who waits when it is too much.
+
+A message counts for the user who has published it, until it has left its queue or is on disk alone. A message
+that a start finds in a log counts for nobody.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -12,6 +17,7 @@ from dmp.refusals import Code, Refusal
 from shared.budget import Account, CacheBytes, Caches, OverBudget
 
 if TYPE_CHECKING:
+    from dmp.message import Message
     from shared.queues.timers import Timers
 
 _K = TypeVar("_K")
@@ -48,7 +54,8 @@ class Memory:
 
     It is full above `bytes_max`, or where the budget has no room; `why` says which. Publishers' connections
     are then not read until there is room again (or are refused, where they hold unacknowledged messages
-    themselves: `amqp.publishing` says why). `deadline` and `scheduled` are the timers'.
+    themselves: `amqp.publishing` says why). So it is for a user whose `UserMemory` is full. `deadline` and
+    `scheduled` are the timers'.
     """
 
     bytes_max: int
@@ -61,42 +68,75 @@ class Memory:
     deadline: float = math.inf
     scheduled: float = math.inf
     _charged_bytes: int = 0  # what the account knows of
-    _waiting: dict[object, Callable[[], None]] = attrs.Factory(dict)
-    _ahead: dict[object, Callable[[], None]] = attrs.Factory(dict)  # of those
+    _payers: WeakValueDictionary[str, UserMemory] = attrs.Factory(WeakValueDictionary)
+    _waiting: dict[object, _Waiter] = attrs.Factory(dict)
+    _ahead: dict[object, _Waiter] = attrs.Factory(dict)  # of those
+
+    def of(self, user: str) -> UserMemory | None:
+        """What counts the messages that a user publishes; None where he may have all there is."""
+        if not self._account.shares.bounded(user):
+            return None
+        payer = self._payers.get(user)
+        if payer is None:
+            payer = self._payers[user] = UserMemory(self, user)
+        return payer
 
     @property
     def scarce(self) -> bool:
         return self.held_bytes > self.hot_bytes or self.full
+
+    def leave(self, messages: Iterable[Message]) -> None:
+        """Give back what messages take that are not in memory any more."""
+        payer, size = None, 0
+        for message in messages:
+            head = message.head
+            if head.payer is not payer:
+                self.give(size, payer)
+                payer, size = head.payer, 0
+            size += head.cost_bytes
+        self.give(size, payer)
 
     def take_bounds(self, bytes_max: int, hot_bytes: int) -> None:
         """Hold to these from now on."""
         self.bytes_max, self.hot_bytes = bytes_max, hot_bytes
         self._charge()
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, payer: UserMemory | None = None) -> None:
         """Charge for bytes that are held from now on."""
+        if payer is not None:
+            payer.add(size)
         self.held_bytes += size
         if self.held_bytes - self._charged_bytes >= STEP_BYTES:
             self._charge()
 
-    def give(self, size: int) -> None:
+    def give(self, size: int, payer: UserMemory | None = None) -> None:
         """Give bytes back. Publishers who wait go on once that is enough."""
+        if payer is not None:
+            payer.add(-size)
         self.held_bytes -= size
         if self._charged_bytes - self.held_bytes >= STEP_BYTES or self.held_bytes <= 0:
             self._charge()
 
-    def when_free(self, who: object, callback: Callable[[], None], *, ahead: bool = False) -> None:
-        """Call it once, when it is not full any more; at once if it is not so.
+    def when_free(
+        self,
+        who: object,
+        callback: Callable[[], None],
+        *,
+        ahead: bool = False,
+        payer: UserMemory | None = None,
+    ) -> None:
+        """Call it once, when it, or the user's part of it, is not full any more; at once if it is not so.
 
         All are called then, and it may be full again before the last has its turn. Who waits again for that
         reason goes `ahead` of the others: else those before it could hold it up for ever.
         """
-        if not self.full:
+        room = payer or self
+        if not room.full:
             callback()
         elif ahead or who in self._ahead:
-            self._ahead[who] = callback
+            self._ahead[who] = room, callback
         else:
-            self._waiting[who] = callback
+            self._waiting[who] = room, callback
 
     def forget(self, who: object) -> None:
         """Drop the callback of one who does not wait any more."""
@@ -104,8 +144,11 @@ class Memory:
         self._waiting.pop(who, None)
 
     def expire(self, now: float) -> None:
-        """The timers': look whether others have given something back."""
+        """The timers': look whether others have given something back, or shares are others."""
         self._charge()
+        for payer in [*self._payers.values()]:
+            if payer.over:
+                payer.look()
 
     def _charge(self) -> None:
         held, account = self.held_bytes, self._account
@@ -118,7 +161,23 @@ class Memory:
         elif self.full and has_left and (small or account.fits(math.floor(account.limit_bytes * _TENTH))):
             self._free()
         if self.full and has_left:
-            self._timers.set(self, self._timers.now() + LOOK_AGAIN_SECONDS)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        self._timers.set(self, self._timers.now() + LOOK_AGAIN_SECONDS)
+
+    def count_for(self, payer: UserMemory, size: int) -> None:
+        """A user has so much more, or less: is that above his share?"""
+        shares, most = self._account.shares, min(self.bytes_max, self._account.limit_bytes)
+        shares.add(payer.user, size)
+        payer.scarce = not shares.fits(payer.user, most / 2, 0)
+        if not payer.over:
+            payer.over = not shares.fits(payer.user, most, 0)
+        elif shares.fits(payer.user, most * (1 - _TENTH), 0):
+            payer.over = False
+            self._call_waiting()
+        if payer.over and self.deadline == math.inf:
+            self._look_again()
 
     def _fill(self, over: bool) -> None:
         if self.full:
@@ -133,10 +192,57 @@ class Memory:
 
     def _free(self) -> None:
         self.full = False
-        ahead, self._ahead = self._ahead, {}
-        waiting, self._waiting = self._waiting, {}
-        for callback in (*ahead.values(), *waiting.values()):
+        self._call_waiting()
+
+    def _call_waiting(self) -> None:
+        """Call those who wait for what is not full now."""
+        free: list[Callable[[], None]] = []
+        for waiting in (self._ahead, self._waiting):
+            for who, (room, callback) in [*waiting.items()]:
+                if not room.full:
+                    del waiting[who]
+                    free.append(callback)
+        for callback in free:
             callback()
+
+
+@attrs.define(eq=False)
+class UserMemory:
+    """The memory of the messages that one user has published, who has a share of it.
+
+    `over`: they take more than that, since they last took a tenth less. `scarce`: they take half of it, and
+    what durable queues have on disk is not kept here, too.
+    """
+
+    _memory: Memory
+    user: str
+    held_bytes: int = 0
+    over: bool = False
+    scarce: bool = False
+    _counted_bytes: int = 0  # what the account's shares know of
+
+    @property
+    def full(self) -> bool:
+        return self.over or self._memory.full
+
+    @property
+    def why(self) -> str:
+        return f"messages of {self.user} take his share of memory" if self.over else self._memory.why
+
+    def add(self, size: int) -> None:
+        """Messages take so many bytes more, or less."""
+        self.held_bytes += size
+        if not -STEP_BYTES < self.held_bytes - self._counted_bytes < STEP_BYTES or self.held_bytes <= 0:
+            self.look()
+
+    def look(self) -> None:
+        """Find out whether they take more than the share."""
+        size, self._counted_bytes = self.held_bytes - self._counted_bytes, self.held_bytes
+        self._memory.count_for(self, size)
+
+
+_Waiter = tuple[Memory | UserMemory, Callable[[], None]]
+"""Who waits: for which memory, and what is called."""
 
 
 class BudgetedCache(dict[_K, _V]):

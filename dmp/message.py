@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from dmp.memory import UserMemory
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
 
 MESSAGE_BYTES = 200
@@ -52,6 +53,8 @@ class Head:
     """Its header `x-death` is the broker's own. What a publisher puts there says nothing."""
     trail: tuple[str, ...] = attrs.field(default=(), init=False)
     """The bridges that have carried it; a restart forgets them."""
+    payer: UserMemory | None = attrs.field(default=None, init=False)
+    """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -68,7 +71,7 @@ class Head:
         """A head for the same bodies and another exchange. `key`: None for the same key."""
         new_key = self.key if key is None else key
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
-        sent.trail, sent.died = self.trail, self.died
+        sent.trail, sent.died, sent.payer = self.trail, self.died, self.payer
         return sent
 
     @property

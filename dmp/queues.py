@@ -27,7 +27,7 @@ from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
-from dmp.message import Head, Message, sizes
+from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Ready, Row
@@ -247,7 +247,7 @@ class Queue(QueueBase):
         if self.tick != context.waits.tick and self.row.ready.in_order:
             # Not with priorities: what has them goes in another order.
             context.waits.take_sample(self, messages[0].number)
-        context.memory.take(head.cost_bytes * len(messages))
+        context.memory.take(head.cost_bytes * len(messages), head.payer)
         if head.large:
             for message in messages:
                 context.bodies.hold(message.body)
@@ -493,7 +493,7 @@ class Queue(QueueBase):
         lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
         if lost:
             self.lost = True
-            self._context.memory.give(sizes(lost)[1])
+            self._context.memory.leave(lost)
             messages = [message for message in messages if message not in lost]
         self.row.put_back(messages)
         if self._timed:
@@ -510,13 +510,10 @@ class Queue(QueueBase):
     def forget(self, messages: Sequence[Message]) -> None:
         """The messages no longer take memory, and let go of large bodies. The caller sees to their
         records."""
-        cost_bytes = 0
         for message in messages:
-            head = message.head
-            cost_bytes += head.cost_bytes
-            if head.large:
+            if message.head.large:
                 self._context.bodies.drop(message.body)
-        self._context.memory.give(cost_bytes)
+        self._context.memory.leave(messages)
 
     # -- what became of unacknowledged ones
 
@@ -702,6 +699,7 @@ class Queue(QueueBase):
 def _freed(context: QueueContext, ready: Ready) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     while batch := ready.take(ITEMS):
+        context.memory.leave(batch)
         for message in batch:
             if message.head.large:
                 context.bodies.drop(message.body)

@@ -165,13 +165,13 @@ class Row:
             or (
                 may_cool
                 and self.cost_bytes > HOT_LEAST_BYTES
-                and self._memory.scarce
+                and (self._memory.scarce or ((payer := messages[0].head.payer) is not None and payer.scarce))
                 and messages[0].offset >= 0
                 and messages[-1].offset >= 0
             )
         ):
             cold.add(messages)
-            self._memory.give(sizes(messages)[1])
+            self._memory.leave(messages)
             return
         if self.log is not None:
             self.log.keep(messages)
@@ -228,7 +228,6 @@ class Row:
     def clear(self) -> Ready:
         """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
         ready, self.ready = self.ready, Ready(self._priority_max)
-        self._memory.give(self.cost_bytes)
         self.body_bytes = self.cost_bytes = 0
         return ready
 

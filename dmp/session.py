@@ -139,6 +139,8 @@ class Session(SessionBase):
     def access_changed(self) -> None:
         """A sink that lost its right is refused, and a feed ends as if its queue were gone."""
         super().access_changed()
+        if isinstance(self._role, Sink):
+            self._role.access_changed()
         if self.ended or self._role is None or self.may(*self._right):
             return
         if isinstance(self._role, Feed):

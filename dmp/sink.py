@@ -28,7 +28,7 @@ import attrs
 
 from dmp.exchanges import Exchange
 from dmp.leases import SendReturn
-from dmp.memory import BudgetedCache
+from dmp.memory import BudgetedCache, UserMemory
 from dmp.message import Head
 from dmp.pacing import STOP_MEMORY
 from dmp.queues import Application, Queue
@@ -90,6 +90,7 @@ class Sink:
     _size_max: int = attrs.field(init=False)
     _generation: int = attrs.field(init=False)
     _track: Track | None = attrs.field(default=None, init=False)
+    _payer: UserMemory | None = attrs.field(init=False)
     _fanout: Routes[Queue] = attrs.field(init=False)
     _routes: BudgetedCache[bytes, Route[Queue]] = attrs.field(init=False)
     """Where messages go, by their names and properties."""
@@ -108,6 +109,7 @@ class Sink:
         self._size_max = size_max_of(broker.settings.message_bytes_max)
         self._generation = broker.generation
         caches = broker.accounts.caches
+        self._payer = broker.memory.of(self._session.user)
         self._fanout = Routes(caches)
         self._routes = BudgetedCache(caches, _ROUTES_MAX)
         self._heads = BudgetedCache(caches, _HEADS_MAX)
@@ -128,6 +130,11 @@ class Sink:
         self._heads.forget()
         if self._owner is not None:
             self._owner.release()
+
+    def access_changed(self) -> None:
+        """Shares may be others now: what comes from now on counts in the user's."""
+        self._payer = self._broker.memory.of(self._session.user)
+        self._heads.forget()
 
     # A stretch of input.
 
@@ -171,12 +178,12 @@ class Sink:
             broker.flush()
         if self._puts >= PUTS_MAX:
             session.yield_turn()
-        if broker.memory.full and not session.stopped & STOP_MEMORY:
+        memory = self._payer or broker.memory
+        if memory.full and not session.stopped & STOP_MEMORY:
             broker.counts.memory_waits += 1
             session.pause_input(STOP_MEMORY)
-            broker.memory.when_free(
-                self, session.connection.guarded(partial(session.resume_next_turn, STOP_MEMORY))
-            )
+            free = session.connection.guarded(partial(session.resume_next_turn, STOP_MEMORY))
+            broker.memory.when_free(self, free, payer=self._payer)
         session.stop_if_congested(broker.store)
         if at < len(data) and not session.stopped:
             end = end_of(data, at, self._size_max)
@@ -424,6 +431,7 @@ class Sink:
         if head is None:
             exchange, key, properties, body_bytes = read_envelope(before)
             head = Head(self._exchange.name, key, body_bytes, properties)
+            head.payer = self._payer
             head.envelope = envelope(exchange, key, properties, body_bytes)  # without options
             self._heads.keep(before, head, _HEAD_BYTES + 3 * len(before))
         return head

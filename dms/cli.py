@@ -194,7 +194,8 @@ async def consume(
         ):
             while left:  # it takes no more than that: `at_most`
                 if timeout is None and not continuous:
-                    messages = left.of([await consumer.receive()])
+                    message = await consumer.receive()
+                    messages = left.of([] if message is None else [message])
                 else:
                     messages = await left.within(timeout, consumer.several())
                 if not messages:

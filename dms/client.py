@@ -34,7 +34,6 @@ from functools import partial
 from typing import Unpack
 
 import attrs
-import trio
 
 from dms import wire
 from dms.consumer import Consumer, Message
@@ -52,10 +51,12 @@ from dms.errors import (
     Timeout,
     VersionMismatch,
 )
-from dms.link import Answer, Link, greeted, leave, reconnecting
+from dms.link import Answer, Link, leave, open_link, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, How, Unreachable
-from shared.client.nursery import open_nursery
+from shared.client.loop import Loop
+from shared.client.retry import RETRY_SECONDS
+from shared.client.running import open_loop
 
 __all__ = [
     "BadMagic",
@@ -126,24 +127,23 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    retry_seconds: float = 30.0,
+    retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
+    `retry_seconds`: a lost connection is tried again for so long (30), then requests that wait for it fail.
+    The first connection is tried once. `host`: also a URL, `dms+tls://ann@host:9090`. `how`: login and TLS.
     Raises ConnectionRefusedError where nobody listens, `Unreachable` where the server does not speak DMS, and
     ssl.SSLError. Raises Denied where a login is refused, and Internal where there are too many clients.
     """
-    address = Address.of(host, port, kind="DMS", protocol="dms", **how)
-    stream = await address.open()
-    try:
-        link = await greeted(stream, None, address.login)
-    except Disconnected as error:  # nothing was asked yet
-        raise address.not_answered(error) from error
-    async with open_nursery() as nursery:
-        client = Client(nursery, address, retry_seconds, link)
+    address = Address.of(host, port, kind="DMS", protocol="dms", retry_seconds=retry_seconds, **how)
+    async with open_loop() as loop:
+        try:
+            link = await open_link(loop, address)
+        except Disconnected as error:  # nothing was asked yet
+            raise address.not_answered(error) from error
+        client = Client(loop, address, link)
         try:
             yield client
         finally:
@@ -157,11 +157,11 @@ class Client:
     raises `Unreachable` where the server cannot be reached any more.
     """
 
-    def __init__(self, nursery: trio.Nursery, address: Address, retry_seconds: float, link: Link) -> None:
-        self._nursery = nursery
+    def __init__(self, loop: Loop, address: Address, link: Link) -> None:
+        self._loop = loop
         self._address = address
-        self._retry_seconds = retry_seconds
-        self._reconnecting = reconnecting(nursery, address, retry_seconds, first=link)
+        self._retry_seconds = RETRY_SECONDS if address.retry_seconds is None else address.retry_seconds
+        self._reconnecting = reconnecting(loop, address, self._retry_seconds, first=link)
         self._consumers: set[Consumer] = set()
 
     async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
@@ -210,7 +210,7 @@ class Client:
             lost = error
         for piece in pieces:
             try:
-                await piece.settle()
+                await piece.settle(self._loop)
             except Disconnected as error:
                 lost = lost or error
         if lost is not None:
@@ -228,7 +228,7 @@ class Client:
         """
         _name(queue)
         self._reconnecting.raise_if_closed()
-        consumer = Consumer(self._nursery, self._address, self._retry_seconds, queue, prefetch, at_most)
+        consumer = Consumer(self._loop, self._address, self._retry_seconds, queue, prefetch, at_most)
         self._consumers.add(consumer)
         try:
             yield consumer
@@ -264,14 +264,13 @@ class Client:
         link = await self._reconnecting.connected()
         answer = Answer(type_, link.new_ids(1))
         await link.ask(wire.pack(type_, answer.ids[0], payload), answer)
-        await answer.wait()
+        await answer.wait(self._loop)
         return answer.payload
 
     async def _leave(self) -> None:
-        async with trio.open_nursery() as leaving:
-            for consumer in tuple(self._consumers):
-                leaving.start_soon(consumer.leave)
-            await leave(self._reconnecting)
+        for consumer in tuple(self._consumers):
+            await consumer.leave()
+        await leave(self._reconnecting)
 
 
 class _Piece:
@@ -290,13 +289,13 @@ class _Piece:
         await link.ask(b"".join(frames), answer)
         self._answer = answer
 
-    async def settle(self) -> None:
+    async def settle(self, loop: Loop) -> None:
         """Wait for the replies, if it was sent. Keeps unanswered messages only. Raises Disconnected."""
         answer = self._answer
         if answer is None:
             return
         try:
-            await answer.wait()
+            await answer.wait(loop)
         except DmsError:
             pass
         finally:

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Sequence
 from typing import Self
 
 import attrs
-import trio
 
 from dms import wire
 from dms.errors import DmsError, Timeout
 from dms.link import Answer, Link, leave, reconnecting
 from dms.wire import Type
 from shared.client.dial import Address, Disconnected, Unreachable
+from shared.client.loop import Loop
 
 PREFETCH_MAX = 4096
 
@@ -39,13 +39,23 @@ class Message:
         """Give back: the message returns to its old place, and is delivered again. As `ack`."""
         return await self._consumer.nack(self)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """The end of a block that handles the message: acknowledge, or give back where the block failed."""
+        if kind is None:
+            await self.ack()
+        elif issubclass(kind, Exception):
+            await self.nack()
+
 
 class Consumer:
     """An async iterator over a queue's messages (`Client.consume`). Several tasks may share one."""
 
     def __init__(
         self,
-        nursery: trio.Nursery,
+        loop: Loop,
         address: Address,
         retry_seconds: float,
         queue: str,
@@ -54,15 +64,16 @@ class Consumer:
     ) -> None:
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"a prefetch is 1 to {PREFETCH_MAX}, not {prefetch}")
+        self._loop = loop
         self._name = wire.pack_name(queue)
         self._prefetch = prefetch
         self._at_most = at_most
         self._taken = 0
-        self._reconnecting = reconnecting(nursery, address, retry_seconds, self)
+        self._reconnecting = reconnecting(loop, address, retry_seconds, self)
         self._ready: deque[Message] = deque()
         self._failed: DmsError | None = None
         self._timeouts = 0
-        self._news = trio.Event()
+        self._news = self._loop.event()
 
     def __aiter__(self) -> Self:
         return self
@@ -71,22 +82,23 @@ class Consumer:
         """The next message, however long it takes."""
         while True:
             try:
-                return await self.receive()
+                message = await self.receive()
             except Timeout:
                 continue
-            except trio.EndOfChannel:
-                raise StopAsyncIteration from None
+            if message is None:
+                raise StopAsyncIteration
+            return message
 
-    async def receive(self) -> Message:
-        """The next message. Raises Timeout where none came within the server's time for a CONSUME.
+    async def receive(self) -> Message | None:
+        """The next message; None once `at_most` messages have been taken, by whichever task.
 
-        That time runs from the CONSUME, which a prefetch may have sent earlier. Raises trio.EndOfChannel once
-        `at_most` messages have been taken, by whichever task.
+        Raises Timeout where none came within the server's time for a CONSUME. That time runs from the
+        CONSUME, which a prefetch may have sent earlier.
         """
         timeouts = self._timeouts
         while True:
             if self._all_taken:
-                raise trio.EndOfChannel
+                return None
             if not self._ready:
                 self._raise_failure()
             link = await self._reconnecting.connected()
@@ -131,7 +143,7 @@ class Consumer:
             else:
                 settled = False
         for answer in answers:
-            settled &= await _reaches(answer.wait())
+            settled &= await _reaches(answer.wait(self._loop))
         return settled
 
     # What the link calls (`link.DeliveryTaker`).
@@ -154,7 +166,7 @@ class Consumer:
 
     def _tell(self) -> None:
         self._news.set()
-        self._news = trio.Event()
+        self._news = self._loop.event()
 
     @property
     def _all_taken(self) -> bool:

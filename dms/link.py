@@ -8,22 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-import trio
-
 from dms import wire
 from dms.errors import DmsError, Internal
 from dms.wire import REPLIES, Type
-from shared.client.dial import (
-    FIRST_ANSWER_SECONDS,
-    LOGIN_SECONDS,
-    Address,
-    Disconnected,
-    Unreachable,
-    broken,
-    check_plain,
-)
+from shared.client.dial import FIRST_ANSWER_SECONDS, LOGIN_SECONDS, Address, ClientClosed, Disconnected
 from shared.client.login import NOBODY, Login
-from shared.client.pipelining import RECEIVE_BYTES, PipelinedConnection, Reconnecting
+from shared.client.loop import Event, Loop
+from shared.client.pipelining import PipelinedConnection
+from shared.client.reconnecting import Reconnecting
 from shared.errors import RemoteProtocolError
 
 REQUEST_IDS = wire.DELIVERY_ID_BIT
@@ -47,7 +39,7 @@ class Answer:
         self.error: Disconnected | None = None
         """Set where the connection was lost before the last reply."""
         self.payload = b""
-        self.event: trio.Event | None = None
+        self.event: Event | None = None
 
     @property
     def done(self) -> bool:
@@ -57,13 +49,13 @@ class Answer:
         if self.event is not None:
             self.event.set()
 
-    async def wait(self) -> None:
+    async def wait(self, loop: Loop) -> None:
         """Wait for all replies. Raises Disconnected, else the first refusal."""
         if not self.done:
-            self.event = trio.Event()
+            self.event = loop.event()
             await self.event.wait()
         if self.error is not None:
-            raise type(self.error)(str(self.error))
+            raise self.error.with_traceback(None)
         if self.errors:
             error = self.errors[0][1]
             error.refused = tuple(place for place, _ in self.errors)
@@ -83,13 +75,31 @@ class DeliveryTaker(Protocol):
 class Link(PipelinedConnection[Answer]):
     """One connection, from its handshake to its end."""
 
-    def __init__(self, stream: trio.abc.Stream, taker: DeliveryTaker | None, rest: bytes) -> None:
-        super().__init__(stream, rest)
+    def __init__(self, loop: Loop, taker: DeliveryTaker | None = None) -> None:
+        super().__init__(loop)
         self._taker = taker
-        # It is left by DISCONNECT, also where the program is cancelled: see `leave`.
-        self._scope.shield = True
+        self._login = NOBODY
+        self._greeted = False
+        self._greeting = loop.event()
+        self._refusal: DmsError | None = None
         self._consuming: deque[int] = deque()
-        self._next_id = 2  # 1 was the handshake
+        self._next_id = 2  # 1 is the handshake
+
+    async def greet(self, login: Login = NOBODY) -> None:
+        """Make the handshake. Raises Disconnected, and DmsError; then the connection is closed."""
+        self._login = login
+        seconds = LOGIN_SECONDS if login else FIRST_ANSWER_SECONDS
+        try:
+            self.transport.write(wire.pack(Type.HANDSHAKE, 1, hello(login)))
+            if not await self.loop.wait(self._greeting, seconds):
+                raise Disconnected(f"it says nothing to a handshake in {seconds:g} s")
+            if self._refusal is not None:
+                raise self._refusal
+            if self.lost is not None:
+                raise self.lost
+        except BaseException:
+            self.lose(ClientClosed())
+            raise
 
     def new_ids(self, count: int) -> Sequence[int]:
         """Ids for `count` requests in a row."""
@@ -103,7 +113,7 @@ class Link(PipelinedConnection[Answer]):
         """Ask for `count` messages; the taker is told of each. Only on a link that is not lost."""
         ids = self.new_ids(count)
         self._consuming.extend(ids)
-        self.say(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
+        self.transport.write(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
 
     @property
     def consuming(self) -> int:
@@ -114,6 +124,7 @@ class Link(PipelinedConnection[Answer]):
         if self.lost is None:
             self._consuming.clear()
             super().lose(error)
+            self._greeting.set()
             if self._taker is not None:
                 self._taker.link_lost(self)
 
@@ -124,14 +135,15 @@ class Link(PipelinedConnection[Answer]):
     async def leave(self) -> None:
         """Say goodbye, and wait a moment for the server's: also where the task is cancelled."""
         if self.lost is None:
-            with trio.move_on_after(CLOSE_SECONDS, shield=True):
-                answer = Answer(Type.DISCONNECT, self.new_ids(1))
-                try:
-                    await self.ask(wire.pack(Type.DISCONNECT, answer.ids[0]), answer)
-                    await answer.wait()
-                except (DmsError, Disconnected):
-                    pass
-        self.lose(Unreachable("the client is closed"))
+            answer = Answer(Type.DISCONNECT, self.new_ids(1))
+            answer.event = self.loop.event()
+            try:
+                await self.ask(wire.pack(Type.DISCONNECT, answer.ids[0]), answer)
+                await self.loop.wait(answer.event, CLOSE_SECONDS, shield=True)
+            except Disconnected:
+                pass
+            finally:
+                self.lose(ClientClosed())
 
     def receive(self, data: bytearray) -> int:
         try:
@@ -143,7 +155,9 @@ class Link(PipelinedConnection[Answer]):
 
     def _hand_out(self, frames: Iterable[wire.Frame]) -> None:
         for type_, _, status, message_id, payload in frames:
-            if type_ == Type.DELIVER:
+            if not self._greeted:
+                self._greet_back(type_, status, payload)
+            elif type_ == Type.DELIVER:
                 self._delivered(message_id, payload)
             elif type_ == Type.ERROR and message_id in self._consuming:
                 self._consuming.remove(message_id)  # nearly always the first
@@ -153,6 +167,14 @@ class Link(PipelinedConnection[Answer]):
                 raise Disconnected("the server is stopping")
             else:
                 self._replied(type_, status, message_id, payload)
+
+    def _greet_back(self, type_: int, status: int, payload: bytes) -> None:
+        if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):
+            self._refusal = error_for(status, self._login.hide_bytes(payload))
+        elif type_ != Type.HANDSHAKE_ACK:
+            raise RemoteProtocolError(f"type {type_:#04x} to a handshake")
+        self._greeted = True
+        self._greeting.set()
 
     def _delivered(self, delivery_id: int, body: bytes) -> None:
         # It does not name its CONSUME: those of one connection are served in order.
@@ -206,47 +228,16 @@ def hello(login: Login) -> bytes:
     return payload
 
 
-async def shake_hands(stream: trio.abc.Stream, login: Login = NOBODY) -> bytes:
-    """Make the handshake. Returns the bytes behind its answer. Raises Disconnected, and DmsError."""
-    data = bytearray()
-    seconds = LOGIN_SECONDS if login else FIRST_ANSWER_SECONDS
-    try:
-        with trio.fail_after(seconds):
-            await stream.send_all(wire.pack(Type.HANDSHAKE, 1, hello(login)))
-            while True:
-                received = await stream.receive_some(RECEIVE_BYTES)
-                if not received:
-                    raise Disconnected("the server closed the connection before it had answered")
-                data += received
-                check_plain(data)
-                frames, at = wire.decode(data)
-                if frames:
-                    break
-    except trio.TooSlowError:
-        raise Disconnected(f"it says nothing to a handshake in {seconds:g} s") from None
-    except trio.BrokenResourceError as error:
-        raise broken(error) from None
-    except RemoteProtocolError as error:
-        raise Disconnected(f"the server's answer is not DMS's: {error}") from None
-    type_, _, status, _, payload = frames[0]
-    if type_ in (Type.ERROR, Type.HANDSHAKE_NACK):
-        raise error_for(status, login.hide_bytes(payload))
-    if type_ != Type.HANDSHAKE_ACK or len(frames) > 1:
-        raise Disconnected(f"the server's answer is not DMS's: type {type_:#04x} to a handshake")
-    return bytes(data[at:])
-
-
-async def greeted(stream: trio.abc.Stream, taker: DeliveryTaker | None, login: Login = NOBODY) -> Link:
-    """A link over a new stream, which is closed where the handshake fails."""
-    try:
-        return Link(stream, taker, await shake_hands(stream, login))
-    except BaseException:
-        await trio.aclose_forcefully(stream)
-        raise
+async def open_link(loop: Loop, address: Address, taker: DeliveryTaker | None = None) -> Link:
+    """Connect and make the handshake. Raises ConnectionRefusedError, ssl.SSLError, Disconnected, DmsError."""
+    link = Link(loop, taker)
+    await loop.connect(address, link)
+    await link.greet(address.login)
+    return link
 
 
 def reconnecting(
-    nursery: trio.Nursery,
+    loop: Loop,
     address: Address,
     retry_seconds: float,
     taker: DeliveryTaker | None = None,
@@ -257,10 +248,10 @@ def reconnecting(
     A server that is unreachable or has too many clients is tried again: neither may last.
     """
 
-    async def open_link() -> Link:
+    async def link() -> Link:
         try:
-            return await greeted(await address.open(), taker, address.login)
+            return await open_link(loop, address, taker)
         except Internal as error:
             raise Disconnected(str(error)) from error
 
-    return Reconnecting(nursery, address, retry_seconds, open_link, first)
+    return Reconnecting(loop, address, retry_seconds, link, first)

@@ -36,6 +36,12 @@ _NAME_AT = 2
 _HEAD = struct.Struct(">III")
 
 
+TYPE_BITS = 0xFF000000
+VERSION_BITS = 0x00FF0000
+TYPE_AND_VERSION_BITS = TYPE_BITS | VERSION_BITS
+"""Of a word: its type, its version, both."""
+
+
 def word(type_: Type, status: int = 0) -> int:
     """Type, version and status as one number."""
     return type_ << 24 | VERSION << 16 | status
@@ -54,6 +60,7 @@ PRODUCE_OK = head(Type.PRODUCE_OK)
 DELIVER = tuple(head(Type.DELIVER, length) for length in range(PAYLOAD_BYTES_MAX + 1))
 """By the length of the message: 0.07 us a delivery, and 0.18 with a head packed for each. Memory: 0.2 MB."""
 
+_ACK = word(Type.ACK)
 _DELIVER = word(Type.DELIVER)
 
 
@@ -66,6 +73,20 @@ def _columns(count: int, *widths: int) -> struct.Struct:
 @lru_cache(maxsize=RUN_MOST)
 def _numbers(count: int) -> struct.Struct:
     return struct.Struct(f">{count}I")
+
+
+def step(data: bytes, at: int, what: int, length: int, name: bytes) -> int:
+    """Bytes of a step of the run that may begin at `at`: of a frame, or of an ACK with a CONSUME from `name`.
+    0: none begins, because the frame some steps further on begins otherwise.
+
+    `what`, `length`: the word of the frame at `at`, and its payload's length. To examine the rest costs as
+    much as to apply some frames. So ask this first; and where it is no run after all, do not ask again within
+    `RUN_MOST` steps.
+    """
+    size = HEADER_BYTES + length
+    if what == _ACK and not data.startswith(ACK, at + size):
+        size += HEADER_BYTES + len(name)
+    return size if data.startswith(data[at : at + ID_AT], at + (RUN_LEAST - 1) * size) else 0
 
 
 def produced(

@@ -28,7 +28,9 @@ from kqmsgq import wire
 from kqmsgq.wire import Message
 from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.login import NOBODY, Login
+from shared.client.loop import Loop
 from shared.client.receiver import Receiver
+from shared.client.running import open_loop
 from shared.client.sender import Sender
 
 __all__ = [
@@ -105,15 +107,15 @@ class Consumer(Receiver[Message]):
 
     def __init__(
         self,
-        stream: trio.abc.Stream,
-        name_bytes_max: int,
-        message_bytes_max: int,
-        address: Address | None = None,
+        loop: Loop,
+        address: Address,
+        name_bytes_max: int = NAME_BYTES_MAX,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
         retry_seconds: float | None = None,
     ) -> None:
-        super().__init__(stream, address, retry_seconds)
+        super().__init__(loop, address, retry_seconds)
         self._limits = name_bytes_max, message_bytes_max
-        self._login = NOBODY if address is None else address.login
+        self._login = address.login
         self._subscriptions: dict[bytes, None] = {}
         self._all = False
 
@@ -201,13 +203,13 @@ async def open_consumer(
     meanwhile are lost. Without it a lost connection raises Disconnected.
     """
     address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
-    stream = await address.open()
-    consumer = Consumer(stream, name_bytes_max, message_bytes_max, address, retry_seconds)
-    try:
+    async with open_loop() as loop:
+        consumer = Consumer(loop, address, name_bytes_max, message_bytes_max, retry_seconds)
         await consumer.begin()
-        yield consumer
-    finally:
-        await consumer.aclose()
+        try:
+            yield consumer
+        finally:
+            consumer.close()
 
 
 def _account(login: Login) -> bytes:

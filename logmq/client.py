@@ -18,17 +18,17 @@ exactly once.
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Self, Unpack, cast
 
 import attrs
-import trio
 
 from logmq import connector
 from logmq.connector import (
     Answer,
     Ask,
     LineAnswer,
+    LoginAnswer,
     LogmqError,
     Mark,
     OffsetsAnswer,
@@ -44,22 +44,23 @@ from shared.client.dial import (
     FIRST_ANSWER_SECONDS,
     LOGIN_SECONDS,
     Address,
+    ClientClosed,
     Disconnected,
     How,
     Unreachable,
-    broken,
-    check_plain,
-    keep_trying,
 )
-from shared.client.nursery import open_nursery
-from shared.client.pipelining import PipelinedConnection, Reconnecting
+from shared.client.loop import Loop
+from shared.client.pipelining import PipelinedConnection
 from shared.client.receiver import Receiver
-from shared.client.retry import Retry
-from shared.errors import BrokerError, RemoteProtocolError
+from shared.client.reconnecting import Reconnecting, keep_trying
+from shared.client.retry import RETRY_SECONDS, Retry
+from shared.client.running import open_loop
+from shared.errors import RemoteProtocolError
 
 __all__ = [
     "Client",
     "Disconnected",
+    "GroupReader",
     "LogmqError",
     "Mark",
     "Producer",
@@ -77,6 +78,8 @@ PIECE_BYTES = 256 * 1024
 """Many messages are sent in pieces of this many bytes."""
 FOLLOW_WAIT_MS = 20_000
 """The longest wait of one FETCH at a topic's end. Middleboxes forget idle connections after half a minute."""
+COMMIT_SECONDS = 5.0
+"""How often a group's reader commits while records come without a pause."""
 BATCH_BYTES_MAX = 256 * 1024
 BATCHES_UNANSWERED_MAX = 32
 """Unanswered batches of one producer; well below the 128 that the server remembers per writer."""
@@ -87,19 +90,18 @@ async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
-    retry_seconds: float = 30.0,
+    retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator["Client"]:
     """A client, connected; closed at the end of the block.
 
-    `retry_seconds`: a lost connection is tried again for so long, then requests that wait for it fail. The
-    first connection is tried once. `host`: also a URL, `logmq+tls://ann@host:8080`. `how`: login and TLS.
+    `retry_seconds`: a lost connection is tried again for so long (30), then requests that wait for it fail.
+    The first connection is tried once. `host`: also a URL, `logmq+tls://ann@host:8080`. `how`: login and TLS.
     Raises ConnectionRefusedError where nobody listens, LogmqError where a login is refused, ssl.SSLError.
     """
-    address = Address.of(host, port, kind="LogMQ", protocol="logmq", **how)
-    stream = await _open(address)
-    async with open_nursery() as nursery:
-        client = Client(nursery, address, stream, retry_seconds)
+    address = Address.of(host, port, kind="LogMQ", protocol="logmq", retry_seconds=retry_seconds, **how)
+    async with open_loop() as loop:
+        client = Client(loop, address, await _open_link(loop, address))
         try:
             yield client
         finally:
@@ -113,15 +115,14 @@ class Client:
     more. It raises Refusal for a name that no server would take.
     """
 
-    def __init__(
-        self, nursery: trio.Nursery, address: Address, stream: trio.abc.Stream, retry_seconds: float
-    ) -> None:
+    def __init__(self, loop: Loop, address: Address, link: "Link") -> None:
         async def open_link() -> Link:
-            return Link(await _open(address))
+            return await _open_link(loop, address)
 
+        self._loop = loop
         self._address = address
-        self._retry_seconds = retry_seconds
-        self._reconnecting = Reconnecting(nursery, address, retry_seconds, open_link, Link(stream))
+        self._retry_seconds = RETRY_SECONDS if address.retry_seconds is None else address.retry_seconds
+        self._reconnecting = Reconnecting(loop, address, self._retry_seconds, open_link, link)
 
     # Writing.
 
@@ -146,7 +147,7 @@ class Client:
         offsets: list[int] = []
         refusals: list[LogmqError] = []
         for answer in awaited:
-            await answered(answer)
+            await self.answered(answer)
             for offset in answer.offsets:
                 if isinstance(offset, LogmqError):
                     refusals.append(offset)
@@ -158,7 +159,7 @@ class Client:
 
     async def append(self, topic: str, message: bytes) -> int:
         """Write a message by APPEND. `produce` uses it by itself for a message that no line can hold."""
-        (offset,) = await answered(await self._send(connector.append(topic, message)))
+        (offset,) = await self.answered(await self._send(connector.append(topic, message)))
         return cast(int, offset)
 
     async def batch(self, topic: str, writer: str, seq: int, messages: Sequence[bytes]) -> int:
@@ -187,11 +188,13 @@ class Client:
         """
         name = name_untrusted((writer or secrets.token_hex(8)).encode(), "writer")
         checked_name(topic)
-        producer = Producer(self, topic, name, on_written)
-        async with open_nursery() as nursery:
-            nursery.start_soon(producer.run)
+        producer = Producer(self, self._loop, topic, name, on_written)
+        cancel = self._loop.start_soon(producer.run)
+        try:
             yield producer
             await producer.flush()
+        finally:
+            cancel()
 
     # Reading.
 
@@ -227,13 +230,36 @@ class Client:
         LogmqError (NO_TOPIC when the topic is deleted), or Unreachable.
         """
         name = checked_name(topic).encode()
-        stream = await keep_trying(self._address, Retry(self._retry_seconds), lambda: _open(self._address))
-        tail = Tail(stream, self._address, self._retry_seconds, name, offset)
+        tail = Tail(self._loop, self._address, self._retry_seconds, name, offset)
         try:
-            await tail.begin()
+            await keep_trying(self._loop, self._address, Retry(self._retry_seconds), tail.begin)
             yield tail
         finally:
-            await tail.aclose()
+            tail.close()
+
+    @asynccontextmanager
+    async def read(self, group: str, topic: str, *, follow: bool = True) -> AsyncIterator["GroupReader"]:
+        """An async iterator over what a group has not read yet; it commits what has been handled.
+
+        A record counts as handled once the next one is asked for, and at the end of the block, unless that
+        ends by an error. Handled records are committed while no further one is there, every few seconds, and
+        at the end. What is not committed comes again. Without `follow` it ends at the topic's end.
+        """
+        bounds = await self.offsets(topic)
+        start = max(bounds.first, await self.committed(group, topic) or 0)
+        async with AsyncExitStack() as stack:
+            records: Records | Tail = self.records(topic, start)
+            if follow:
+                records = await stack.enter_async_context(self.tail(topic, start))
+            reader = GroupReader(self, self._loop, group, topic, records)
+            try:
+                yield reader
+            except Exception:
+                with suppress(Disconnected):
+                    await reader.commit()
+                raise
+            reader.take_as_handled()
+            await reader.commit()
 
     async def offsets(self, topic: str) -> Topic:
         """A topic's first kept offset and its end."""
@@ -271,7 +297,7 @@ class Client:
 
     async def delete(self, topic: str) -> None:
         """Delete a topic. Not sent again where the answer is lost (Disconnected): the topic may be new."""
-        await answered(await self._send(connector.delete(topic)))
+        await self.answered(await self._send(connector.delete(topic)))
 
     async def ping(self) -> None:
         """A round trip."""
@@ -284,13 +310,12 @@ class Client:
         ping = connector.ping()
         answer = ping.answer()
         try:
-            with trio.fail_after(FIRST_ANSWER_SECONDS):
-                assert self._reconnecting.link is not None
-                await self._reconnecting.link.ask(ping.request, answer)
-                await answered(answer)
+            assert self._reconnecting.link is not None
+            await self._reconnecting.link.ask(ping.request, answer)
+            await self._reconnecting.link.answered_within(answer, FIRST_ANSWER_SECONDS)
         except LogmqError:
             pass  # a server that knows only the specification
-        except trio.TooSlowError:
+        except TimeoutError:
             raise self._address.not_answered(f"it says nothing in {FIRST_ANSWER_SECONDS:g} s") from None
         except Disconnected as error:
             raise self._address.not_answered(error) from None
@@ -300,9 +325,21 @@ class Client:
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> Answer:
         return await self._send(connector.fetch(topic, offset, bytes_max, wait_ms))
 
+    async def link(self) -> "Link":
+        """The connection that requests go over now."""
+        return await self._reconnecting.connected()
+
     async def send_batch(self, topic: str, writer: str, seq: int, records: bytes) -> Answer:
         line, answer = connector.batch(topic, writer, seq, len(records))
         return await self._send(Ask(line + records, answer))
+
+    async def answered(self, answer: Answer) -> Any:
+        """Wait for an answer; its result. Raises its error."""
+        if not answer.done:
+            event = self._loop.event()
+            answer.on_done = event.set
+            await event.wait()
+        return answer.outcome()
 
     async def _ask(self, ask: Ask) -> Any:
         """The result of a request that may be sent twice."""
@@ -312,7 +349,7 @@ class Client:
         """The result of a request that `send` sends, and that may be sent twice."""
 
         async def attempt() -> Any:
-            return await answered(await send())
+            return await self.answered(await send())
 
         return await self._reconnecting.repeat(attempt)
 
@@ -326,30 +363,21 @@ class Client:
         self._reconnecting.close()
 
 
-async def _open(address: Address) -> trio.abc.Stream:
-    """A stream with the address's user logged in. Also raises Disconnected, LogmqError."""
-    stream = await address.open()
-    if not address.login:
-        return stream
-    said = bytearray()
-    try:
-        with trio.fail_after(LOGIN_SECONDS):
-            await stream.send_all(connector.auth(address.login))
-            while not said.endswith(b"\n") and len(said) < connector.LINE_BYTES_MAX:
-                received = await stream.receive_some()
-                if not received:
-                    raise Disconnected("the server closed the connection at the login")
-                said += received
-                check_plain(said)
-        connector.check_logged_in(bytes(said[:-1]), address.login)
-        return stream
-    except BaseException as error:
-        await trio.aclose_forcefully(stream)
-        if isinstance(error, trio.TooSlowError):
-            raise Disconnected(f"it does not answer a login in {LOGIN_SECONDS:g} s") from None
-        if isinstance(error, trio.BrokenResourceError):
-            raise broken(error) from None
-        raise
+async def _open_link(loop: Loop, address: Address) -> "Link":
+    """A link with the address's user logged in. Raises as `Loop.connect`; also Disconnected, LogmqError."""
+    link = Link(loop)
+    await loop.connect(address, link)
+    if address.login:
+        try:
+            answer = LoginAnswer(address.login)
+            await link.ask(connector.auth(address.login), answer)
+            await link.answered_within(answer, LOGIN_SECONDS)
+        except BaseException as error:
+            link.lose(ClientClosed())
+            if isinstance(error, TimeoutError):
+                raise Disconnected(f"it does not answer a login in {LOGIN_SECONDS:g} s") from None
+            raise
+    return link
 
 
 class Link(PipelinedConnection[Answer]):
@@ -373,16 +401,14 @@ class Link(PipelinedConnection[Answer]):
     def fail(self, answer: Answer, error: Disconnected) -> None:
         answer.fail(error)
 
-
-async def answered(answer: Answer) -> Any:
-    """Wait for an answer; its result. Raises its error."""
-    if not answer.done:
-        event = trio.Event()
-        answer.on_done = event.set
-        await event.wait()
-    if answer.error is not None:
-        raise answer.error.with_traceback(None)
-    return answer.result
+    async def answered_within(self, answer: Answer, seconds: float | None = None) -> Any:
+        """Wait for an answer; its result. Raises its error, and TimeoutError."""
+        if not answer.done:
+            event = self.loop.event()
+            answer.on_done = event.set
+            if not await self.loop.wait(event, seconds):
+                raise TimeoutError
+        return answer.outcome()
 
 
 class Records:
@@ -408,6 +434,11 @@ class Records:
         self.offset = record.next_offset
         return record
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next record is here already."""
+        return bool(self._ready)
+
     async def chunk(self) -> list[Record]:
         """All records that are fetched, at least one; none at the end."""
         if not await self._fetched():
@@ -423,7 +454,7 @@ class Records:
             try:
                 answer = self._answer or await self._ask()
                 self._answer = None
-                at, data = cast(tuple[int, bytes], await answered(answer))
+                at, data = cast(tuple[int, bytes], await self._client.answered(answer))
             except Unreachable:
                 raise
             except Disconnected:
@@ -443,16 +474,12 @@ class Records:
 class Tail(Receiver[Record]):
     """Records as the server pushes them; see `Client.tail`. `offset`: of the next."""
 
-    def __init__(
-        self, stream: trio.abc.Stream, address: Address, retry_seconds: float, topic: bytes, offset: int
-    ) -> None:
-        async def connect() -> tuple[trio.abc.Stream, bytes]:
-            return await _open(address), b""
-
-        super().__init__(stream, address, retry_seconds, connect)
+    def __init__(self, loop: Loop, address: Address, retry_seconds: float, topic: bytes, offset: int) -> None:
+        super().__init__(loop, address, retry_seconds)
         self.offset = offset
         self._topic = topic
         self._received = offset  # what is sent next
+        self._login_answer: LoginAnswer | None = None
 
     async def __anext__(self) -> Record:
         record = await super().__anext__()
@@ -460,11 +487,21 @@ class Tail(Receiver[Record]):
         return record
 
     def _first_words(self) -> bytes:
-        return b"TAIL %b %d\n" % (self._topic, self._received)
+        said = b"TAIL %b %d\n" % (self._topic, self._received)
+        if not self._address.login:
+            return said
+        self._login_answer = LoginAnswer(self._address.login)
+        return connector.auth(self._address.login) + said
 
     def _take(self, data: bytearray) -> tuple[list[Record], int]:
         records: list[Record] = []
         at = 0
+        if self._login_answer is not None:
+            at = self._login_answer.take(data, at)
+            if at < 0:
+                return records, 0
+            self._login_answer.outcome()
+            self._login_answer = None
         while data.startswith(b"MESSAGE ", at):
             record, at = take_message(data, at)
             if record is None:
@@ -475,12 +512,46 @@ class Tail(Receiver[Record]):
             # OK: the server is draining and closes next. The tail continues when it is back.
             last = LineAnswer(b"OK", 1)
             end = last.take(data, at)
-            if last.error is not None:
-                raise last.error.with_traceback(None)
+            if end > 0:
+                last.outcome()
             return records, max(end, 0)
         if not records and len(data) - at >= len(b"MESSAGE "):
             raise RemoteProtocolError(f"the server's answer is not LogMQ's: {bytes(data[at : at + 100])!r}")
         return records, at
+
+
+class GroupReader:
+    """What a group has not read yet; see `Client.read`."""
+
+    def __init__(self, client: Client, loop: Loop, group: str, topic: str, records: "Records | Tail") -> None:
+        self._client = client
+        self._loop = loop
+        self._group = group
+        self._topic = topic
+        self._records = records
+        self._handled = self._committed = records.offset
+        self._commit_at = loop.now() + COMMIT_SECONDS
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record:
+        self.take_as_handled()
+        if not self._records.has_more or self._loop.now() >= self._commit_at:
+            await self.commit()
+        return await anext(self._records)
+
+    def take_as_handled(self) -> None:
+        """Count the records handed out so far as handled."""
+        self._handled = self._records.offset
+
+    async def commit(self) -> None:
+        """Commit what is handled."""
+        if self._handled != self._committed:
+            handled = self._handled
+            await self._client.commit(self._group, self._topic, handled)
+            self._committed = handled
+        self._commit_at = self._loop.now() + COMMIT_SECONDS
 
 
 @attrs.define(eq=False)
@@ -488,7 +559,12 @@ class _Batch:
     seq: int
     records: bytes = attrs.field(repr=False)
     count: int
+    link: Link | None = None
     answer: Answer | None = None
+
+    @property
+    def is_written(self) -> bool:
+        return self.answer is not None and self.answer.done and self.answer.error is None
 
 
 class Producer:
@@ -499,9 +575,15 @@ class Producer:
     """
 
     def __init__(
-        self, client: Client, topic: str, writer: str, on_written: Callable[[int, Sequence[int]], None] | None
+        self,
+        client: Client,
+        loop: Loop,
+        topic: str,
+        writer: str,
+        on_written: Callable[[int, Sequence[int]], None] | None,
     ) -> None:
         self._client = client
+        self._loop = loop
         self._topic = topic
         self._writer = writer
         self._on_written = on_written
@@ -510,8 +592,8 @@ class Producer:
         self._filling_bytes = 0
         self._batches: deque[_Batch] = deque()
         self._failure: Exception | None = None
-        self._moved = trio.Event()
-        self._answered = trio.Event()
+        self._moved = self._loop.event()
+        self._answered = self._loop.event()
         self.written = 0
 
     async def send(self, message: bytes) -> None:
@@ -541,39 +623,39 @@ class Producer:
         try:
             while True:
                 await self._moved.wait()
-                self._moved = trio.Event()
-                await self._send_batches()
+                self._moved = self._loop.event()
                 self._take_answers()
-        except (BrokerError, OSError) as error:
+                try:
+                    await self._send_batches()
+                except Unreachable:
+                    raise
+                except Disconnected:
+                    self._wake()
+        except Exception as error:  # the server's, or that of `on_written`
             self._failure = error
             self._wake_waiting()
 
     async def _send_batches(self) -> None:
+        """Send what is not on its way. After a lost link that is all unanswered batches, in order."""
         if self._filling and len(self._batches) < BATCHES_UNANSWERED_MAX:
             self._close_batch()
+        if not self._batches:
+            return
+        link = await self._client.link()
         for batch in tuple(self._batches):
-            if batch.answer is None:
-                answer = await self._client.send_batch(self._topic, self._writer, batch.seq, batch.records)
-                batch.answer = answer
-                answer.on_done = self._wake
-                if answer.done:
-                    self._wake()
+            if batch.link is link or batch.is_written:
+                continue
+            line, answer = connector.batch(self._topic, self._writer, batch.seq, len(batch.records))
+            batch.link, batch.answer = link, answer()
+            batch.answer.on_done = self._wake
+            await link.ask(line + batch.records, batch.answer)
 
     def _take_answers(self) -> None:
-        while self._batches:
-            batch = self._batches[0]
-            answer = batch.answer
-            if answer is None or not answer.done:
-                break
+        while self._batches and (answer := self._batches[0].answer) is not None and answer.done:
             if isinstance(answer.error, Disconnected) and not isinstance(answer.error, Unreachable):
-                for again in self._batches:  # in the same order, with the same seqs
-                    again.answer = None
-                self._wake()
-                break
-            if answer.error is not None:
-                raise answer.error.with_traceback(None)
-            self._batches.popleft()
-            (offset,) = cast(tuple[int], answer.result)
+                break  # it is sent again, over a new link
+            (offset,) = cast(tuple[int], answer.outcome())
+            batch = self._batches.popleft()
             self.written += batch.count
             if self._on_written is not None:
                 self._on_written(offset, _offsets(batch.records, offset))
@@ -595,7 +677,7 @@ class Producer:
     def _wake_waiting(self) -> None:
         """Wake tasks that wait in `send` or `flush`."""
         self._answered.set()
-        self._answered = trio.Event()
+        self._answered = self._loop.event()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -203,6 +203,12 @@ class Answer:
         self.error = error
         self._finish()
 
+    def outcome(self) -> object:
+        """The result of an answer that is done. Raises its error."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        return self.result
+
     def _finish(self) -> None:
         self.done = True
         if self.on_done is not None:
@@ -228,6 +234,27 @@ class LineAnswer(Answer):
             self.result = _fields(line, self._word, self._numbers)
         self._finish()
         return end
+
+
+class LoginAnswer(Answer):
+    """The answer to `auth`. No error of it shows the password."""
+
+    __slots__ = ("_login",)
+
+    def __init__(self, login: "Login") -> None:
+        super().__init__()
+        self._login = login
+
+    def take(self, data: Buffer, at: int) -> int:
+        end = data.find(b"\n", at)
+        if end < 0 and len(data) - at <= LINE_BYTES_MAX:
+            return -1
+        try:
+            check_logged_in(bytes(data[at : end if end >= 0 else len(data)]), self._login)
+        except LogmqError as error:
+            self.error = error
+        self._finish()
+        return end + 1
 
 
 class OffsetsAnswer(Answer):

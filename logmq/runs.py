@@ -55,26 +55,6 @@ def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tupl
     return records, count, lengths
 
 
-def appended(data: bytes, word: bytes, size: int) -> tuple[bytes, int]:
-    """The records of equal APPEND requests that begin `data`, and how many they are.
-
-    `word`: the first line with its end, with which `data` begins. `size`: of the first message. Requests of
-    one length stand at its multiples. Where the bytes there are the same line they are such requests,
-    whatever the messages hold. (b"", 0) where not all whole requests are such a run.
-    """
-    stride = len(word) + size
-    count = len(data) // stride
-    if count < _SAME_LEAST:
-        return b"", 0
-    end = count * stride
-    for place in range(len(word)):
-        if data[place:end:stride] != word[place : place + 1] * count:
-            return b"", 0
-    header = size.to_bytes(HEADER_BYTES, "big")
-    messages = [data[start : start + size] for start in range(len(word), end + 1, stride)][:count]
-    return header + header.join(messages), count
-
-
 def encode(messages: Sequence[bytes]) -> tuple[bytes, list[int]]:
     """The records of `messages`, and their lengths, headers included."""
     sizes = list(map(len, messages))

@@ -358,8 +358,6 @@ class Session(SessionBase):
             return 0
         if data.startswith(b"CONSUME "):
             return requests.consume_run(self, data)
-        if data.startswith(b"APPEND "):
-            return self._append_run(data)
         if data.startswith(self._run_word) or (data.startswith(b"PRODUCE ") and self._learn_run(data)):
             return self._produce_run(data)
         return 0
@@ -399,23 +397,6 @@ class Session(SessionBase):
             return False
         self._run_log, self._run_word, self._run_separator = log, word, b"\n" + word
         return True
-
-    def _append_run(self, data: bytes) -> int:
-        """The APPEND requests at the front of `data`, if all that is whole are of one topic and one length.
-
-        Returns how far that went, maybe nowhere. 64 requests of 100 bytes cost 39 us so, 89 us one by one.
-        """
-        end = data.find(b"\n")
-        space = data.find(b" ", len("APPEND "), max(end, 0))
-        log = self._known.get(data[len("APPEND ") : space])
-        field = data[space + 1 : end]
-        if space < 0 or log is None or not field.isdigit() or len(field) > 7 or int(field) > self._size_max:
-            return 0
-        size = int(field)
-        records, count = runs.appended(data, data[: end + 1], size)
-        if count:
-            self._append(log, records, count, runs.HEADER_BYTES + size)
-        return count * (end + 1 + size)
 
     def _produce(self, line: bytes) -> None:
         """One PRODUCE line. Raises Refusal."""

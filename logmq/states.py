@@ -39,13 +39,14 @@ class Event(Enum):
     TOO_LATE = "deadline"
 
 
+_ENDS = {Event.INPUT_ENDS: State.ENDING, Event.TOO_LATE: State.ENDING}
+
 TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
     State.FIRST_LINE: {
         Event.LINE_COMES: State.REQUESTS,
         Event.HTTP: State.ENDING,
         Event.TLS: State.ENDING,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
+        **_ENDS,
     },
     State.REQUESTS: {
         Event.BODY_ANNOUNCED: State.BODY,
@@ -56,30 +57,16 @@ TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
         Event.HTTP: State.ENDING,
         Event.QUIT: State.ENDING,
         Event.LOGIN_REFUSED: State.ENDING,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
+        **_ENDS,
     },
-    State.BODY: {
-        Event.BODY_COMPLETE: State.REQUESTS,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
-    },
-    State.SKIPPED_BODY: {
-        Event.BODY_SKIPPED: State.REQUESTS,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
-    },
-    State.SKIPPED_LINE: {
-        Event.LINE_END: State.REQUESTS,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
-    },
+    State.BODY: {Event.BODY_COMPLETE: State.REQUESTS, **_ENDS},
+    State.SKIPPED_BODY: {Event.BODY_SKIPPED: State.REQUESTS, **_ENDS},
+    State.SKIPPED_LINE: {Event.LINE_END: State.REQUESTS, **_ENDS},
     State.TAIL: {
         Event.TAIL_STOPPED: State.REQUESTS,
         Event.TAIL_REFUSED: State.REQUESTS,
         Event.TAIL_REFUSED_IN_LINE: State.SKIPPED_LINE,
-        Event.INPUT_ENDS: State.ENDING,
-        Event.TOO_LATE: State.ENDING,
+        **_ENDS,
     },
     State.ENDING: {},
 }

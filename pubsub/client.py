@@ -23,7 +23,9 @@ import trio
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
 from shared.client.dial import Address, Disconnected, How, Unreachable
+from shared.client.loop import Loop
 from shared.client.receiver import Receiver
+from shared.client.running import open_loop
 
 __all__ = [
     "Disconnected",
@@ -71,17 +73,12 @@ class Subscriber(Receiver[Message]):
     """The receiving side; made by `open_subscriber`. It is an async iterator over messages.
 
     A subscriber that does not read loses its oldest messages or its connection, by the server's settings.
-    A cancelled send may have sent half a command, so it closes the connection.
     """
 
     def __init__(
-        self,
-        stream: trio.abc.Stream,
-        client_id: bytes = b"",
-        address: Address | None = None,
-        retry_seconds: float | None = None,
+        self, loop: Loop, address: Address, client_id: bytes = b"", retry_seconds: float | None = None
     ) -> None:
-        super().__init__(stream, address, retry_seconds)
+        super().__init__(loop, address, retry_seconds)
         self._id = client_id
         self._subscriptions: dict[bytes, Command] = {}
 
@@ -164,12 +161,13 @@ async def open_subscriber(
     address = Address.of(host, port, kind="pub/sub", protocol="pubsub", **how)
     if address.login:
         first += wire.encode_login(address.login.user, address.login.secret)
-    subscriber = Subscriber(await address.open(), first, address, retry_seconds)
-    try:
+    async with open_loop() as loop:
+        subscriber = Subscriber(loop, address, first, retry_seconds)
         await subscriber.begin()
-        yield subscriber
-    finally:
-        await subscriber.aclose()
+        try:
+            yield subscriber
+        finally:
+            subscriber.close()
 
 
 def _bytes(topic: str | bytes) -> bytes:

@@ -26,7 +26,7 @@ pytest_plugins = ["tests.support.places", "tests.support.server", "tests.support
 # A busy machine is no failure, nor are sources that only others may write.
 kept = {} if os.access(".", os.W_OK) else {"database": None}
 # Each run draws other examples, so few are enough; `ARGS=--hypothesis-profile=thorough` looks for longer.
-settings.register_profile("unhurried", deadline=None, max_examples=40, **kept)
+settings.register_profile("unhurried", deadline=None, max_examples=25, **kept)
 settings.register_profile("thorough", deadline=None, max_examples=1000, **kept)
 settings.load_profile("unhurried")
 

@@ -119,13 +119,18 @@ ENDS = {
         "admin amqp_client broker cli client definitions listener principal replay topology "
         "topology_table wide"
     ),
-    "dms": "admin cli client consumer dmsq_file feeder link listener opening replay stress times",
+    "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
     "kqmsgq": "bridge cli client listener replay",
-    "logmq": "admin broker cli client definitions groups listener record_counts replay topics writers",
+    "logmq": (
+        "admin blocking broker cli client definitions groups listener record_counts replay topics writers"
+    ),
     "pubsub": "bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
-    "shared/client": "dial login nursery pipelining receiver sender",
+    "shared/client": (
+        "asyncio_loop blocking dial login loop nursery pipelining receiver reconnecting running sender "
+        "trio_loop"
+    ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
         "loop_turn network poll slots strangers stream tls"

@@ -18,6 +18,7 @@ from brokers.host import logs
 from brokers.host.service import Bound
 from brokers.settings.config import Config
 from shared.local_path import check_replaceable
+from shared.net.listeners import handed_over
 
 STILL_STARTING_SECONDS = 5.0
 """A start that takes longer, as after a crash, says so each time that this has passed."""
@@ -77,6 +78,11 @@ def ready(
             address=each.address,
             **({"transport": "udp"} if each.transport == "udp" else {}),
             **({"tls": True} if each.tls else {}),
+        )
+    for sock in handed_over():
+        tell.warning(
+            "systemd handed over a socket that nothing here serves, so clients wait there: mend its unit",
+            address=str(sock.getsockname()),
         )
     if ready_file is not None:
         ready_row = {

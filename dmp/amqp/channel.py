@@ -44,7 +44,7 @@ from dmp.amqp.wire import (
     tag_bytes,
 )
 from dmp.exchanges import REPLY_TO
-from dmp.memory import BudgetedCache
+from dmp.memory import BudgetedCache, Memory, UserMemory
 from dmp.message import Head, Message
 from dmp.pacing import STOP_MEMORY, STOP_WORK, stop_until
 from dmp.queues import Queue
@@ -91,6 +91,7 @@ class AmqpChannels:
     `turn`: the stretch of input under way, which ends by the clock.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`, `product`: the client's, as it says. `payload_max`: bytes that a frame holds.
+    `payer`: what its messages count in. `memory`: what is asked for room, that or the memory of all.
     """
 
     def __init__(self, session: SessionBase, broker: Broker, refuse: Callable[[Refusal], None]) -> None:
@@ -100,6 +101,8 @@ class AmqpChannels:
         self.replies = session.replies
         self.broker = broker
         self.owner = broker.new_application("")
+        self.payer: UserMemory | None = None
+        self.memory: Memory | UserMemory = broker.memory
         self.capabilities: dict[str, bool] = {}
         self.product: object = None
         self.payload_max = 0
@@ -125,7 +128,13 @@ class AmqpChannels:
         """The client has logged in: its channels may come."""
         self.owner.user = user
         self.owner.account = self.session.user
+        self._find_payer()
         self.dispatching = not self.session.hung_up
+
+    def _find_payer(self) -> None:
+        memory = self.broker.memory
+        self.payer = memory.of(self.session.user)
+        self.memory = self.payer or memory
 
     def end(self) -> None:
         """The connection ends: everything that depends on it goes."""
@@ -153,6 +162,7 @@ class AmqpChannels:
         acknowledged.
         """
         self.publishing.forget()
+        self._find_payer()
         guard, user = self.session.guard, self.session.user
         if guard is None:
             return
@@ -261,11 +271,11 @@ class AmqpChannels:
             self.broker.counts.memory_waits += 1
             self.session.pause_input(STOP_MEMORY)
             if not self._blocked and self.capabilities.get("connection.blocked"):
-                self.connection.write(encode(commands.Connection.Blocked(self.broker.memory.why), 0))
+                self.connection.write(encode(commands.Connection.Blocked(self.memory.why), 0))
             self._blocked = True
             ahead, self._may_publish = before and self._may_publish, False
             free = self.connection.guarded(self._memory_is_free)
-            self.broker.memory.when_free(self, free, ahead=ahead)
+            self.broker.memory.when_free(self, free, ahead=ahead, payer=self.payer)
         return True
 
     def holds_now(self) -> None:
@@ -275,7 +285,7 @@ class AmqpChannels:
             self.session.resume_next_turn(STOP_MEMORY)
 
     def keeps_back(self, kind: int, number: int, payload: bytes) -> bool:
-        """Whether memory is full and this frame, of a publish, must wait unread until it is not.
+        """Whether memory is full for it and this frame, of a publish, must wait unread until it is not.
 
         Not one of a large body: that goes to the disk.
         """

@@ -138,6 +138,7 @@ class Publishing:
     def remember(self, channel: Channel, content: Content, head: Head) -> PublishTemplate:
         """The template of a publish that was decoded. It is kept where the next one may begin with the same
         bytes."""
+        head.payer = self._mux.payer
         template = PublishTemplate(b"", channel, content, head)
         if head.large or not 0 < head.body_bytes <= channel.mux.payload_max:
             return template
@@ -162,10 +163,11 @@ class Publishing:
         count = len(bodies)
         for observe in broker.observers:
             observe(head.exchange, head, template.queues, bodies)
-        is_held_back = broker.memory.full and mux.holds_messages
+        memory = mux.memory
+        is_held_back = memory.full and mux.holds_messages
         if channel.transaction is not None:
             if is_held_back:
-                raise Refusal(Code.RESOURCE_ERROR, broker.memory.why)
+                raise Refusal(Code.RESOURCE_ERROR, memory.why)
             channel.transaction.publish(template, bodies)
             mux.end_turn_in_time(count)
             return
@@ -180,7 +182,7 @@ class Publishing:
                     channel.send_return(Code.NO_ROUTE, head, body)
             self._published(template, bodies)
         elif is_held_back:
-            self.refuse(channel, count, broker.memory.why)
+            self.refuse(channel, count, memory.why)
         elif (
             template.rejecting
             and channel.confirms is not None
@@ -195,7 +197,7 @@ class Publishing:
         else:
             self._put(template, bodies)
         mux.end_turn_in_time(count * len(template.queues) or 1)
-        if broker.memory.full:
+        if memory.full:
             mux.wait_for_memory()
 
     def _put(self, template: PublishTemplate, bodies: Sequence[bytes], *, rejected: bool = False) -> None:

@@ -182,12 +182,12 @@ class AmqpSession(SessionBase):
 
     def _take(self, data: bytes, at: int) -> int:
         """Raises Refusal, with `mux.at` behind the frame that is refused."""
-        mux, outbox, memory = self.mux, self.connection.outbox, self.broker.memory
+        mux, outbox = self.mux, self.connection.outbox
         end, head_bytes = len(data), FRAME_HEAD.size
         while not self.stopped and self.state is not State.ENDED:
             if self.state is State.OPEN:
                 index = data[at + head_bytes : at + head_bytes + 4]
-                if index == PUBLISH and not memory.full:
+                if index == PUBLISH and not mux.memory.full:
                     at = mux.publishing.take_runs(data, at)
                 elif index == ACK:
                     at = mux.take_acks(data, at)
@@ -210,7 +210,7 @@ class AmqpSession(SessionBase):
                 text = f"a frame of {size} bytes ends with {data[stop]:#04x}, not with 0xce"
                 raise RemoteProtocolError(text)
             payload = data[at + head_bytes : stop]
-            if memory.full and self.state is State.OPEN and mux.keeps_back(kind, number, payload):
+            if mux.memory.full and self.state is State.OPEN and mux.keeps_back(kind, number, payload):
                 break
             mux.at = stop + 1
             mux.end_turn_in_time(1 if kind != METHOD else ITEMS)

@@ -26,7 +26,7 @@ from pamqp import commands
 from dmp.amqp.channel import by_queue, forget_unacked
 from dmp.dead_letters import letter_head, without_circles
 from dmp.exchanges import DEFAULT_IN_RULES
-from dmp.memory import check
+from dmp.memory import UserMemory, check
 from dmp.message import Head, Message
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, refused_by_store
@@ -65,6 +65,7 @@ class Transaction:
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
+    _payer: UserMemory | None = attrs.Factory(lambda self: self._channel.mux.payer, takes_self=True)
 
     @property
     def _memory(self) -> Account:
@@ -89,7 +90,7 @@ class Transaction:
         self._bytes += body_bytes
         cost_bytes = template.head.cost_bytes * len(bodies)
         self._cost_bytes += cost_bytes
-        self._channel.mux.broker.memory.take(cost_bytes)
+        self._channel.mux.broker.memory.take(cost_bytes, self._payer)
         self._publishes.append((template, template.queues, bodies))
         if template.head.large:
             for body in bodies:
@@ -139,7 +140,7 @@ class Transaction:
             change.settle(outcome, list(by_tag.values()))
         for queue in change.queues:
             mux.require(READ, queue.name)
-        broker.memory.give(self._cost_bytes)  # the queues count it from now on
+        broker.memory.give(self._cost_bytes, self._payer)  # the queues count it from now on
         self._cost_bytes = 0
         try:
             ticket = change.apply()
@@ -174,7 +175,7 @@ class Transaction:
         for queue in change.requeued:
             if not queue.deleted:
                 queue.trim()
-        if broker.memory.full:
+        if mux.memory.full:
             mux.wait_for_memory()
 
     def _need_room(self, messages: int, body_bytes: int) -> None:
@@ -191,7 +192,7 @@ class Transaction:
 
     def _forget(self) -> None:
         broker = self._channel.mux.broker
-        broker.memory.give(self._cost_bytes)
+        broker.memory.give(self._cost_bytes, self._payer)
         for body in [
             body for template, _, bodies in self._publishes if template.head.large for body in bodies
         ]:

@@ -1,18 +1,18 @@
-"""How every client reaches its server: address, TCP or TLS, new attempts after growing pauses."""
+"""How every client reaches its server: address, TCP or TLS, and why it was not reached."""
 
 import errno
 import os
 import re
+import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Self, TypedDict
 
 import attrs
 import trio
 
 from shared.client.login import NOBODY, Login, Password, login_of, url_of
-from shared.client.retry import Retry
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.tls import client_context, in_words
@@ -24,8 +24,6 @@ LOGIN_SECONDS = 10.0
 """The same for the answer to a login: of many passwords that come together one is checked after another."""
 KEEPALIVE_SECONDS = 30.0
 """Seconds of silence before TCP probes the server; after a minute of silence it counts as gone."""
-
-Connected = TypeVar("Connected")
 
 
 class Disconnected(BrokerError):
@@ -40,9 +38,20 @@ class Unreachable(Disconnected):
     exit_code = EXIT_UNAVAILABLE
 
 
+class ClientClosed(Unreachable):
+    """The client is closed, so it connects no more."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed")
+
+
 def broken(error: BaseException, otherwise: str = "reset") -> Disconnected:
     """The error for a stream that failed. Trio's own error has the reason only in its cause."""
-    why = error.__cause__
+    return broke(error.__cause__, otherwise)
+
+
+def broke(why: BaseException | None, otherwise: str = "reset") -> Disconnected:
+    """The error for a connection that broke for this reason."""
     return Disconnected(f"the connection broke ({otherwise if why is None else in_words(why)})")
 
 
@@ -81,6 +90,7 @@ class Address:
     """Where a server is, and how to reach it. `ssl_context`: TLS, for `host` or another `server_hostname`.
 
     `kind`: the server's protocol as users write it, for error texts. `login`: what the client logs in with.
+    `retry_seconds`: how long a lost connection is tried again; None: nobody has said.
     """
 
     host: str
@@ -89,6 +99,7 @@ class Address:
     server_hostname: str | None = None
     kind: str = attrs.field(kw_only=True)
     login: Login = attrs.field(default=NOBODY, kw_only=True)
+    retry_seconds: float | None = attrs.field(default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -99,6 +110,7 @@ class Address:
         kind: str,
         protocol: str,
         usual_user: str | None = None,
+        retry_seconds: float | None = None,
         user: str | None = None,
         password: str | Password | None = None,
         password_file: str | Path | None = None,
@@ -116,20 +128,25 @@ class Address:
 
         Raises ValueError and UsageError, whose texts hold no password.
         """
-        url = url_of(host, protocol)
+        url = url_of(host, protocol, options=True)
         if url is not None:
             files: dict[str, Any] = dict(url.files)
             host, port, tls = url.host, url.port or port, tls or url.tls
             user, password_file = user or url.user, password_file or files.get("password_file")
             ca, key = ca or files.get("ca"), key or files.get("key")
             certificate = certificate or files.get("certificate")
+            server_hostname = server_hostname or url.options.get("server_hostname")
+            if retry_seconds is None:
+                retry_seconds = url.options.get("retry_seconds")
         if ssl_context is None:
             paths = (None if each is None else Path(each) for each in (ca, certificate, key))
             ssl_context = tls_context(tls, *paths)
         login = login_of(user or (usual_user if password else None), password, password_file)
         if login.user and not login and ssl_context is None:
             raise ValueError(f"no password of {login.user}: give password or password_file, or a certificate")
-        return cls(host, port, ssl_context, server_hostname, kind=kind, login=login)
+        return cls(
+            host, port, ssl_context, server_hostname, kind=kind, login=login, retry_seconds=retry_seconds
+        )
 
     def not_answered(self, why: object) -> Unreachable:
         """The error for a peer that does not answer as a server of this protocol does."""
@@ -141,7 +158,7 @@ class Address:
         try:
             with trio.fail_after(CONNECT_SECONDS):
                 plain = await trio.open_tcp_stream(self.host, self.port)
-                _probe(plain.socket)
+                probe(plain.socket)
                 if self.ssl_context is None:
                     return plain
                 name = self.server_hostname or self.host
@@ -155,25 +172,30 @@ class Address:
                     raise
                 return tls
         except ssl.SSLError as error:
-            # The error's own text names neither the server nor what to do.
-            error.filename, error.strerror = f"{self.host}:{self.port}", in_words(error)
-            raise
+            raise tls_failed(self, error) from None
         except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            text = f"no {self.kind} server answers ({_why(error)})"
-            raise ConnectionRefusedError(errno.ECONNREFUSED, text, f"{self.host}:{self.port}") from error
+            tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
+            raise not_reached(self, tried) from error
 
 
-def _why(error: Exception) -> str:
-    """Why no connection was made, over all addresses that were tried."""
-    if isinstance(error, UnicodeError):  # `a..b`
-        return "no host can have that name"
-    if isinstance(error, trio.TooSlowError):
-        return f"nothing in {CONNECT_SECONDS:g} s"
-    tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
-    return ", ".join(dict.fromkeys(map(_in_words, tried)))
+def tls_failed(address: Address, error: ssl.SSLError) -> ssl.SSLError:
+    """The same error, which now names the server and says what to do."""
+    error.filename, error.strerror = f"{address.host}:{address.port}", in_words(error)
+    return error
+
+
+def not_reached(address: Address, tried: Sequence[Exception]) -> ConnectionRefusedError:
+    """The error for a server that no attempt has reached; `tried`: why, over all addresses of the host."""
+    why = ", ".join(dict.fromkeys(map(_in_words, tried)))
+    text = f"no {address.kind} server answers ({why})"
+    return ConnectionRefusedError(errno.ECONNREFUSED, text, f"{address.host}:{address.port}")
 
 
 def _in_words(error: Exception) -> str:
+    if isinstance(error, UnicodeError):  # `a..b`
+        return "no host can have that name"
+    if isinstance(error, trio.TooSlowError) or (isinstance(error, TimeoutError) and error.errno is None):
+        return f"nothing in {CONNECT_SECONDS:g} s"
     if not isinstance(error, OSError):
         return str(error) or "reset"
     if (
@@ -183,7 +205,7 @@ def _in_words(error: Exception) -> str:
     return error.strerror or str(error) or "reset"
 
 
-def _probe(sock: trio.socket.SocketType) -> None:
+def probe(sock: socket.socket | trio.socket.SocketType) -> None:
     """Turn on TCP's probes: a client that only waits for messages would not notice that the machine is
     gone."""
     try:
@@ -192,38 +214,6 @@ def _probe(sock: trio.socket.SocketType) -> None:
                 sock.setsockopt(*option)
     except OSError:  # the connection is gone already: the first read fails
         pass
-
-
-async def keep_trying(
-    address: Address,
-    retry: Retry,
-    connect: Callable[[], Awaitable[Connected]],
-    lost: Disconnected | None = None,
-) -> Connected:
-    """Call `connect` until it succeeds, after growing pauses, and return its result.
-
-    `lost`: why the last connection ended. A server that accepts connections and closes them at once counts as
-    a failure, too. Raises Unreachable when `retry` gives up. Errors of `connect` other than OSError and
-    Disconnected are raised at once.
-    """
-    if lost is not None:
-        pause = retry.lost(trio.current_time())
-        if pause is None:
-            raise Unreachable(f"no connection stays: {lost}")
-        if pause:
-            await trio.sleep(pause)
-    retry.begin(trio.current_time())
-    while True:
-        try:
-            connection = await connect()
-            retry.made(trio.current_time())
-            return connection
-        except (OSError, Disconnected) as error:
-            pause = retry.failed(trio.current_time())
-            if pause is None:
-                why = (error.strerror if isinstance(error, OSError) else None) or error
-                raise Unreachable(f"{address.host}:{address.port}: {why}") from error
-            await trio.sleep(pause)
 
 
 def tls_context(

@@ -7,7 +7,8 @@ Commands start with this module, so it imports nothing heavy.
 """
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -107,23 +108,36 @@ def read_password(file: str | Path, what: str = "password") -> Password:
 
 @attrs.frozen(kw_only=True)
 class Url:
-    """The parts of a URL; None and "" for missing ones. `files`: keyword (a value of `FILES`) to path."""
+    """The parts of a URL; None and "" for missing ones.
+
+    `files`: keyword (a value of `FILES`) to path. `options`: a client's other keywords to their values.
+    """
 
     host: str
     port: int | None
     tls: bool
     user: str
     files: Mapping[str, str]
+    options: Mapping[str, Any]
 
 
 FILES = {"password-file": "password_file", "ca": "ca", "certificate": "certificate", "key": "key"}
 """The parameters of a URL, and the keywords of clients that they set."""
 
 
-def url_of(text: str, protocol: str) -> Url | None:
+OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "retry-seconds": ("retry_seconds", float),
+    "server-hostname": ("server_hostname", str),
+}
+"""More parameters of a client's URL: their keywords, and what makes the value of the text."""
+_NAME = re.compile(r"[a-z][a-z-]{0,31}")
+
+
+def url_of(text: str, protocol: str, *, options: bool = False) -> Url | None:
     """Parse the URL of a server of `protocol`; None for the plain name of a host.
 
-    Raises ValueError. Its text quotes nothing of the URL, which may hold a password by mistake.
+    `options`: it may have those of `OPTIONS`, too. Raises ValueError. Its text names a parameter that is
+    unknown, and quotes nothing else of the URL, which may hold a password by mistake.
     """
     form = f"{protocol}://user@host:port, or {protocol}+tls://user@host:port"
     if "://" not in text:
@@ -146,12 +160,24 @@ def url_of(text: str, protocol: str) -> Url | None:
     if not parts.hostname or parts.path not in ("", "/") or parts.fragment or port == 0:
         raise ValueError(f"not the URL of a server: {form} is expected")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    if not set(query) <= set(FILES) or not all(query.values()):
-        raise ValueError(f"behind the ? of a URL may stand {', '.join(FILES)}, each with =FILE")
+    known = [*FILES, *(OPTIONS if options else ())]
+    unknown = [name for name, value in query.items() if name not in known and value and _NAME.fullmatch(name)]
+    if unknown:
+        raise ValueError(f"a URL has no parameter {unknown[0]}; it has {', '.join(known)}")
+    if not set(query) <= set(known) or not all(query.values()):
+        raise ValueError(f"behind the ? of a URL may stand {', '.join(known)}, each with = and its value")
+    values: dict[str, Any] = {}
+    for name in set(query) & set(OPTIONS):
+        keyword, convert = OPTIONS[name]
+        try:
+            values[keyword] = convert(query.pop(name))
+        except ValueError:
+            raise ValueError(f"{name} of a URL is a number") from None
     return Url(
         host=parts.hostname,
         port=port,
         tls=bool(plus),
         user=unquote(parts.username or ""),
         files={FILES[name]: value for name, value in query.items()},
+        options=values,
     )

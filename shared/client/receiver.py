@@ -1,44 +1,36 @@
 """A client's connection on which the server pushes: an async iterator over what arrives."""
 
-from collections.abc import Awaitable, Callable
 from typing import Generic, Self, TypeVar
 
-import trio
-
-from shared.client.dial import Address, Disconnected, broken, check_plain, keep_trying
+from shared.client.dial import Address, Disconnected, check_plain
+from shared.client.loop import ClientConnection, Loop
+from shared.client.reconnecting import keep_trying
 from shared.client.retry import Retry
-from shared.client.sender import Sender
+from shared.errors import BrokerError
 
-RECEIVE_BYTES = 256 * 1024
+READ_AHEAD_BYTES = 1024 * 1024
+"""Bytes that may wait for whoever iterates. While there are more the connection is not read."""
 
 Item = TypeVar("Item")
-Connect = Callable[[], Awaitable[tuple[trio.abc.Stream, bytes]]]
-"""Connects once; returns the stream and bytes already read from it. Raises OSError and Disconnected."""
 
 
-class Receiver(Generic[Item]):
+class Receiver(ClientConnection, Generic[Item]):
     """Iterates over the items that the server pushes, one by one or in batches. `_say` sends to the server.
 
     A lost connection raises Disconnected. With `retry_seconds` the reading task connects again instead, and
     sends `_first_words`. Items that the server pushed meanwhile are lost. After that time it raises
-    Unreachable, also if servers accept connections and close them at once. `connect` replaces `Address.open`.
+    Unreachable, also if servers accept connections and close them at once.
     """
 
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        address: Address | None = None,
-        retry_seconds: float | None = None,
-        connect: Connect | None = None,
-    ) -> None:
-        self._stream = stream
-        self._sender = Sender(stream)
-        self._data = bytearray()
-        self._heard = False
-        self._items: list[Item] = []  # in reverse order: the next item is last
+    def __init__(self, loop: Loop, address: Address, retry_seconds: float | None = None) -> None:
+        self._loop = loop
         self._address = address
-        self._connect = connect
-        self._retry = None if retry_seconds is None else Retry(retry_seconds, trio.current_time())
+        self._data = bytearray()
+        self._begun = False
+        self._arrival = loop.event()
+        self._lost: Disconnected | None = None
+        self._items: list[Item] = []  # in reverse order: the next item is last
+        self._retry = None if retry_seconds is None else Retry(retry_seconds, loop.now())
 
     def _take(self, data: bytearray) -> tuple[list[Item], int]:
         """The complete items at the front of `data`, and where they end. Raises RemoteProtocolError."""
@@ -49,8 +41,20 @@ class Receiver(Generic[Item]):
         raise NotImplementedError
 
     async def begin(self) -> None:
-        """Send the first words on the first connection. Raises Disconnected."""
-        await self._say(self._first_words())
+        """Connect, and send the first words. Raises as `Loop.connect`."""
+        self.restart()
+        await self._loop.connect(self._address, self)
+        self.transport.write(self._first_words())
+
+    def restart(self, data: bytes = b"") -> None:
+        """A connection is made anew; `data`: what it has said already."""
+        self._data[:] = data
+        self._lost = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next item is here already."""
+        return bool(self._items)
 
     async def batch(self) -> list[Item]:
         """All items that have arrived; waits for one. Raises Disconnected, RemoteProtocolError."""
@@ -63,20 +67,11 @@ class Receiver(Generic[Item]):
             del self._data[:end]
             if items:
                 return items
-            try:
-                received = await self._stream.receive_some(RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                await self._connect_again(broken(error, "closed"))
+            if self._lost is not None:
+                await self._connect_again(self._lost)
                 continue
-            if received:
-                if not self._heard:
-                    check_plain(received)
-                    self._heard = True
-                self._data += received
-                if self._retry is not None:
-                    self._retry.heard()
-            else:
-                await self._connect_again(Disconnected("the server closed the connection"))
+            self.transport.resume_reading()
+            await self._arrival.wait()
 
     def __aiter__(self) -> Self:
         return self
@@ -86,28 +81,47 @@ class Receiver(Generic[Item]):
             self._items = (await self.batch())[::-1]
         return self._items.pop()
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close the connection at once."""
         self._retry = None
-        await trio.aclose_forcefully(self._stream)
+        self.transport.close()
+        self.ended(Disconnected("the connection broke (closed)"))
 
     async def _say(self, data: bytes) -> None:
         """Send. Raises Disconnected, unless the client reconnects: then `_first_words` carry the same."""
-        try:
-            await self._sender.send(data)
-        except Disconnected:
-            if self._retry is None:
-                raise
+        if self._lost is None:
+            self.transport.write(data)
+            await self.transport.drain()
+        if self._lost is not None and self._retry is None:
+            raise self._lost.with_traceback(None)
 
     async def _connect_again(self, lost: Disconnected) -> None:
-        if self._retry is None or self._address is None:
-            raise lost
-        connect = self._connect or self._open
-        stream, data = await keep_trying(self._address, self._retry, connect, lost)
-        await trio.aclose_forcefully(self._stream)
-        self._stream, self._sender, self._data = stream, Sender(stream), bytearray(data)
-        await self.begin()
+        if self._retry is None:
+            raise lost.with_traceback(None)
+        await keep_trying(self._loop, self._address, self._retry, self.begin, lost)
 
-    async def _open(self) -> tuple[trio.abc.Stream, bytes]:
-        assert self._address is not None
-        return await self._address.open(), b""
+    # What the loop calls.
+
+    def received(self, data: bytes | bytearray) -> None:
+        try:
+            if not self._begun:
+                check_plain(data)
+                self._begun = True
+        except BrokerError as error:
+            self.transport.close()
+            self.ended(Disconnected(str(error)))
+            return
+        self._data += data
+        if len(self._data) > READ_AHEAD_BYTES:
+            self.transport.pause_reading()
+        if self._retry is not None:
+            self._retry.heard()
+        self._tell()
+
+    def ended(self, error: Disconnected | None) -> None:
+        self._lost = error or Disconnected("the server closed the connection")
+        self._tell()
+
+    def _tell(self) -> None:
+        self._arrival.set()
+        self._arrival = self._loop.event()

@@ -6,6 +6,8 @@ Blocking and trio clients alike ask a `Retry` after each failure how long to pau
 import math
 import secrets
 
+RETRY_SECONDS = 30.0
+"""How long a client that asks and is answered tries again, unless its user says otherwise."""
 PAUSE_SECONDS = (0.05, 2.0)
 """The first pause before connecting again, doubled each time, and the longest."""
 STOOD_SECONDS = 5.0

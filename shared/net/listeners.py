@@ -1,6 +1,7 @@
 """Listening sockets: binding them, their options, and accepting connections within the caps."""
 
 import errno
+import functools
 import os
 import socket
 import sys
@@ -34,6 +35,9 @@ LOG_SECONDS = 1.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 LISTENER_ERRORS = (*OUT_OF_DESCRIPTORS, errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 """Errors of accept(2) that are the listener's. Others are of the network, and the connection's."""
+
+HANDED_FROM = 3
+"""The number of the first descriptor that systemd hands over."""
 
 BoundAddress = tuple[str, int]
 """Numeric host and port of a bound socket."""
@@ -100,17 +104,23 @@ def bind_each(
 ) -> list[socket.socket]:
     """Nonblocking sockets, one for each address of `host`, listening if there is a `backlog`.
 
-    `prepare`: called with each socket and its numeric address before it is bound. Otherwise as `bind_tcp`.
+    One that this process was given for that address (`handed_over`) is used, else a new one is bound.
+    `prepare`: called with each socket and its numeric address. Otherwise as `bind_tcp`.
     """
     sockets: list[socket.socket] = []
     try:
         for family, address in resolve(host, port, kind):
-            sock = socket.socket(family, kind)
-            sockets.append(sock)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            prepare(sock, address)
-            sock.bind((address, port))
+            if (given := _given(family, kind, address, port)) is not None:
+                sock = given
+                sockets.append(sock)
+                prepare(sock, address)
+            else:
+                sock = socket.socket(family, kind)
+                sockets.append(sock)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                prepare(sock, address)
+                sock.bind((address, port))
             if backlog is not None:
                 sock.listen(backlog)
             sock.setblocking(False)
@@ -120,6 +130,29 @@ def bind_each(
             sock.close()
         raise CannotListen(format_address(host, port), error.strerror or str(error)) from error
     return sockets
+
+
+@functools.cache
+def handed_over() -> list[socket.socket]:
+    """The sockets that systemd has bound for this process (sd_listen_fds(3)) and that nobody has taken yet.
+
+    systemd keeps them open: who connects while the server is restarted waits, and is not refused.
+    """
+    if os.environ.pop("LISTEN_PID", "") != str(os.getpid()):
+        return []
+    descriptors = range(HANDED_FROM, HANDED_FROM + int(os.environ.pop("LISTEN_FDS", "0")))
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return [socket.socket(fileno=descriptor) for descriptor in descriptors]
+
+
+def _given(family: int, kind: int, address: str, port: int) -> socket.socket | None:
+    """Take the socket of `handed_over` that is bound to this address."""
+    for sock in handed_over():
+        if (sock.family, sock.type) == (family, kind) and sock.getsockname()[:2] == (address, port):
+            handed_over().remove(sock)
+            return sock
+    return None
 
 
 def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:

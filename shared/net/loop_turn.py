@@ -16,12 +16,13 @@ A session's `connection_lost` is called at the end of a turn, never from inside 
 import errno
 import math
 import struct
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
 
+import attrs
 import structlog
 import trio
 
@@ -306,7 +307,7 @@ class DrivenConnection(Connection):
         else:
             self.call(self._session.on_deadline, now)
 
-    def close_silent(self, farewell: bytes, *, stranger: bool = False) -> None:
+    def close_silent(self, farewell: bytes, *, stranger: bool) -> None:
         """No complete request came in time. `stranger`: close only if it has not logged in meanwhile."""
         if not self.mute and stranger == self.stranger:
             self._loop.counters.deadlines += 1
@@ -369,6 +370,16 @@ class DrivenConnection(Connection):
         raise NotImplementedError
 
 
+@attrs.define(eq=False)
+class _FirstRequest:
+    """What a connection still owes, and what it is told where that does not come in time."""
+
+    connection: DrivenConnection
+    farewell: bytes
+    deadline: float = math.inf
+    scheduled: float = math.inf
+
+
 class LoopTurn:
     """The connections of one group of listeners, the calls into their sessions, and their deadlines.
 
@@ -407,12 +418,8 @@ class LoopTurn:
         self.connections: set[DrivenConnection] = set()
         self.pushed: set[DrivenConnection] = set()  # connections that get messages without requests
         self._after_turn = after_turn
-        self._deadlines: Deadlines[DrivenConnection] = Deadlines()
-        self._silent: OrderedDict[DrivenConnection, tuple[float, bytes]] = OrderedDict()
-        """When each connection must have spoken, and its farewell. A protocol's connections all have the same
-        time, so the first entry is the first to be late; after a change of settings some may get the longer
-        time. (Not a dict: finding its first entry would step over all that were removed.)"""
-        self._silent_until = math.inf  # not later than the first entry's time
+        self._deadlines: Deadlines[DrivenConnection | _FirstRequest] = Deadlines()
+        self._silent: dict[DrivenConnection, _FirstRequest] = {}
         self._timer = trio.CancelScope()
         self._lost: deque[DrivenConnection] = deque()
         self._ending: deque[Callable[[], None]] = deque()
@@ -422,19 +429,17 @@ class LoopTurn:
 
     # For connections.
 
-    def set_deadline(self, connection: DrivenConnection, deadline: float) -> None:
+    def set_deadline(self, item: "DrivenConnection | _FirstRequest", deadline: float) -> None:
         deadlines = self._deadlines
-        deadlines.set(connection, deadline)
+        deadlines.set(item, deadline)
         if deadlines.next < self._timer.deadline:
             self._timer.deadline = deadlines.next
 
     def await_first_request(self, connection: DrivenConnection, farewell: bytes, seconds_max: float) -> None:
         """`connection` is open and must send a complete request in time."""
-        until = connection.now + min(self.settings.first_request_seconds, seconds_max)
-        self._silent[connection] = until, farewell
-        if self._silent_until == math.inf:
-            self._silent_until = until
-            self._timer.deadline = min(self._timer.deadline, until)
+        self.first_request_done(connection)
+        request = self._silent[connection] = _FirstRequest(connection, farewell)
+        self.set_deadline(request, connection.now + min(self.settings.first_request_seconds, seconds_max))
 
     def is_silent(self, connection: DrivenConnection) -> bool:
         """Whether the first request is still missing."""
@@ -442,7 +447,8 @@ class LoopTurn:
 
     def first_request_done(self, connection: DrivenConnection) -> None:
         """The first request is complete. Harmless if none was awaited."""
-        self._silent.pop(connection, None)
+        if (request := self._silent.pop(connection, None)) is not None:
+            self._deadlines.forget(request)
 
     def forget(self, connection: DrivenConnection, reason: str) -> None:
         """`connection` has closed."""
@@ -450,7 +456,7 @@ class LoopTurn:
         self.pushed.discard(connection)
         self.counters.closed[reason] += 1
         self._deadlines.forget(connection)
-        self._silent.pop(connection, None)
+        self.first_request_done(connection)
         if connection.stranger:
             self.strangers.remove(connection.host)
             self.strangers.count_failure()
@@ -512,8 +518,6 @@ class LoopTurn:
         """
         if self._deadlines.next <= self.now:
             self._run_deadlines()
-        if self._silent_until <= self.now:
-            self._close_silent()
         behind = bool(self._ending) and not self._end_inputs()
         if self.to_send:
             self.send({each for each in self.to_send if each.expects})
@@ -533,29 +537,18 @@ class LoopTurn:
 
     def _run_deadlines(self) -> None:
         """Run deadlines that have passed; what does not fit a turn follows in the next."""
-        for connection in self._deadlines.due(self.now):
-            self.counters.deadlines += 1
-            if connection.stranger:
-                self.soon(partial(connection.on_deadline, self.now))
+        for item in self._deadlines.due(self.now):
+            if isinstance(item, _FirstRequest):
+                connection = item.connection
+                del self._silent[connection]
+                late = partial(connection.close_silent, item.farewell, stranger=connection.stranger)
             else:
-                connection.on_deadline(self.now)
-
-    def _close_silent(self) -> None:
-        """Close connections whose first request is late; what does not fit a turn follows in the next."""
-        turn = Turn()
-        while self._silent:
-            connection, (until, farewell) = next(iter(self._silent.items()))
-            if until > self.now:
-                self._silent_until = until
-                return
-            del self._silent[connection]
+                self.counters.deadlines += 1
+                connection, late = item, partial(item.on_deadline, self.now)
             if connection.stranger:
-                self.soon(partial(connection.close_silent, farewell, stranger=True))
+                self.soon(late)
             else:
-                connection.close_silent(farewell)
-            if turn.over():
-                return
-        self._silent_until = math.inf
+                late()
 
     def _end_inputs(self) -> bool:
         """Drain sessions and end inputs until a turn is over. False: some are left."""
@@ -602,11 +595,10 @@ class LoopTurn:
             with self._timer:
                 await trio.sleep_forever()
             self._timer = trio.CancelScope()
-            due = min(self._deadlines.next, self._silent_until)
-            if self._lost or self._ending or self.to_send or due <= self.time():
+            if self._lost or self._ending or self.to_send or self._deadlines.next <= self.time():
                 self.begin()
                 self.end()
-            self._timer.deadline = min(self._timer.deadline, self._deadlines.next, self._silent_until)
+            self._timer.deadline = min(self._timer.deadline, self._deadlines.next)
 
     async def serve_strangers(self) -> None:
         """Run what `soon` was given, in the pace of strangers, until cancelled."""

@@ -13,13 +13,13 @@ carries no value. Two other ways are cheaper than a value in every match:
 Everything is synchronous and in one thread. A match is a tuple that later changes do not touch.
 """
 
+import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 import attrs
 
-from shared.budget import CacheBytes
-from shared.routing.cache import MatchCache
+from shared.budget import CacheBytes, Caches, unbounded
 from shared.routing.compact import CompactSet, contains, insert, iterate, remove
 from shared.routing.exact import Exact
 from shared.routing.syntax import EveryName, Pattern, Wildcards
@@ -27,7 +27,10 @@ from shared.routing.trie import Trie
 
 S = TypeVar("S", bound=Hashable)
 
-CACHE_BYTES_MAX = 8 * 2**20  # some 20,000 names of 50 bytes with ten subscribers each, in either generation
+CACHE_BYTES_MAX = 8 * 2**20
+"""Some 25,000 names of 50 bytes with ten subscribers each."""
+_ENTRY_BYTES = 200
+"""A name's and a tuple's own fields, and a place in a dict that is between half and wholly full."""
 
 
 @attrs.frozen
@@ -46,11 +49,23 @@ class RoutingIndex(Generic[S]):
 
     Costs: subscribe and unsubscribe follow the pattern's levels; drop, the subscriptions of the one dropped;
     match, the name's levels, the prefixes of patterns that fit it, and the number of matches, never the
-    number of subscriptions. The cache holds at most `cache_bytes_max`; 0 turns it off. `cache_books`
-    count what it holds.
+    number of subscriptions.
+
+    Traffic repeats its names, so matches are kept by name: one among 1,000 plain patterns and 100 with a
+    wildcard takes 0.07 us then, and 2.5 without. They are at most `cache_bytes_max`, or all go; 0 keeps none.
+    `cache_books` count what is kept.
     """
 
-    __slots__ = ("_cache", "_every", "_held", "_patterns", "_subscriptions", "_walks")
+    __slots__ = (
+        "_books",
+        "_cache",
+        "_cache_bytes_max",
+        "_every",
+        "_held",
+        "_patterns",
+        "_subscriptions",
+        "_walks",
+    )
 
     def __init__(
         self,
@@ -62,7 +77,10 @@ class RoutingIndex(Generic[S]):
         self._patterns: Trie[S] | Exact[S] = Exact() if wildcards is None else Trie(wildcards)
         self._every: CompactSet[S] | None = None
         self._held: dict[S, CompactSet[Pattern]] = {}
-        self._cache: MatchCache[S] = MatchCache(cache_bytes_max, cache_books)
+        self._cache: dict[bytes, tuple[S, ...]] = {}
+        self._cache_bytes_max = cache_bytes_max
+        # What is forgotten alone still counts, so that the cache only goes sooner.
+        self._books = cache_books or CacheBytes(Caches(unbounded()), math.inf)
         self._subscriptions = 0
         self._walks = 0
 
@@ -113,12 +131,14 @@ class RoutingIndex(Generic[S]):
 
     def match(self, name: bytes) -> tuple[S, ...]:
         """Every subscriber with a pattern that matches, each once, in no promised order."""
-        found = self._cache.young.get(name)
+        found = self._cache.get(name)
         return self._match(name) if found is None else found
 
     def forget_matches(self) -> None:
         """Empty the cache, when no more matches are needed."""
-        self._cache.clear()
+        if self._books.held_bytes:
+            self._books.cleared()
+            self._cache = {}
 
     @property
     def visits(self) -> int:
@@ -135,14 +155,17 @@ class RoutingIndex(Generic[S]):
         )
 
     def _match(self, name: bytes) -> tuple[S, ...]:
-        found = self._cache.from_old(name)
-        if found is None:
-            self._walks += 1
-            sets = self._patterns.walk(name)
-            if self._every is not None:
-                sets.append(self._every)
-            found = _union(sets)
-            self._cache.keep(name, found)
+        self._walks += 1
+        sets = self._patterns.walk(name)
+        if self._every is not None:
+            sets.append(self._every)
+        found = _union(sets)
+        size = _ENTRY_BYTES + len(name) + 8 * len(found)
+        if size <= self._cache_bytes_max:
+            if self._books.held_bytes + size > self._cache_bytes_max or not self._books.fits(size):
+                self.forget_matches()
+            self._books.add(size)
+            self._cache[name] = found
         return found
 
     def _remove(self, subscriber: S, pattern: Pattern) -> None:
@@ -155,9 +178,9 @@ class RoutingIndex(Generic[S]):
 
     def _forget_matches(self, pattern: Pattern) -> None:
         if isinstance(pattern, EveryName) or self._patterns.may_be_wild(pattern):
-            self._cache.clear()
+            self.forget_matches()
         else:
-            self._cache.forget(pattern)
+            self._cache.pop(pattern, None)
 
 
 def _union(sets: list[CompactSet[S]]) -> tuple[S, ...]:

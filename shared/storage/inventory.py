@@ -1,5 +1,6 @@
 """The logs of a store: namespaces, their logs, and which of them are durable (the catalog)."""
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import attrs
@@ -164,10 +165,11 @@ class Inventory:
         log = Log(self._committer, self._reader, self._next_log_id, namespace.name, name, path, mode, made_ms)
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
-        log.fresh = True
+        log.fresh, log.created_lsn = True, sys.maxsize
         body = catalog.pack_create(line_of(log))
         parts = () if beside is None else (beside(log),)
-        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), log.mode.waits_for, parts)
+        waits_for = Mode.SYNCED if parts else log.mode.waits_for  # as `Committer.append_all`
+        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, parts)
         self._next_log_id += 1
         namespace.logs[name] = log
         self._folded.add(_fold(log))
@@ -203,6 +205,7 @@ class Inventory:
         log = change.log
         if change.kind is EntryKind.CREATE:
             self.logs[log.id] = log
+            log.created_lsn = self._committer.journal.position
             self._committer.tails.dirty[log] = None
             self._folders[log.namespace] = None
         elif change.kind is EntryKind.DELETE:

@@ -166,6 +166,7 @@ class CommitBatch:
     broken: Exception | None = None
     tickets: defaultdict[Mode, Ticket] = attrs.Factory(partial(defaultdict, Ticket))
     with_files: int = 0  # logs whose own files the commit must touch
+    created_lsn: int = 0  # the largest of its logs
     sealed: bool = False
     interval_seconds: float = math.inf  # within this time it must be synced, though nobody waits
 
@@ -200,6 +201,8 @@ class CommitBatch:
             self.room -= ENTRY_HEADER_BYTES
             if log.entries_written == UNKNOWN:
                 self.with_files += 1
+            if log.created_lsn > self.created_lsn:
+                self.created_lsn = log.created_lsn
         else:
             part.ticket = ticket
         if log.mode.mode == "interval":
@@ -309,6 +312,7 @@ class Log:
     pending: LogAppend | None = None  # its append in the batch being filled
     busy: bool = False  # the commit under way holds part of it
     fresh: bool = False  # created in this process; it has no file yet
+    created_lsn: int = 0  # once the journal is synced up to there, it has the log's CREATE
     first_kept: int = attrs.field(init=False)  # `first` as durable: space below may be freed
     mode_kept: Durability = attrs.field(init=False)  # `mode` as known to be durable
     ahead_lsn: int = UNKNOWN  # of the last batch that says that the file may be ahead of the journal

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.host import announcing
 from brokers.host.service import Bound
 from brokers.settings.config import load
+from tests.support.server import Server, speak
 
 
 async def test_a_long_start_is_told_again_and_again_and_systemd_waits_on(
@@ -121,3 +123,26 @@ def test_the_page_is_named_with_its_token_on_a_terminal_alone(
     assert told[-1]["page"] == "http://127.0.0.1:1/"
     assert "secret" not in str(told) + (tmp_path / "ready").read_text()
     assert errors.getvalue() == ("open http://127.0.0.1:1/?token=secret\n" if terminal else "")
+
+
+HANDING_OVER = """
+import os, socket, sys
+sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+for number, sock in enumerate(sockets):
+    os.dup2(sock.fileno(), 10 + number)
+for number in range(2):
+    os.dup2(10 + number, 3 + number)
+os.environ["LISTEN_PID"], os.environ["LISTEN_FDS"] = str(os.getpid()), "2"
+os.environ["BROKERS_LOGMQ_PORT"] = str(sockets[0].getsockname()[1])
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_server_takes_the_sockets_that_systemd_hands_over_and_tells_of_one_that_nothing_serves(
+    tmp_path: Path,
+) -> None:
+    """The sockets stay bound to their ports, so a server that bound its own could not start."""
+    prefix = sys.executable, "-c", HANDING_OVER
+    with Server(tmp_path, "--enable", "logmq", prefix=prefix) as server:
+        assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
+        assert server.said.count("systemd handed over a socket that nothing here serves") == 1

@@ -1,4 +1,7 @@
-"""CLIENTS.md: each program in it runs as it stands against a server, and prints what stands below it."""
+"""CLIENTS.md: each program in it runs as it stands against a server, and prints what stands below it.
+
+A program that connects by `brokers.connect` also runs on asyncio.
+"""
 
 import re
 import subprocess
@@ -11,17 +14,29 @@ from tests.support.server import Server
 
 DOCUMENT = (Path(__file__).parents[2] / "brokers" / "CLIENTS.md").read_text()
 PROGRAMS = re.findall(
-    r"^## (.*?)\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE
+    r"^##+ (.*?)\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE
 )
+ON_ASYNCIO = [
+    (
+        name,
+        text.replace("import trio", "import asyncio").replace("trio.run(main)", "asyncio.run(main())"),
+        said,
+    )
+    for name, text, said in PROGRAMS
+    if "brokers.connect(" in text
+]
 PROTOCOLS = {"9090": "dms", "8080": "logmq", "7070": "pubsub", "8000": "kqmsgq", "5672": "dmp"}
 
 
 def test_every_program_is_run() -> None:
     assert len(PROGRAMS) == DOCUMENT.count("```python") == 7
+    assert not any("trio" in program for _, program, _ in ON_ASYNCIO)
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"), [each[1:] for each in PROGRAMS], ids=[each[0] for each in PROGRAMS]
+    ("program", "printed"),
+    [each[1:] for each in PROGRAMS + ON_ASYNCIO],
+    ids=[each[0] for each in PROGRAMS] + [f"{each[0]}, on asyncio" for each in ON_ASYNCIO],
 )
 def test_a_program_prints_what_stands_below_it(program: str, printed: str, shared_server: Server) -> None:
     def ours(port: re.Match[str]) -> str:

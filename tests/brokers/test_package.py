@@ -25,8 +25,12 @@ from tests.support.server import Server, speak
 
 ROOT = Path(__file__).parents[2]
 INSIDE = ("dmp", "dms", "kqmsgq", "logmq", "pubsub", "shared")
-CLIENTS = "from brokers import dmp\n" + "\n".join(
-    f"import brokers.{name}.client" for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub")
+CLIENTS = "\n".join(
+    [
+        "import brokers.aio, brokers.sync",
+        *(f"import brokers.{name}.client" for name in ("dmp", "dms", "kqmsgq", "logmq", "pubsub")),
+        "brokers.connect('dms://127.0.0.1:1'), brokers.connect('logmq://127.0.0.1:1')",
+    ]
 )
 
 
@@ -150,10 +154,18 @@ def test_it_stands_beside_other_packages_with_the_names_of_its_folders(fresh: Pa
 def test_the_wheel_takes_one_name_and_type_checkers_read_it(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "brokers/py.typed" in names
-    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"brokers"}
+    beside = re.compile(r"brokers-[\d.]+\.(dist-info|data)/")
+    assert {name.partition("/")[0] for name in names if not beside.match(name)} == {"brokers"}
     assert len(names) == len(set(names))
     assert {f"brokers/{name}/__init__.py" for name in INSIDE} <= set(names)
     assert not {"brokers/checkout.py", "brokers/packaging/wheel.py"} & set(names)
+
+
+def test_it_brings_units_and_manual_pages_into_the_environment(fresh: Path) -> None:
+    folder = fresh.parent
+    assert (folder / "lib" / "systemd" / "system" / "brokers.service").is_file()
+    assert (folder / "lib" / "systemd" / "system" / "brokers.socket").is_file()
+    assert (folder / "share" / "man" / "man1" / "brokers-dms.1").read_text().startswith(".TH ")
 
 
 def test_the_wheel_is_served_and_asked_with_a_sixth_protocol(
@@ -163,9 +175,9 @@ def test_the_wheel_is_served_and_asked_with_a_sixth_protocol(
         assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
         assert speak(server.address("echo"), b"hello") == b"hello"
         brokers = sys.executable, "-m", "brokers"
-        words = "topics", "--json", "-D", str(server.data)
+        words = "dmp", "exchanges", "--json", "-D", str(server.data)
         told = run(*brokers, *words, folder=tmp_path, environ=installed).stdout
-        assert [json.loads(line)["name"] for line in told.splitlines()] == ["echo", "orders"]
+        assert "amq.topic" in [json.loads(line)["name"] for line in told.splitlines()]
         words = "logmq", "consume", "orders", "--port", str(server.address("logmq")[1])
         assert run(*brokers, *words, folder=tmp_path, environ=installed).stdout == "hello\n"
         assert server.stop() == 0

@@ -133,14 +133,14 @@ def steady(count: int, seconds: float) -> Iterator[SourcedRecord]:
 async def test_the_pace_is_within_one_in_a_hundred(
     pace: Pace, rate: float, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Of 20,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
+    """Of 3,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
     sink, notes = Sink(), Progress(None, {})
     position = notes.begin({"here x": (0, 1 << 40)}, 0)
-    await engine.replay(lambda ranges: steady(20_000, 0.001), sink.target, position, notes, pace)
+    await engine.replay(lambda ranges: steady(3_000, 0.001), sink.target, position, notes, pace)
     began = sink.times[0]
     for number, at in enumerate(sink.times):
         assert abs((at - began) - number / rate) <= max(0.01 * number / rate, 0.06)
-    assert sink.times[-1] - began == pytest.approx(19_999 / rate, rel=0.01)
+    assert sink.times[-1] - began == pytest.approx(2_999 / rate, rel=0.01)
 
 
 async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:

@@ -56,7 +56,7 @@ READS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(READS, st.booleans())
 async def test_both_paths_do_the_same(reads: list[bytes], together: bool) -> None:
     parts = [b"".join(reads)] if together else reads

@@ -77,7 +77,7 @@ async def test_a_dialog_is_the_same_however_it_is_cut() -> None:
     assert whole[0][-4:] == ["ContentHeader", "Channel.OpenOk", "Channel.Close", "Connection.CloseOk"]
     assert whole[1][:4] == [b"first", b"other", b"longer one", b"x" * 50]
     assert await play([DIALOG[at : at + 1] for at in range(len(DIALOG))]) == whole
-    for cut in range(0, len(DIALOG), 7):
+    for cut in range(0, len(DIALOG), 17):
         assert await play([DIALOG[:cut], DIALOG[cut:]]) == whole
 
 

@@ -165,7 +165,8 @@ def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) ->
 
 def test_a_queue_is_consumed_and_its_messages_leave_it_once_they_are_shown(here: Command) -> None:
     assert here("declare", "queue", "taken")[0] == 0
-    assert here("put", "", "one", "two", "three", "-k", "taken")[0] == 0
+    assert here("put", "", "one", "two", "-k", "taken")[0] == 0
+    assert here("put", "amq.default", "three", "-k", "taken")[0] == 0
     assert here("consume", "taken", "--max", "1") == (0, "one\n", "")
     assert depth(here, "taken") == 2
     row = {"exchange": "", "key": "taken", "message": "two"}

@@ -362,10 +362,11 @@ async def test_many_messages_are_gone_at_once_and_freed_in_turns(
     world.publish(b"", b"q", *numbered(many))
     waiting = queue.row.ready
     count, _ = world.topology.purge_queue(queue) if ends == "purge" else world.topology.delete_queue(queue)
-    assert (count, queue.depth, world.broker.memory.held_bytes) == (many, 0, 0)
+    assert (count, queue.depth) == (many, 0)
     assert 0 < len(waiting) < many
+    assert world.broker.memory.held_bytes > 0, "as long as they are there"
     world.finish_work()
-    assert not waiting
+    assert (len(waiting), world.broker.memory.held_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("crash", ["before it", "behind it"])

@@ -1,36 +1,93 @@
-"""A client in C that knows the specification alone, compiled here, against a real server."""
+"""The example in C, which knows the specification alone, against a real server and against the vectors."""
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.server import Server
+from tests.support.vectors import played_server
 
-SOURCE = Path(__file__).parent / "spec_client.c"
-MESSAGES = 400
+SOURCE = Path(__file__).parents[2] / "dms" / "examples" / "client.c"
+CONSUMERS, SHARE = 4, 50
+LIFE = """
+#define DMS_LIBRARY
+#include "client.c"
+
+#define CHECK(what) if (!(what)) { fprintf(stderr, "%s: %s\\n", #what, dms.payload); return 1; }
+
+int main(int count, char **words) {
+    struct dms dms;
+    CHECK(count == 2 && !dms_connect(&dms, "127.0.0.1", words[1]));
+    CHECK(!dms_call(&dms, DMS_CREATE_QUEUE, "orders", NULL, 0));
+    CHECK(!dms_call(&dms, DMS_PRODUCE, "orders", "order #42", 9));
+    CHECK(!dms_consume(&dms, "orders") && !strcmp(dms.payload, "order #42"));
+    CHECK(!dms_settle(&dms, dms.id, DMS_NACK));
+    CHECK(!dms_consume(&dms, "orders") && !strcmp(dms.payload, "order #42"));
+    CHECK(!dms_settle(&dms, dms.id, DMS_ACK));
+    CHECK(!dms_call(&dms, DMS_LIST_QUEUES, NULL, NULL, 0));
+    CHECK(!dms_call(&dms, DMS_DELETE_QUEUE, "orders", NULL, 0));
+    dms_close(&dms);
+    return 0;
+}
+"""
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler (cc) to build the client with")
-    program = tmp_path_factory.mktemp("compiled") / "spec_client"
-    flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread")
-    subprocess.run([compiler, *flags, "-o", str(program), str(SOURCE)], check=True)
-    return program
+    folder = tmp_path_factory.mktemp("compiled")
+
+    def compile_(source: Path) -> Path:
+        program = folder / source.stem
+        flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-I", str(SOURCE.parent))
+        subprocess.run([compiler, *flags, "-o", str(program), str(source)], check=True)
+        return program
+
+    return compile_
 
 
 @pytest.mark.parametrize("persist", [(), ("-P",)])
-def test_a_client_in_c_that_knows_only_the_specification(
-    program: Path, tmp_path: Path, persist: tuple[str, ...]
+def test_consumers_in_c_share_a_queue_and_each_message_comes_once(
+    compiled: Callable[[Path], Path], tmp_path: Path, persist: tuple[str, ...]
 ) -> None:
+    program = str(compiled(SOURCE))
     with Server(tmp_path, "-p", "0", "-t", "60", *persist, command=("dms", "serve")) as server:
-        port = str(server.address("dms")[1])
-        done = subprocess.run(
-            [str(program), port, "orders", str(MESSAGES)], capture_output=True, text=True, timeout=120
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+        address = map(str, server.address("dms"))
+        call = [program, *address]
+
+        def said(*words: str, code: int = 0) -> str:
+            done = subprocess.run([*call, *words], capture_output=True, text=True, timeout=120)
+            assert (done.returncode, bool(done.stderr)) == (code, bool(code)), done.stderr
+            return done.stderr if code else done.stdout
+
+        assert said("produce", "orders", "too early", code=1).startswith("QUEUE_NOT_FOUND: ")
+        said("create", "orders")
+        assert said("create", "orders", code=1).startswith("QUEUE_EXISTS: ")
+        assert said("produce", "orders", "x" * 4096, code=1).startswith("PAYLOAD_TOO_LARGE: ")
+        messages = [f"message {number}" for number in range(CONSUMERS * SHARE)]
+        said("produce", "orders", *messages)
+        assert said("list") == f"orders {len(messages)}\n"
+        assert said("nack", "orders") == "message 0\n"
+        consumers = [
+            subprocess.Popen([*call, "consume", "orders", str(SHARE)], stdout=subprocess.PIPE, text=True)
+            for _ in range(CONSUMERS)
+        ]
+        taken = "".join(consumer.communicate(timeout=120)[0] for consumer in consumers).splitlines()
+        assert [consumer.returncode for consumer in consumers] == [0] * CONSUMERS
+        assert sorted(taken) == sorted(messages)
+        assert said("list") == "orders 0\n"
+        said("delete", "orders")
         assert server.stop() == 0
+
+
+def test_the_client_in_c_says_what_the_vectors_have(compiled: Callable[[Path], Path], tmp_path: Path) -> None:
+    (tmp_path / "life.c").write_text(LIFE)
+    program = compiled(tmp_path / "life.c")
+    with played_server("dms", "a queue's life") as port:
+        done = subprocess.run([str(program), str(port)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

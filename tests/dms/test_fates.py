@@ -284,7 +284,7 @@ def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_order_of_operations_keeps_what_is_promised_of_time_and_tries(machine: type[Fates]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=20, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=12, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

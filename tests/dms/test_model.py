@@ -272,7 +272,7 @@ MACHINES = [Machine, MemoryMachine, ColdMachine]
 def test_any_order_of_operations_is_a_queues(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(max_examples=20, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=12, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

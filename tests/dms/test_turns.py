@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dms import admin, engine, session, wire
+from dms import admin, engine, requests, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
@@ -207,7 +207,7 @@ def test_a_listing_under_rules_goes_in_turns_and_is_answered_in_its_place(
 
 
 def test_what_a_user_may_see_is_listed_wherever_it_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "LISTED_MAX", 2)
+    monkeypatch.setattr(requests, "LISTED_MAX", 2)
     world, peer = many_queues(monkeypatch)
     under_rules(peer, "dms:read:q3[8-9]", "dms:read:q38", "dms:read:q39")
     asked = peer.ask(Type.LIST_QUEUES)

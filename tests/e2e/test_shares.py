@@ -17,7 +17,7 @@ from tests.support.forked import quick_passwords
 from tests.support.server import Server, until
 
 PASSWORD = "secret"
-MOST, CONNECTIONS = 8, 40
+MOST, CONNECTIONS, MEMORY = 8, 40, 1 << 20
 LIMITS = {
     "BROKERS_DMS_QUEUES_MAX": str(MOST),
     "BROKERS_DMS_CLIENTS_MAX": str(MOST),
@@ -27,6 +27,7 @@ LIMITS = {
     "BROKERS_DMP_EXCHANGES_MAX": "16",
     "BROKERS_NET_CONNECTIONS_MAX": str(CONNECTIONS),
     "BROKERS_DMP_BINDINGS_MAX": str(MOST),
+    "BROKERS_DMP_MEMORY_BYTES_MAX": str(MEMORY),
 }
 
 
@@ -154,6 +155,30 @@ def test_connections_above_a_share_are_closed_and_another_connects(server: Serve
     until(lambda: stays(server, "mal"))
     for stream in held:
         stream.close()
+
+
+def test_who_fills_his_share_of_memory_with_amqp_messages_waits_and_another_is_served(server: Server) -> None:
+    host, port = server.address("dmp")
+    of = {user: pika.PlainCredentials(user, PASSWORD) for user in ("mal", "ann")}
+    with pika.BlockingConnection(pika.ConnectionParameters(host, port, credentials=of["mal"])) as greedy:
+        blocked: list[object] = []
+        greedy.add_on_connection_blocked_callback(lambda *_: blocked.append(greedy))
+        channel = greedy.channel()
+        channel.queue_declare("mal0")
+        sent = 0
+        while not blocked and sent < MEMORY:
+            channel.basic_publish("", "mal0", bytes(10_000))
+            sent += 10_000
+            greedy.process_data_events(0)
+        assert sent < MEMORY
+        with pika.BlockingConnection(pika.ConnectionParameters(host, port, credentials=of["ann"])) as other:
+            theirs = other.channel()
+            theirs.confirm_delivery()
+            theirs.queue_declare("ann0")
+            for number in range(10):
+                theirs.basic_publish("", "ann0", b"%d" % number)
+                assert theirs.basic_get("ann0", auto_ack=True)[2] == b"%d" % number
+            theirs.queue_purge("mal0")
 
 
 def stays(server: Server, user: str) -> bool:

@@ -1,5 +1,8 @@
 """The clients, against the server itself."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 import trustme
@@ -9,7 +12,8 @@ from kqmsgq import client as clients
 from kqmsgq.client import Consumer, Message, Producer, open_consumer, open_producer
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import message
-from shared.client.dial import Disconnected
+from shared.client.dial import Address, Disconnected
+from shared.client.trio_loop import trio_loop
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
@@ -184,10 +188,20 @@ async def test_a_send_that_is_cancelled_before_its_turn_leaves_nothing_behind() 
     assert received == sent
 
 
+@asynccontextmanager
+async def attached(near: trio.abc.Stream) -> AsyncIterator[Consumer]:
+    """A consumer whose server is a stream in memory."""
+    async with trio_loop() as loop:
+        consumer = Consumer(loop, Address("memory", 1, kind="test"), 4096, 4096)
+        loop.attach(near, consumer)
+        yield consumer
+
+
 async def test_what_no_server_would_take_is_refused_here() -> None:
     near, _ = memory_stream_pair()
-    with pytest.raises(ValueError, match="subscribe_all"):
-        await Consumer(near, 4096, 4096).subscribe("")
+    async with attached(near) as consumer:
+        with pytest.raises(ValueError, match="subscribe_all"):
+            await consumer.subscribe("")
 
 
 async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> None:

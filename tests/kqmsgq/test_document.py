@@ -1,10 +1,12 @@
 """PROTOCOL.md says what the server does, and the golden bytes are what goes over the wire."""
 
 import re
-from pathlib import Path
+from functools import cache
+from operator import attrgetter
 
 import pytest
 
+from brokers.conform.playing import Conversation, Player, conversations
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import Fault, message, subscribe, unsubscribe
@@ -14,10 +16,9 @@ from tests.support.documents import (
     check_diagram,
     check_limits,
     check_states,
-    golden,
-    golden_lines,
     protocol_document,
 )
+from tests.support.vectors import peer_link
 
 DOCUMENT = protocol_document("kqmsgq")
 SESSION = block(DOCUMENT, "session")
@@ -60,18 +61,11 @@ def test_the_bytes_in_the_document_are_the_sessions() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", golden("kqmsgq"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("conversation", conversations("kqmsgq"), ids=attrgetter("name"))
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_golden_sessions_byte_for_byte(world: World, path: Path, one_by_one: bool) -> None:
-    peers = {"P": world.connect(), "C": world.connect()}
-    got = b""
-    for who, data in golden_lines(path):
-        if who == "D":
-            assert peers["C"].taken() == data
-            continue
-        got += peers["C"].taken()
-        peers[who].send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
-    assert got + peers["C"].taken() == b""
+def test_the_vectors_byte_for_byte(world: World, conversation: Conversation, one_by_one: bool) -> None:
+    link = cache(lambda name: peer_link(world.connect(), one_by_one=one_by_one))
+    Player(link, True).play(conversation)
 
 
 def test_the_states_are_whole_and_in_the_document() -> None:

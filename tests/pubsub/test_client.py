@@ -1,5 +1,7 @@
 """The clients, against the server itself and against streams that break."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from pubsub import wire
 from pubsub.admin import SessionInUse
 from pubsub.client import Disconnected, Kind, Publisher, Subscriber, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
+from pubsub.wire import Command
+from shared.client.dial import Address
+from shared.client.trio_loop import trio_loop
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.pubsub.served import served
@@ -134,36 +139,46 @@ async def test_a_subscriber_over_tls(tmp_path: Path) -> None:
         assert [(await anext(subscriber)).topic.decode() for _ in topics] == topics
 
 
+@asynccontextmanager
+async def attached(near: trio.abc.Stream) -> AsyncIterator[Subscriber]:
+    """A subscriber whose server is a stream in memory."""
+    async with trio_loop() as loop:
+        subscriber = Subscriber(loop, Address("memory", 1, kind="test"))
+        loop.attach(near, subscriber)
+        yield subscriber
+
+
 async def test_frames_are_found_however_they_are_cut() -> None:
     near, far = memory_stream_pair()
-    subscriber = Subscriber(near)
     frames = b"".join(wire.frame(b"1.2.3.4:5", b"%d" % number, Kind.STRING, b"") for number in range(5))
-    for at in range(0, len(frames), 700):
-        await far.send_all(frames[at : at + 700])
-        await trio.testing.wait_all_tasks_blocked()
-    assert [(await anext(subscriber)).topic for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
-    await far.send_all(frames[:1602])
-    await far.aclose()
-    with pytest.raises(Disconnected):
-        await subscriber.batch()
+    async with attached(near) as subscriber:
+        for at in range(0, len(frames), 700):
+            await far.send_all(frames[at : at + 700])
+            await trio.testing.wait_all_tasks_blocked()
+        assert [(await anext(subscriber)).topic for _ in range(5)] == [b"0", b"1", b"2", b"3", b"4"]
+        await far.send_all(frames[:1602])
+        await far.aclose()
+        with pytest.raises(Disconnected):
+            await subscriber.batch()
 
 
-async def test_a_command_that_is_cancelled_half_way_closes_the_connection(
+async def test_a_command_whose_caller_is_cancelled_half_way_goes_out_whole(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    near, _far = lockstep_stream_pair()
-    subscriber = Subscriber(near)
-    with trio.move_on_after(1) as scope:
-        await subscriber.subscribe("a")  # nobody takes it
-    assert scope.cancelled_caught
-    with pytest.raises(Disconnected):
-        await subscriber.subscribe("b")
+    near, far = lockstep_stream_pair()
+    async with attached(near) as subscriber:
+        with trio.move_on_after(1) as scope:
+            await subscriber.subscribe("a")  # nobody takes it
+        assert scope.cancelled_caught
+        sent = wire.encode_command(Command.SUBSCRIBE, b"a")
+        assert await far.receive_some(2) + await far.receive_some(len(sent) - 2) == sent
 
 
 async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
     near, _ = memory_stream_pair()
-    with pytest.raises(ValueError, match="at most 50 bytes"):
-        await Subscriber(near).subscribe("x" * 51)
+    async with attached(near) as subscriber:
+        with pytest.raises(ValueError, match="at most 50 bytes"):
+            await subscriber.subscribe("x" * 51)
     with pytest.raises(ValueError, match="1 to 10 printable"):
         async with open_subscriber("elevenchars", port=1):
             pass

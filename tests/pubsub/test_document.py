@@ -1,32 +1,29 @@
 """PROTOCOL.md says what the server does, and the golden bytes are what goes over the wire."""
 
-from pathlib import Path
+from functools import cache
+from operator import attrgetter
 
 import pytest
 
+from brokers.conform.playing import Conversation, Link, Player, conversations
 from pubsub.settings import PubsubSettings
 from pubsub.states import TRANSITIONS, State
-from tests.pubsub.world import Peer, World
-from tests.support.documents import check_diagram, check_limits, golden, golden_lines, protocol_document
+from tests.pubsub.world import World
+from tests.support.documents import check_diagram, check_limits, protocol_document
+from tests.support.vectors import HandLink, peer_link
 
 DOCUMENT = protocol_document("pubsub")
 
 
-@pytest.mark.parametrize("path", golden("pubsub"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("conversation", conversations("pubsub"), ids=attrgetter("name"))
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_golden_sessions_byte_for_byte(world: World, peer: Peer, path: Path, one_by_one: bool) -> None:
-    got = b""
-    for who, data in golden_lines(path):
-        if who == "D":
-            assert peer.connection.taken() == data
-            continue
-        got += peer.connection.taken()
-        if who == "P":
-            world.receive([data])
-        else:
-            peer.send(*([data[at : at + 1] for at in range(len(data))] if one_by_one else [data]))
-    assert got + peer.connection.taken() == b""
-    assert peer.closed
+def test_the_vectors_byte_for_byte(world: World, conversation: Conversation, one_by_one: bool) -> None:
+    def link(name: str) -> Link:
+        if conversation.connections[name] == "udp":
+            return HandLink(lambda data: world.receive([data]))
+        return peer_link(world.connect(), one_by_one=one_by_one)
+
+    Player(cache(link), True).play(conversation)
 
 
 def test_the_diagram_is_the_table() -> None:

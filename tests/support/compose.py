@@ -1,5 +1,6 @@
 """compose.yaml, read as an engine would read it, for the tests that hold it against the code and run it."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,21 @@ def services() -> Mapping[str, Mapping[str, Any]]:
 
 def read() -> Mapping[str, Any]:
     return interpolated(YAML(typ="safe", pure=True).load(ROOT / "compose.yaml"))
+
+
+def dockerfile(service: Mapping[str, Any]) -> str:
+    """The stages of the Dockerfile that the image of a service is built from, the last one first."""
+    build = service["build"]
+    text = (ROOT / build["context"] / build["dockerfile"]).read_text()
+    _, *parts = re.split(r"^FROM (\S+) AS (\S+)\n", text, flags=re.MULTILINE)
+    stages = {name: (below, said) for below, name, said in zip(*[iter(parts)] * 3, strict=True)}
+    wanted, taken = [build["target"]], dict[str, str]()
+    while wanted:
+        name = wanted.pop(0)
+        if name in stages and name not in taken:
+            below, taken[name] = stages[name]
+            wanted += [below, *re.findall(r"--from=(\S+)", taken[name])]
+    return "\n".join(taken.values())
 
 
 def interpolated(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """What each PROTOCOL.md shows, held against the code: its states, its limits, and a session."""
 
-import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
@@ -57,17 +56,3 @@ def check_limits(document: str, settings: object, limits: Mapping[str, tuple[obj
     for name, (value, text) in limits.items():
         assert getattr(settings, name) == value
         assert f"| {text} | `{name}` |" in document
-
-
-def golden(protocol: str) -> list[Path]:
-    """The sessions whose bytes are kept."""
-    return sorted((ROOT / "tests" / "golden" / protocol).glob("*.hex"))
-
-
-def golden_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Who says what: a letter, and the bytes; `NUL 5` stands for as many of them."""
-    for line in path.read_text().splitlines():
-        bare = line.partition("#")[0].strip()
-        if bare:
-            digits = re.sub(r"NUL (\d+)", lambda match: "00" * int(match[1]), bare[1:])
-            yield bare[0], bytes.fromhex(digits)

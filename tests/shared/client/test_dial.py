@@ -12,9 +12,12 @@ import trio
 import trustme
 from trio.testing import MockClock, memory_stream_pair
 
-from shared.client.dial import Address, Disconnected, Unreachable, keep_trying, tls_context
+from shared.client.dial import Address, Disconnected, Unreachable, tls_context
+from shared.client.loop import Loop
 from shared.client.pipelining import PipelinedConnection
+from shared.client.reconnecting import keep_trying
 from shared.client.retry import Retry
+from shared.client.trio_loop import trio_loop
 from shared.errors import UsageError
 from shared.net.tls import TlsStream, client_context, in_words
 
@@ -95,13 +98,14 @@ class Away(Address):
 async def test_a_server_that_is_back_in_time_is_reached_though_pauses_have_grown(
     autojump_clock: MockClock,
 ) -> None:
-    for seconds in (0.3, 1.0, 7.0):
-        address = Away("host", 1, kind="test", back=trio.current_time() + seconds * 0.999)
-        await keep_trying(address, Retry(seconds), address.open)
-    away = Away("host", 1, kind="test", back=math.inf)
-    begun = trio.current_time()
-    with pytest.raises(Unreachable, match="host:1: no server answers"):
-        await keep_trying(away, Retry(7.0), away.open)
+    async with trio_loop() as loop:
+        for seconds in (0.3, 1.0, 7.0):
+            address = Away("host", 1, kind="test", back=trio.current_time() + seconds * 0.999)
+            await keep_trying(loop, address, Retry(seconds), address.open)
+        away = Away("host", 1, kind="test", back=math.inf)
+        begun = trio.current_time()
+        with pytest.raises(Unreachable, match="host:1: no server answers"):
+            await keep_trying(loop, away, Retry(7.0), away.open)
     assert trio.current_time() - begun == pytest.approx(7.0)
     assert 6 <= len(away.attempts) <= 20
 
@@ -132,11 +136,13 @@ async def refusal(client: ssl.SSLContext | None, server: ssl.SSLContext | None) 
         (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         address = Address("127.0.0.1", listener.socket.getsockname()[1], client, kind="test")
         try:
-            link = Told(await address.open())
-            link.say(b"hello\r\n")
-            with trio.fail_after(5):
-                await link.run()
-            told = str(link.lost)
+            async with trio_loop() as loop:
+                link = Told(loop)
+                await loop.connect(address, link)
+                link.transport.write(b"hello\r\n")
+                with trio.fail_after(5):
+                    await link.end.wait()
+                told = str(link.lost)
         except ssl.SSLError as error:
             told = str(error.strerror)
         nursery.cancel_scope.cancel()
@@ -144,6 +150,14 @@ async def refusal(client: ssl.SSLContext | None, server: ssl.SSLContext | None) 
 
 
 class Told(PipelinedConnection[None]):
+    def __init__(self, loop: Loop) -> None:
+        super().__init__(loop)
+        self.end = loop.event()
+
+    def lose(self, error: Disconnected) -> None:
+        super().lose(error)
+        self.end.set()
+
     def receive(self, data: bytearray) -> int:
         return len(data)
 

@@ -5,7 +5,9 @@ import trio
 import trio.testing
 
 from shared.client.dial import Address, Disconnected, Unreachable
-from shared.client.pipelining import UNANSWERED_BYTES_MAX, PipelinedConnection, Reconnecting
+from shared.client.pipelining import UNANSWERED_BYTES_MAX, PipelinedConnection
+from shared.client.reconnecting import Reconnecting
+from shared.client.trio_loop import trio_loop
 
 
 class Lines(PipelinedConnection[None]):
@@ -23,15 +25,14 @@ async def test_what_is_unanswered_is_bounded_also_where_those_who_asked_are_canc
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     ours, _ = trio.testing.lockstep_stream_pair()
-    link = Lines(ours)
     asked = 0
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(link.run)
+    async with trio_loop() as loop:
+        link = Lines(loop)
+        loop.attach(ours, link)
         for _ in range(1000):
             with trio.move_on_after(1):
                 await link.ask(bytes(64 * 1024), None)
                 asked += 64 * 1024
-        nursery.cancel_scope.cancel()
     assert UNANSWERED_BYTES_MAX <= asked <= UNANSWERED_BYTES_MAX + 2 * 64 * 1024
 
 
@@ -46,10 +47,12 @@ async def test_a_lost_connection_is_made_again_by_the_first_who_needs_it_and_sha
             raise ConnectionRefusedError("it is away for a moment")
         ours, theirs = trio.testing.memory_stream_pair()
         servers.append(theirs)
-        return Lines(ours)
+        link = Lines(loop)
+        loop.attach(ours, link)
+        return link
 
-    async with trio.open_nursery() as nursery:
-        connection = Reconnecting(nursery, Address("host", 1, kind="test"), 30.0, open_link)
+    async with trio_loop() as loop:
+        connection = Reconnecting(loop, Address("host", 1, kind="test"), 30.0, open_link)
         first = await connection.connected()
         await servers[0].aclose()
         await trio.testing.wait_all_tasks_blocked()
@@ -75,8 +78,8 @@ async def test_who_waits_for_a_server_that_is_away_is_told_when_the_client_is_cl
     async def open_link() -> Lines:
         raise ConnectionRefusedError("nobody there")
 
-    async with trio.open_nursery() as nursery:
-        connection = Reconnecting(nursery, Address("host", 1, kind="test"), 30.0, open_link)
+    async with trio_loop() as loop, trio.open_nursery() as nursery:
+        connection = Reconnecting(loop, Address("host", 1, kind="test"), 30.0, open_link)
 
         async def close() -> None:
             await trio.sleep(1)

@@ -4,9 +4,11 @@ import pytest
 import trio
 import trio.testing
 
-from shared.client.dial import Address, Disconnected, Unreachable, keep_trying
+from shared.client.dial import Address, Disconnected, Unreachable
 from shared.client.receiver import Receiver
+from shared.client.reconnecting import keep_trying
 from shared.client.retry import STOOD_SECONDS, Retry
+from shared.client.trio_loop import trio_loop
 
 ADDRESS = Address("host", 1, kind="test")
 
@@ -20,17 +22,19 @@ class Bytes(Receiver[bytes]):
 
 
 async def test_a_quiet_server_may_restart_as_often_as_it_likes(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[trio.abc.Stream] = []
 
-    async def connect() -> tuple[trio.abc.Stream, bytes]:
+    async def connect(_: Address) -> trio.abc.Stream:
         ours, theirs = trio.testing.memory_stream_pair()
         made.append(theirs)
-        return ours, b""
+        return ours
 
-    async with trio.open_nursery() as nursery:
-        receiver = Bytes((await connect())[0], ADDRESS, 30.0, connect)
+    monkeypatch.setattr(Address, "open", connect)
+    async with trio_loop() as loop, trio.open_nursery() as nursery:
+        receiver = Bytes(loop, ADDRESS, 30.0)
+        await receiver.begin()
         found: list[bytes] = []
 
         async def take() -> None:
@@ -52,8 +56,9 @@ async def test_who_is_turned_away_at_once_gives_up_in_time(autojump_clock: trio.
     async def connect() -> None: ...
 
     async def be_turned_away() -> None:
-        while True:
-            await keep_trying(ADDRESS, retry, connect, Disconnected("closed"))
+        async with trio_loop() as loop:
+            while True:
+                await keep_trying(loop, ADDRESS, retry, connect, Disconnected("closed"))
 
     for _ in range(2):
         await trio.sleep(STOOD_SECONDS + 1)

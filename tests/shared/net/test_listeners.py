@@ -1,5 +1,6 @@
 """Binding, and taking connections within the caps."""
 
+import os
 import re
 import socket
 import subprocess
@@ -34,6 +35,32 @@ from shared.net.settings import NetSettings, TlsSettings
 from tests.shared.net.served import Recorder, Sessions, echo, make_group, read_all, serving, socket_of
 
 SETTINGS = NetSettings()
+
+
+def test_who_connects_to_a_handed_over_socket_waits_while_no_server_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:  # as systemd keeps it
+        host, port = kept.getsockname()
+        for _ in range(2):  # two runs of a server
+            taken = kept.dup()
+            monkeypatch.setattr(listeners, "HANDED_FROM", taken.detach())
+            monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+            monkeypatch.setenv("LISTEN_FDS", "1")
+            listeners.handed_over.cache_clear()
+            with socket.create_connection((host, port)):
+                (sock,) = bind_tcp(host, port, SETTINGS)
+                with sock, sock.accept()[0]:
+                    assert not sock.get_inheritable()
+                    assert listeners.handed_over() == []
+    listeners.handed_over.cache_clear()
+
+
+def test_sockets_handed_over_to_another_process_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    listeners.handed_over.cache_clear()
+    assert listeners.handed_over() == []
 
 
 def test_a_taken_port_is_one_clear_line() -> None:

@@ -1,0 +1,174 @@
+"""A client's loop on trio: two tasks a connection, in a nursery beside the client's block."""
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import trio
+
+from shared.client.dial import Address, Disconnected, broken
+from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Transport
+from shared.client.nursery import open_nursery
+
+LAST_WORDS_SECONDS = 1.0
+"""For the server's last words where it takes no more from us: why it closes."""
+
+
+class TrioLoop(Loop):
+    """trio's loop, and the nursery that the client's tasks run in."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._transports: set[TrioTransport] = set()
+
+    def now(self) -> float:
+        return trio.current_time()
+
+    def event(self) -> Event:
+        return trio.Event()
+
+    async def wait(self, event: Event, seconds: float | None = None, *, shield: bool = False) -> bool:
+        with trio.move_on_after(math.inf if seconds is None else seconds, shield=shield):
+            await event.wait()
+        return event.is_set()
+
+    def start_soon(self, work: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await work()
+
+        self._nursery.start_soon(run)
+        return scope.cancel
+
+    async def connect(self, address: Address, connection: ClientConnection) -> None:
+        self.attach(await address.open(), connection)
+
+    def attach(self, stream: trio.abc.Stream, connection: ClientConnection) -> None:
+        """Let a connection use a stream that exists; it is closed with the connection."""
+        transport = TrioTransport(stream, connection)
+        connection.transport = transport
+        self._transports.add(transport)
+
+        async def run() -> None:
+            try:
+                await transport.run()
+            finally:
+                self._transports.discard(transport)
+
+        self._nursery.start_soon(run)
+
+    def close(self) -> None:
+        for transport in tuple(self._transports):
+            transport.close()
+
+
+@asynccontextmanager
+async def trio_loop() -> AsyncIterator[TrioLoop]:
+    async with open_nursery() as nursery:
+        loop = TrioLoop(nursery)
+        try:
+            yield loop
+        finally:
+            loop.close()
+
+
+class TrioTransport(Transport):
+    """Over any stream of trio. What is written during a send goes out together in the next."""
+
+    def __init__(self, stream: trio.abc.Stream, connection: ClientConnection) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._outgoing: list[bytes] = []
+        self._something = trio.Event()
+        self._drained = trio.Event()
+        self._drained.set()
+        self._resumed = trio.Event()
+        self._resumed.set()
+        self._eof = False
+        self._closed = False
+        self._refused: trio.BrokenResourceError | None = None
+        # The connection ends by `close`, also where the program is cancelled: goodbyes still go out.
+        self._scope = trio.CancelScope(shield=True)
+        self._reading = trio.CancelScope()
+
+    def write(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self._outgoing.append(data)
+        if self._drained.is_set():
+            self._drained = trio.Event()
+        self._something.set()
+
+    async def drain(self) -> None:
+        await self._drained.wait()
+
+    def write_eof(self) -> None:
+        self._eof = True
+        if not isinstance(self._stream, trio.abc.HalfCloseableStream):
+            self._reading.cancel()  # TLS ends by a dialog, which reads by itself
+        self._something.set()
+
+    def pause_reading(self) -> None:
+        if self._resumed.is_set():
+            self._resumed = trio.Event()
+
+    def resume_reading(self) -> None:
+        self._resumed.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._scope.cancel()
+        self._drained.set()
+
+    async def run(self) -> None:
+        """Send and receive until either side ends the connection."""
+        error: Disconnected | None = None
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send, nursery)
+                    with self._reading:
+                        await self._receive()
+                    if not self._reading.cancelled_caught:
+                        nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
+            error = broken(group.exceptions[0])
+        finally:
+            closed, self._closed = self._closed, True
+            self._drained.set()
+            await trio.aclose_forcefully(self._stream)
+        if error is None and self._refused is not None:
+            error = broken(self._refused)
+        if not closed:
+            self._connection.ended(error)
+
+    async def _send(self, nursery: trio.Nursery) -> None:
+        try:
+            while not self._eof or self._outgoing:
+                await self._something.wait()
+                self._something = trio.Event()
+                while self._outgoing:
+                    outgoing, self._outgoing = self._outgoing, []
+                    await self._stream.send_all(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+                self._drained.set()
+            if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                await self._stream.send_eof()
+            else:  # under TLS both ends close with a TLS alert
+                assert isinstance(self._stream, trio.SSLStream)
+                await self._stream.unwrap()
+        except trio.BrokenResourceError as error:
+            self._refused = error
+            if not self._reading.cancel_called:
+                # The server takes no more. What it has said is read to its end.
+                nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_SECONDS
+                await trio.sleep_forever()
+
+    async def _receive(self) -> None:
+        while True:
+            await self._resumed.wait()
+            received = await self._stream.receive_some(RECEIVE_BYTES)
+            if not received:
+                return
+            self._connection.received(received)
