@@ -30,7 +30,7 @@ from dmp.memory import Memory
 from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
-from dmp.row import Ready, Row
+from dmp.row import ReadyMessages, Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
 from shared.access import ANONYMOUS
@@ -696,7 +696,7 @@ class Queue(QueueBase):
                 taker.fail(error)
 
 
-def _freed(context: QueueContext, ready: Ready) -> Iterator[None]:
+def _freed(context: QueueContext, ready: ReadyMessages) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     while batch := ready.take(ITEMS):
         context.memory.leave(batch)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NUMBER = attrgetter("number")
 
 
-class Ready:
+class ReadyMessages:
     """The messages of a queue in memory: those with the highest priority first, each in order of arrival.
 
     `most`: the highest priority; a message that asks for more has that. All that come back were in front of
@@ -131,7 +131,7 @@ class Row:
 
     _memory: Memory
     _priority_max: int
-    ready: Ready = attrs.field(init=False)
+    ready: ReadyMessages = attrs.field(init=False)
     """The messages in memory."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
@@ -141,7 +141,7 @@ class Row:
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.ready = Ready(self._priority_max)
+        self.ready = ReadyMessages(self._priority_max)
 
     def __len__(self) -> int:
         return self.ready.count if self.cold is None else self.ready.count + self.cold.count
@@ -225,9 +225,9 @@ class Row:
         """Take the next one out. Some must be in memory."""
         return self.take(1)[0]
 
-    def clear(self) -> Ready:
+    def clear(self) -> ReadyMessages:
         """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
-        ready, self.ready = self.ready, Ready(self._priority_max)
+        ready, self.ready = self.ready, ReadyMessages(self._priority_max)
         self.body_bytes = self.cost_bytes = 0
         return ready
 

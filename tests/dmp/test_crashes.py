@@ -11,7 +11,7 @@ from dmp.feed import Feed
 from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
-from dmp.row import Ready
+from dmp.row import ReadyMessages
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -91,7 +91,7 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     assert not sink.connection.finished
 
 
-class Unfillable(Ready):
+class Unfillable(ReadyMessages):
     def add(self, messages: Sequence[Message]) -> None:
         raise BugError
 
@@ -112,7 +112,7 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.row.ready = Ready()
+    bad.row.ready = ReadyMessages()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"

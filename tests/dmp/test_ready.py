@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dmp.memory import Memory
 from dmp.message import Message
-from dmp.row import Ready, Row
+from dmp.row import ReadyMessages, Row
 from shared.budget import unbounded
 from shared.queues.timers import Timers
 from tests.dmp.world import head
@@ -23,7 +23,7 @@ def place(one: Message) -> tuple[int, int]:
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "come", "go", "back"]), st.integers(0, 9)), max_size=60))
 def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(steps: list[tuple[str, int]]) -> None:
-    rows = Ready(MOST)
+    rows = ReadyMessages(MOST)
     model: list[Message] = []
     away: list[Message] = []
     for number, (action, priority) in enumerate(steps):
