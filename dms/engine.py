@@ -27,8 +27,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, groupby, repeat
 from itertools import count as counter
-from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -654,14 +654,19 @@ class Queue(RunQueue):
         times = self.expiry.state if self.expiry is not None else no_times
         return {"head": self.head, "tail": self.tail, "home": 0, **times}
 
-    def older_than_row(self) -> list[tuple[Run, int]]:
-        return self.returned_runs() + [(run, 0) for run in self.held_runs()]
+    def older_than_row(self) -> Iterable[tuple[Run, int]]:
+        # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
+        return chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
         engine = self.engine
-        unacked = [each for consumer in engine.consumers.values() for each in consumer.unacked]
-        held = [run for _, queue, run in unacked if queue is self]
+        held = [
+            run
+            for consumer in engine.consumers.values()
+            for _, queue, run in consumer.unacked.runs.values()
+            if queue is self
+        ]
         return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:

@@ -405,20 +405,11 @@ class QueueLog:
     def _kept_records(self) -> list[tuple[bytes, int]]:
         """The KEPT records in parts, each with how many records end with it: a head, then its messages."""
         kept: list[tuple[bytes, int]] = []
-        entries: list[bytes] = []
-        count = size = 0
-        for messages, parts in records.pack_kept(self._owner.older_than_row()):
-            entries += parts
-            count += messages
-            size += sum(map(len, parts))
-            if size >= KEPT_BYTES:
-                kept += self._kept_record(entries, count, size)
-                entries, count, size = [], 0, 0
-        return [*kept, *self._kept_record(entries, count, size)] if entries else kept
-
-    def _kept_record(self, entries: Sequence[bytes], count: int, size: int) -> list[tuple[bytes, int]]:
-        head = records.pack_head(RecordKind.KEPT, count, 0, *self._times.stamp(), size)
-        return [(head, 0), (b"".join(entries), 1)]
+        stamp = self._times.stamp()
+        for count, messages in records.pack_kept(self._owner.older_than_row(), KEPT_BYTES):
+            kept.append((records.pack_head(RecordKind.KEPT, count, 0, *stamp, len(messages)), 0))
+            kept.append((messages, 1))
+        return kept
 
     def _row_start(self) -> int:
         """No message of the row is below this offset; the log's end if the row is empty."""

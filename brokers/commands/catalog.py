@@ -55,6 +55,7 @@ _BENCH = "brokers bench PROTOCOL"
 _SWEEP = "python -m tests.bench.sweep, in the source tree"
 REMOVED: Mapping[str, str] = {
     "top": "brokers queues --watch",
+    "log verify": "brokers log dump NAMESPACE NAME, which tells damage, or brokers fsck",
     "call": "the protocol's own commands, or the API (/api/v1/openapi.json describes it)",
     "bench net": _BENCH,
     "bench floor": _SWEEP,

@@ -135,29 +135,6 @@ def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**first, **{name: f"{name}={cell(value)}" for name, value in values.items()}}
 
 
-@command("verify", "verify logmq orders")
-def verify(
-    namespace: Annotated[str | None, Parameter(help="Only logs of this namespace.")] = None,
-    name: Annotated[str | None, Parameter(help="Only this log.")] = None,
-    *,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
-    json: Json = False,
-) -> CommandResult:
-    """Check every byte of the logs against their CRCs.
-
-    Exit code 1: a part is damaged; 66: there is no such log, or the namespace has none.
-    """
-    from shared.storage.tools.logs import log_verify
-
-    with progress("verifying") as update:
-        rows = []
-        for row in log_verify(require_folder(local_folder(data_dir, config)), namespace, name):
-            rows.append(row)
-            update(len(rows))
-    return CommandResult(rows, ExitCode.OK if all(row.ok for row in rows) else ExitCode.FAILED)
-
-
 @host_command("restore", "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers")
 def restore(
     source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],

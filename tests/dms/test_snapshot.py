@@ -71,8 +71,8 @@ def test_what_went_without_a_note_says_that_those_before_it_were_delivered() -> 
 
 
 def test_what_a_snapshot_kept_goes_as_all_else_does() -> None:
-    ((_, parts),) = records.pack_kept([(Run(None, [b"a"], 1, 4), 0)])
-    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, b"".join(parts))
+    ((_, messages),) = records.pack_kept([(Run(None, [b"a"], 1, 4), 0)], 100)
+    kept = records.pack(RecordKind.KEPT, 1, 0, 5, 0, messages)
     state = records.pack(
         RecordKind.SNAPSHOT, 1, 4, 5, 0, json.dumps({"head": 4, "tail": 4, "home": 9}).encode()
     )

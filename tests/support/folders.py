@@ -1,5 +1,6 @@
 """Data folders on real files for the tests of the tools: made by a real store, and damaged by hand."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import trio
 
 from shared.storage.settings import Durability, StorageSettings
 from shared.storage.store import Store
+from shared.storage.tools.view import Trust, ranges, viewing
 from tests.support.crashes import inline
 from tests.support.promises import read_all
 from tests.support.stores import ALWAYS, records
@@ -74,3 +76,17 @@ def flip(path: Path, bit: int) -> None:
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file's bytes."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def checked(folder: Path, namespace: str, name: str) -> tuple[int, Counter[Trust]]:
+    """How many records of a log can be read, and how many of its bytes can be trusted how far."""
+    sums: Counter[Trust] = Counter()
+    records = 0
+    with viewing(folder) as view:
+        log = view.find(namespace, name)
+        assert log is not None
+        with view.reader(log) as reader:
+            for part in ranges(view, log, reader, log.first, log.end):
+                sums[part.state] += part.length
+                records += part.records if part.state is not Trust.DAMAGED else 0
+    return records, sums

@@ -1,4 +1,4 @@
-"""`brokers log ls|dump|verify`: what the logs of a data folder hold, with or without a broker running."""
+"""`brokers log ls|dump`: what the logs of a data folder hold, with or without a broker running."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,23 +40,6 @@ class DamagedRow:
     offset: int
     length: int
     text: str
-
-
-@attrs.frozen
-class VerifyRow:
-    """A check of one log: bytes by state, and each damaged range."""
-
-    namespace: str
-    name: str
-    records: int
-    good_bytes: int
-    unverified_bytes: int
-    uncovered_bytes: int
-    damaged: tuple[DamagedRow, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.damaged
 
 
 def log_ls(folder: Path) -> list[LogRow]:
@@ -120,51 +103,6 @@ def _dump_range(
     for offset, payload in reader.records(part.offset, part.end):
         if low <= offset < high:
             yield RecordRow(offset, part.last_ms, payload)
-
-
-def log_verify(folder: Path, namespace: str | None = None, name: str | None = None) -> Iterator[VerifyRow]:
-    """Check every byte of one log, of one namespace's, or of all.
-
-    Raises as `log_dump` does, LogMissing also for a namespace without logs: nothing of it would be checked.
-    """
-    with viewing(folder) as view:
-        if namespace is not None and name is not None:
-            chosen = [_find(view, namespace, name)]
-        else:
-            chosen = [log for log in view.sorted_logs() if namespace in (None, log.namespace)]
-            if namespace is not None and not chosen:
-                raise LogMissing(f"no log in namespace {namespace}")
-        for log in chosen:
-            with view.reader(log) as reader:
-                try:
-                    row = verify(view, log, reader)
-                except LogMissing:  # a broker has deleted it meanwhile
-                    if name is not None:
-                        raise
-                    continue
-            yield row
-
-
-def verify(view: FolderView, log: LogView, reader: LogReader) -> VerifyRow:
-    """Read all of a log and sum up. Raises LogMissing as `ranges`."""
-    records = 0
-    sums = dict.fromkeys(Trust, 0)
-    damaged: list[DamagedRow] = []
-    for part in ranges(view, log, reader, log.first, log.end):
-        sums[part.state] += part.length
-        if part.state is Trust.DAMAGED:
-            damaged.append(DamagedRow(part.offset, part.length, part.text))
-        else:
-            records += part.records
-    return VerifyRow(
-        namespace=log.namespace,
-        name=log.name,
-        records=records,
-        good_bytes=sums[Trust.GOOD],
-        unverified_bytes=sums[Trust.UNVERIFIED],
-        uncovered_bytes=sums[Trust.UNCOVERED],
-        damaged=tuple(damaged),
-    )
 
 
 def _find(view: FolderView, namespace: str, name: str) -> LogView:

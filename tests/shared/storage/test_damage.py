@@ -20,10 +20,10 @@ from shared.storage.settings import Retention
 from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
 from shared.storage.tools.fsck import Severity, check_disk
-from shared.storage.tools.logs import log_verify
+from shared.storage.tools.view import Trust
 from shared.units import KIB
 from tests.support.fake_disk import FakeDisk
-from tests.support.folders import open_folder
+from tests.support.folders import checked, open_folder
 from tests.support.stores import (
     ALWAYS,
     SMALL,
@@ -330,9 +330,9 @@ async def test_a_backup_of_a_served_folder_has_a_whole_index(
     path.write_bytes(data)
     report = await backup_files(store, tmp_path / "data", tmp_path / "copy", now_ms=1)
     assert report.check.ok
-    (row,) = log_verify(tmp_path / "copy")
-    assert (row.records, row.uncovered_bytes, row.damaged) == (300, 0, ())
-    assert row.unverified_bytes > 0
+    records, sums = checked(tmp_path / "copy", "logmq", "orders")
+    assert (records, sums[Trust.UNCOVERED], sums[Trust.DAMAGED]) == (300, 0, 0)
+    assert sums[Trust.UNVERIFIED] > 0
     assert len(await read_all(log)) == 300
     await store.close()
 

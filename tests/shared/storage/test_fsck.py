@@ -16,10 +16,10 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.recovery import MISSING
 from shared.storage.settings import Durability
 from shared.storage.tools.fsck import FindingKind, FsckReport, Severity, check
-from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls, log_verify
+from shared.storage.tools.logs import DamagedRow, RecordRow, log_dump, log_ls
 from shared.storage.tools.repair import repair
 from shared.storage.tools.view import Trust, ranges, viewing
-from tests.support.folders import ALWAYS, add, contents, fill, flip, open_folder, tree
+from tests.support.folders import ALWAYS, add, checked, contents, fill, flip, open_folder, tree
 
 # 30 records of 5,000 bytes, in three index entries.
 LONG = [b"%02d" % number * 2500 for number in range(30)]
@@ -74,7 +74,6 @@ def test_the_tools_see_what_a_broker_would_serve(folder: Path, clean: bool) -> N
     fill(folder, new, clean=clean)
     seen = {(row.namespace, row.name): payloads(folder, row.namespace, row.name) for row in log_ls(folder)}
     assert check(folder).ok
-    assert [row.ok for row in log_verify(folder)] == [True] * 4
     assert seen == contents(folder)
     assert seen["logmq", "orders"] == [*LONG, b"newest"]
 
@@ -108,15 +107,10 @@ def test_dump_gives_the_records_that_begin_in_the_range(folder: Path) -> None:
     assert "<5000 bytes>" in repr(row), "no body ends up in a message"
 
 
-def test_what_is_not_there_is_not_verified(folder: Path) -> None:
-    for namespace, name in (("logmq", "nowhere"), ("nowhere", None), ("nowhere", "orders")):
+def test_what_is_not_there_is_not_dumped(folder: Path) -> None:
+    for namespace, name in (("logmq", "nowhere"), ("nowhere", "orders")):
         with pytest.raises(LogMissing, match="nowhere"):
-            list(log_verify(folder, namespace, name))
-
-
-def test_a_folder_without_logs_has_nothing_to_verify(tmp_path: Path) -> None:
-    fill(tmp_path, {})
-    assert list(log_verify(tmp_path)) == []
+            list(log_dump(folder, namespace, name))
 
 
 async def test_a_served_folder_is_read_as_far_as_its_index_tells(tmp_path: Path) -> None:
@@ -217,8 +211,6 @@ def test_a_flipped_bit_in_a_log_is_found_and_the_rest_is_read(folder: Path) -> N
     good = [row.payload for row in rows if isinstance(row, RecordRow)]
     assert (bad.offset, bad.length) == (finding.offset, finding.length)
     assert good == LONG[(bad.offset + bad.length) // 5004 :]
-    (row,) = [row for row in log_verify(folder) if not row.ok]
-    assert (row.name, row.damaged[0].offset) == ("orders", finding.offset)
     assert {**before, "LOCK": b""} == {**tree(folder), "LOCK": b""}
     assert not repair(folder).ok, "what does not match its CRC is not blessed"
     assert (folder / "logmq/orders.log").read_bytes() == before["logmq/orders.log"]
@@ -238,9 +230,8 @@ def test_a_damaged_index_entry_is_made_anew_unverified(folder: Path) -> None:
     assert contents(folder) == WORDS
     (kept,) = (folder / "quarantine").rglob("orders.idx")
     assert kept.read_bytes() == broken
-    (row,) = log_verify(folder, "logmq", "orders")
-    assert row.good_bytes > 0
-    assert row.unverified_bytes > 0
+    _, sums = checked(folder, "logmq", "orders")
+    assert sums.keys() == {Trust.GOOD, Trust.UNVERIFIED}
     assert repair(folder).repairs == (), "there is nothing left to do"
 
 
@@ -249,8 +240,7 @@ def test_a_missing_index_is_made_anew(folder: Path) -> None:
     assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
     assert payloads(folder, "logmq", "orders") == LONG, "records can be walked without it"
     assert repair(folder).ok
-    (row,) = log_verify(folder, "logmq", "orders")
-    assert (row.records, row.unverified_bytes) == (30, 30 * 5004)
+    assert checked(folder, "logmq", "orders") == (30, {Trust.UNVERIFIED: 30 * 5004})
 
 
 def test_a_missing_or_short_log_is_damage_and_no_repair_hides_it(folder: Path) -> None:
@@ -409,17 +399,13 @@ def test_ranges_of_the_journal_alone_are_good(folder: Path) -> None:
         log = view.find("logmq", "young")
         assert log is not None
         assert log.patches
-    (row,) = log_verify(folder, "logmq", "young")
-    assert (row.good_bytes, row.records) == (10, 2)
-    assert Trust.GOOD.value == "good"
+    assert checked(folder, "logmq", "young") == (2, {Trust.GOOD: 10})
 
 
 def test_a_log_that_is_deleted_while_a_live_folder_is_read_is_no_damage(folder: Path) -> None:
     async def run() -> None:
         store = await open_folder(folder)
         namespace = store.namespace("logmq", ALWAYS)
-        rows = log_verify(folder)
-        assert next(rows).name == "q%2f1"
         with viewing(folder) as view:
             for name in ("few", "orders"):
                 namespace.delete(name)
@@ -429,7 +415,6 @@ def test_a_log_that_is_deleted_while_a_live_folder_is_read_is_no_damage(folder: 
                 assert log is not None
                 with view.reader(log) as reader, pytest.raises(LogMissing, match=f"{name} .* was deleted"):
                     list(ranges(view, log, reader, log.first, log.end))
-        assert list(rows) == []
         await store.close()
 
     trio.run(run)
