@@ -377,9 +377,8 @@ class AmqpChannels:
     def _each_back(
         self, channel: Channel | None, left: deque[Delivery], queues: dict[Queue, None], *, requeue: bool
     ) -> Iterator[None]:
-        # The newest return first: each finds its place at the front.
-        take, give = (left.pop, Queue.requeue) if requeue else (left.popleft, Queue.reject)
-        for batch in taken_out(take, left):
+        give = Queue.requeue if requeue else Queue.reject
+        for batch in taken_out(left.popleft, left):
             for queue, messages in by_queue(batch).items():
                 try:
                     give(queue, messages)
