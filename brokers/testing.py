@@ -103,7 +103,7 @@ class Broker:
         return self._ask(rows)
 
     def metric(self, name: str) -> float:
-        """A metric by its name without `brokers_`, as `dms_messages_produced_total`; labels are summed."""
+        """A metric by its name behind brokers_, as dms_messages_produced_total; labels are summed."""
 
         async def metric() -> float:
             samples = [sample for service in self._services.values() for sample in service.samples()]
@@ -137,7 +137,17 @@ def _fail(error: Exception) -> NoReturn:
 
 @contextmanager
 def serve(settings: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Broker]:
-    """Serve all protocols, each with fresh data. `settings`: by protocol, as `{"dms": {"depth": 20}}`."""
+    """Serve all protocols, each with fresh data. `settings`: by protocol, as `{"dms": {"depth": 20}}`.
+
+    What the server logs goes to `logging`, unless structlog is set up already.
+    """
+    configured = structlog.is_configured()
+    if not configured:
+        structlog.configure(
+            processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
     memory = MEMORY if MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="brokers-", dir=memory))
     started: SimpleQueue[Broker | BaseException] = SimpleQueue()
@@ -163,6 +173,8 @@ def serve(settings: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[B
             raise BrokerError(f"the server of the test failed: {started.get()!r}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if not configured:
+            structlog.reset_defaults()
 
 
 async def _serve(
