@@ -120,11 +120,11 @@ ENDS = {
         "topology_table wide"
     ),
     "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
-    "kqmsgq": "bridge cli client listener replay",
+    "kqmsgq": "blocking bridge cli client listener replay",
     "logmq": (
         "admin blocking broker cli client definitions groups listener record_counts replay topics writers"
     ),
-    "pubsub": "bridge cli client listener replay terminal",
+    "pubsub": "blocking bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
     "shared/cli": "commands confirm objects options output_reader",
     "shared/client": (

@@ -318,3 +318,15 @@ def test_the_bindings_found_are_those_that_fit(
         assert {
             place.name for place in exchange.match(having(each)) if isinstance(place, Exchange)
         } == fitting
+
+
+async def test_bindings_that_differ_in_arguments_only_are_two(world: World) -> None:
+    bound = queue(world, b"q")
+    bind(world, b"amq.direct", bound, b"k", n=1)
+    bind(world, b"amq.direct", bound, b"k", n=2)
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 1}))
+    assert routed(world, b"amq.direct", b"k") == {b"q"}
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    world.topology.unbind(b"amq.direct", bound, b"k", encode.field_table({"n": 2}))
+    assert routed(world, b"amq.direct", b"k") == set()
+    assert world.broker.bindings == 0

@@ -13,7 +13,7 @@ from dmp.wire import DMP_HEADER
 from tests.dmp.amqp_peer import Peer as AmqpPeer
 from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
-from tests.dmp.world import Taker, World
+from tests.dmp.world import PERSISTENT, Taker, World
 
 
 def names(first: int, last: int) -> list[bytes]:
@@ -268,3 +268,67 @@ async def test_the_principal_closes_and_sink_and_feed_go_on_and_the_last_takes_t
         assert queue.deleted
         assert b"mine" not in world.broker.queues
         assert (world.broker.counts.sinks, world.broker.counts.feeds) == (0, 0)
+
+
+async def test_the_exchange_of_a_message_is_as_it_was_givenor_the_publishs(
+    world: World, app: Application
+) -> None:
+    app.queue(b"mine", b"quotes")
+    feed, sink = app.feed(b"mine"), app.sink(b"quotes")
+    sink.say(packed(b"1") + packed(b"2", exchange=b"quotes"))
+    world.publish(b"quotes", b"k", b"3", properties=PERSISTENT)
+    world.publish(b"", b"mine", b"4")
+    found, _ = wire.take_messages(feed.connection.taken())
+    assert [(each.exchange, each.key, each.body) for each in found] == [
+        (b"", b"k", b"1"),
+        (b"quotes", b"k", b"2"),
+        (b"quotes", b"k", b"3"),
+        (b"", b"mine", b"4"),
+    ]
+    assert found[2].properties == PERSISTENT
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5000, 5013, 5014, 20_000, 44_999])
+async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_its_own(
+    world: World, app: Application, cut: int
+) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    given = [b"%d" % number * 5000 for number in range(9)]
+    data = packed(*given)
+    app.sink(b"quotes").say(data + data[:700])
+    sent(feed, cut)
+    feed.close()
+    assert [message.body for message in queue.row.ready] == given[-(-cut // len(packed(given[0]))) :]
+
+
+async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
+    world: World, app: Application
+) -> None:
+    app.exchange(b"orders")
+    queue = app.queue(b"mine", b"quotes")
+    world.topology.bind(b"orders", queue, b"#")
+    feed = app.feed(b"mine")
+    sinks = {name: app.sink(name) for name in (b"quotes", b"orders")}
+    given = [b"quotes", b"quotes", b"orders", b"quotes", b"orders", b"orders"]
+    for number, name in enumerate(given):
+        sinks[name].say(packed(b"%d" % number))
+    size = len(packed(b"0"))
+    sent(feed, size * 2)
+    sinks[b"quotes"].say(packed(b"6"))
+    feed.close()
+    assert [(message.body, message.head.exchange) for message in queue.row.ready] == [
+        (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
+    ]
+
+
+async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Application) -> None:
+    queue = app.queue(b"mine", b"quotes", auto_delete=True)
+    consumer = Taker()
+    queue.add_consumer(consumer)
+    feed = app.feed(b"mine")
+    queue.remove_consumers(consumer)
+    world.topology.consumer_left(queue)
+    assert not queue.deleted, "a feed counts as a consumer"
+    feed.close()
+    assert queue.deleted

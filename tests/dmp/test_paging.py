@@ -255,3 +255,14 @@ async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives(
     assert log.visible - log.first < 2 * queue_log.SLACK_BYTES
     again = await world.again()
     assert [message.body for message in again.broker.queues[b"q"].row.ready] == taker.bodies
+
+
+async def test_lives_of_their_own_are_remembered() -> None:
+    world, queue = await deep(60)
+    for seconds in (3, 2, 100):
+        text = b"%d" % (1000 * seconds)
+        properties = b"\x11\x00\x02" + bytes((len(text),)) + text
+        world.publish(b"", b"q", body(60 + seconds), properties=properties)
+    world.settle()
+    world.advance(10)
+    assert drained(queue) == [*range(60), 160]

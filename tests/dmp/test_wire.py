@@ -167,3 +167,24 @@ def test_a_short_string_is_all_there_or_not_there(data: bytes, cut: int) -> None
     assert take_short(whole) == data[:255]
     if cut < len(whole):
         assert take_short(whole[:cut]) is None
+
+
+@given(
+    st.integers(1, 40) | st.sampled_from([wire.WALKED_MAX, wire.WALKED_MAX + 2, 1000]),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"longer"]) | st.integers(0, 30),
+    st.integers(0, 300),
+)
+def test_as_many_are_found_alike_as_there_are(alike: int, at: int, odd: bytes | int, others: int) -> None:
+    """`alike` messages with one envelope. Then those of another: with a byte that differs, or another body;
+    or an envelope alone.
+    """
+    one = wire.message(Message(b"sink", b"some key", b"body"))
+    before = len(one) - 4
+    other = bytearray(one)
+    if isinstance(odd, int):
+        other[odd % before] ^= 1
+    else:
+        other[:] = wire.message(Message(b"sink", b"some key", odd)) if odd else one[:before]
+    data = bytes(at) + one * alike + bytes(other) * (others if odd != b"" else 1)
+    assert wire.uniform(data, at, len(one), before) == alike

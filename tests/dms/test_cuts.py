@@ -1,9 +1,9 @@
 """However input is cut, the answers are the same; whatever it is, nobody else notices."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dms import wire
+from dms import records, runs, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World
@@ -145,3 +145,50 @@ def test_producing_to_queues_by_turns_is_answered_in_order_and_each_queue_gets_i
     assert refused == {8: missing, 11: full, 12: full, 13: full, 14: full}
     peer.send(wire.pack(Type.CONSUME, 1, NAMES[1]) * 5)
     assert [frame[4] for frame in peer.take()] == [b"1", b"3", b"5", b"7", b"10"]
+
+
+@given(
+    st.lists(st.tuples(NAME, st.binary(max_size=3), st.integers(0, 2**32 - 1)), min_size=1, max_size=12),
+    st.integers(0, 3),
+)
+@example(
+    [(b"\x00\x03abc", b"", 0)] * 4 + [(b"\x00\x01a", b"", 0)], 0
+)  # its last frame is less than the others
+@example([(b"\x00\x01a", b"", 0)] * 4 + [(b"\x00\x01a", b"x", 0)], 0)  # and longer
+@example([(b"\x00\x01a", b"bc", 0)] * 4 + [(b"\x00\x03abc", b"", 0)] * 2, 0)  # and as long, of a longer name
+def test_a_run_is_found_only_where_all_frames_are_alike(
+    frames: list[tuple[bytes, bytes, int]], rest: int
+) -> None:
+    data = b"".join(wire.pack(Type.PRODUCE, n, name + body) for name, body, n in frames)
+    name, body, _ = frames[0]
+    like = [len(other + text) == len(name + body) and other.startswith(name[:2]) for other, text, _ in frames]
+    run = runs.produced(data + data[:rest], 0, len(name + body), len(name))
+    if run is not None:
+        ids, names, bodies = run
+        count = len(ids)
+        assert count == [*like, False].index(False), "a run ends with the first frame that is not alike"
+        assert ids == tuple(n.to_bytes(4) for _, _, n in frames[:count])
+        assert names == tuple((other + text)[2 : len(name)] for other, text, _ in frames[:count])
+        assert [name[:2] + each + body for each, body in zip(names, bodies, strict=True)] == [
+            other + text for other, text, _ in frames[:count]
+        ]
+    else:
+        assert not all(like) or len(frames) < runs.RUN_LEAST
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=40),
+    st.lists(st.binary(max_size=5), min_size=1, max_size=20),
+)
+def test_what_is_built_at_once_is_what_is_built_one_by_one(ids: list[int], bodies: list[bytes]) -> None:
+    packed_ids = [n.to_bytes(4) for n in ids]
+    replies = runs.answers(runs.ACK_OK, packed_ids)
+    assert replies == b"".join(wire.pack(Type.ACK_OK, n) for n in ids)
+    assert runs.answered(replies) == packed_ids
+    first = wire.DELIVERY_ID_BIT + 5
+    assert runs.deliveries(runs.counted(first, len(bodies)), bodies) == b"".join(
+        wire.pack(Type.DELIVER, n, body) for n, body in enumerate(bodies, first)
+    )
+    packed = records.pack_bodies(bodies)
+    assert packed == b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+    assert records.split_bodies(packed, 0, len(bodies)) == bodies

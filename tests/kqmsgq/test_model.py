@@ -124,3 +124,33 @@ def test_a_stream_of_rounds_arrives_whole_however_it_is_cut(count: int) -> None:
         assert named.taken() == b"".join(
             message(names[0], b"%8d" % serial) for serial in range(0, 600, len(names))
         )
+
+
+@pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 300, 301, 599])
+def test_what_is_wrong_amid_rounds_is_found_and_all_before_it_delivered(at: int) -> None:
+    names = [b"q%d" % number for number in range(16)]
+    events = [message(names[serial % 16], b"%8d" % serial) for serial in range(600)]
+    for wrong in (b">" + events[at][1:], b"*\0\1\0\0" + events[at][5:]):
+        world = World()
+        everything = world.consumer(subscribe())
+        world.consumer(subscribe(names[3]))
+        producer = world.producer()
+        producer.send(b"".join([*events[:320], *events[:at], wrong, *events[at + 1 :]]))
+        assert producer.fault is not None
+        assert everything.taken() == b"".join([*events[:320], *events[:at]])
+
+
+def test_a_subscription_amid_rounds_counts_from_the_next_read_on() -> None:
+    names = [b"q%d" % number for number in range(16)]
+    events = b"".join(message(names[serial % 16], b"x" * 50) for serial in range(320))
+    world = World()
+    first = world.consumer(subscribe(names[0]))
+    producer = world.producer()
+    for _ in range(3):
+        producer.send(events)
+    late = world.consumer(subscribe(names[0]) + subscribe(names[1]))
+    producer.send(events)
+    first.send(unsubscribe())
+    producer.send(events)
+    assert len(first.messages()) == 4 * 20
+    assert len(late.messages()) == 2 * 40

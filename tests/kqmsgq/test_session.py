@@ -359,3 +359,29 @@ def test_names_end_in_a_refusal_where_the_budget_has_no_room_and_others_are_serv
     assert budget.used_bytes == 128 + 1
     world.producer(message(b"q", b"x"))
     assert len(friend.messages()) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 9, 1000, 5000, 20_000])
+def test_a_message_in_two_large_reads_is_one_and_keeps_its_place(world: World, cut: int) -> None:
+    one, other, everything = (world.consumer(subscribe(name)) for name in (b"a", b"b", b""))
+    sent = [message(name, b"%d" % number * 5000) for number, name in enumerate([b"a", b"a", b"b", b"c"] * 3)]
+    data = b"".join(sent)
+    producer = world.producer(data)
+    at = len(data) - cut
+    producer.send((data + data)[:at])
+    producer.send((data + data)[at:])
+    assert everything.taken() == data * 3
+    assert one.taken() == b"".join(each for number, each in enumerate(sent) if number % 4 < 2) * 3
+    assert other.taken() == b"".join(sent[2::4]) * 3
+    counts = world.counts
+    assert (counts.messages_in, counts.bytes_in) == (36, len(data) * 3)
+    assert (counts.messages_delivered, counts.messages_unrouted) == (36 + 27, 0)
+
+
+def test_one_run_behind_a_message_in_two_reads_comes_behind_it(world: World) -> None:
+    everything = world.consumer(subscribe())
+    first, behind = message(b"a", b"1" * 20_000), message(b"a", b"2" * 20_000)
+    producer = world.producer(first)
+    everything.taken()
+    producer.send(first[:100], first[100:] + behind)
+    assert everything.taken() == first + behind

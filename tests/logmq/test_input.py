@@ -160,3 +160,22 @@ def test_a_read_that_is_one_run_does_what_its_requests_do_one_by_one(
         there = {name: world.messages(name) for name in world.topics()}
         found.append((answers.removeprefix(b"PONG\n"), there, world.broker.counts.refusals))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"", b"x", b"\r", b"x\r", b"x\ry", b"x" * 1000, b"x" * 1001],
+    ids=["empty", "short", "CR", "CR at its end", "CR inside", "longest", "too long"],
+)
+@pytest.mark.parametrize("rest", [b"", b"PRODU"], ids=["alone", "and a beginning"])
+def test_a_line_of_the_topic_before_is_taken_as_any_other(message: bytes, rest: bytes) -> None:
+    """PING before it has it looked at as a line."""
+    found = []
+    for before in (b"", b"PING\n"):
+        world = World(LogmqSettings(message_bytes_max=1000))
+        peer = world.connect()
+        peer.ask(b"PRODUCE t first\n")
+        answers = peer.ask(before + b"PRODUCE t " + message + b"\n" + rest)
+        found.append((answers.removeprefix(b"PONG\n"), world.messages("t"), world.broker.counts.refusals))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == (2 if len(message) <= 1000 else 1)

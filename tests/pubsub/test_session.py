@@ -486,3 +486,17 @@ def test_what_is_remembered_of_who_gets_what_stays_in_the_budget_and_everybody_g
         for bit, peer in enumerate(peers):
             assert peer.topics() == ([topic] if number >> bit & 1 else [])
     assert limit // 2 < most <= limit + CACHES_STEP_BYTES
+
+
+def test_nothing_is_kept_for_who_was_forgotten_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_turns(monkeypatch, 1)
+    world = World()
+    for number in range(40):
+        world.subscriber(b"%d" % number, b"*", keep=True).lose()
+    turns = world.turns_of([datagram(b"a", Kind.STRING, b"x")])
+    next(turns)
+    assert world.sessions.forget(b"39")
+    for _ in turns:
+        pass
+    assert world.subscriber(b"39", b"b").topics() == []
+    assert world.counts.messages_kept == 39

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shared.budget import Account
 from shared.net import outbox as outboxes
 from shared.net.outbox import (
+    CHUNK_OVERHEAD_BYTES,
     Backlogs,
     FileRange,
     Outbox,
@@ -260,3 +261,22 @@ def test_many_small_chunks_take_little_more_memory_than_their_bytes() -> None:
         outbox.push(b"123456789")
         outbox.pack()
     assert outbox.memory_bytes < 1.1 * outbox.size
+
+
+def test_files_that_leave_with_the_last_byte_are_let_go(letters: int) -> None:
+    outbox = Outbox(1 << 20)
+    released: list[int] = []
+    outbox.push(b"ab")
+    for number in range(2):
+        outbox.push_file(FileRange(letters, 0, 10, partial(released.append, number)))
+    outbox.advance(22)
+    assert released == [0, 1]
+    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes, outbox.begun) == (0, 0, 0, None)
+
+
+def test_a_file_that_is_dropped_counts_no_more(letters: int) -> None:
+    outbox = Outbox(1 << 20, Policy.DROP)
+    outbox.push_file(FileRange(letters, 0, 10, lambda: None))
+    outbox.push(b"abc")
+    assert outbox.drop_oldest(5) == 10
+    assert (outbox.size, outbox.file_bytes, outbox.memory_bytes) == (3, 0, 3 + CHUNK_OVERHEAD_BYTES)

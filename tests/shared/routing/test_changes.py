@@ -181,3 +181,27 @@ def test_a_subscriber_of_its_own_kind_is_told_apart_by_what_it_equals() -> None:
     assert index.subscribe(("x", 2), b"a")
     assert index.unsubscribe(("x", 1), b"a")
     assert index.match(b"a") == (("x", 2),)
+
+
+def test_an_exact_subscription_forgets_only_its_own_name() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES)
+    index.match(b"a")
+    index.match(b"b")
+    index.subscribe("x", b"a")
+    assert index.match(b"a") == ("x",)
+    assert index.match(b"b") == ()
+    assert index.statistics().walks == 3
+
+
+def test_a_name_is_forgotten_in_the_old_generation_too() -> None:
+    index: RoutingIndex[str] = RoutingIndex(SLASHES, cache_bytes_max=2000)
+    index.match(b"a")
+    for i in range(5):
+        index.match(b"%d" % i)  # fills half of the bound: what was young is old now
+    walks = index.statistics().walks
+    assert index.match(b"a") == ()
+    assert index.statistics().walks == walks
+    for i in range(5, 9):
+        index.match(b"%d" % i)
+    index.subscribe("x", b"a")
+    assert index.match(b"a") == ("x",)

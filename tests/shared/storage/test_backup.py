@@ -19,7 +19,7 @@ from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, read_manifest, restore
 from shared.storage.tools.fsck import check
-from tests.support.folders import SETTINGS, add, contents, fill, flip, open_folder, tree
+from tests.support.folders import add, contents, fill, flip, open_folder, tree
 
 WORDS = {
     ("logmq", "orders"): [b"one", b"two"],
@@ -223,15 +223,6 @@ def test_a_manifest_that_is_malformed_is_said_to_be_damaged(
         restore(tmp_path / "backup", tmp_path / "restored")
 
 
-def test_a_manifest_nested_beyond_reason_is_damaged(tmp_path: Path, folder: Path) -> None:
-    backup(folder, tmp_path / "backup", now_ms=5)
-    text = b"[" * 100_000 + b"\n"
-    sealed = text + b'{"crc32c": "%08x"}\n' % crc32c(text)
-    (tmp_path / "backup" / MANIFEST_PATH).write_bytes(sealed)
-    with pytest.raises(StoreFormat, match="is damaged"):
-        restore(tmp_path / "backup", tmp_path / "restored")
-
-
 def test_a_manifest_that_claims_more_than_a_file_has_is_refused(tmp_path: Path, folder: Path) -> None:
     backup(folder, tmp_path / "backup", now_ms=5)
     found = read_manifest(tmp_path / "backup")
@@ -382,33 +373,3 @@ async def test_a_read_only_store_can_still_be_backed_up(
     await _live(store, tmp_path)
     store.abandon()
     assert await trio.to_thread.run_sync(contents, tmp_path / "backup") == {("logmq", "orders"): [b"safe"]}
-
-
-async def test_a_backup_while_the_store_runs_does_not_stop_it(tmp_path: Path) -> None:
-    """With threads, and appends all the while."""
-    store = await Store.open(tmp_path / "data", SETTINGS)
-    space = store.namespace("logmq", Durability("always"))
-    log, _ = space.create("orders")
-    async with trio.open_nursery() as nursery:
-        await nursery.start(store.run)
-        _, ticket = log.append(b"\0\0\0\1x" * 1000, 1000)
-        await store.wait(ticket)
-        done = trio.Event()
-
-        async def back_up() -> None:
-            report = await backup_files(store, tmp_path / "data", tmp_path / "backup", now_ms=5)
-            assert report.check.ok
-            done.set()
-
-        nursery.start_soon(back_up)
-        appended = 0
-        while not done.is_set():
-            _, ticket = log.append(b"\0\0\0\1y" * 10, 10)
-            await store.wait(ticket)
-            appended += 1
-        assert appended > 0
-        nursery.cancel_scope.cancel()
-    await store.close()
-    held = await trio.to_thread.run_sync(contents, tmp_path / "backup")
-    assert held["logmq", "orders"][:1000] == [b"x"] * 1000
-    assert set(held["logmq", "orders"][1000:]) <= {b"y"}

@@ -45,32 +45,6 @@ def test_walking_stops_at_the_last_boundary_not_above_the_stop(payloads: list[by
     assert format.skip_records(data, 0, stop) == (ends[-1], len(ends) - 1)
 
 
-@given(st.integers(1, 300), st.integers(0, 299), st.integers(0, 3))
-def test_a_run_of_equal_lengths_ends_where_one_differs(records: int, odd: int, byte: int) -> None:
-    data = bytearray(encode([b"12345678"] * records))
-    if odd < records:
-        data[odd * 12 + byte] ^= 1
-    position, count = 0, 0
-    while position + 4 <= len(data):
-        size = 4 + int.from_bytes(data[position : position + 4], "big")
-        if position + size > len(data):
-            break
-        position, count = position + size, count + 1
-    assert format.skip_records(data, 0, len(data)) == (position, count)
-
-
-@given(payloads, st.integers(1, 500))
-def test_pieces_are_whole_records_and_leave_nothing_out(payloads: list[bytes], size: int) -> None:
-    data = encode(payloads)
-    position, total = 0, 0
-    for start, end, records in format.split_records(data, size):
-        assert start == position
-        assert format.count_records(data[start:end]) == records
-        assert end - start <= size or records == 1
-        position, total = end, total + records
-    assert (position, total) == (len(data), len(payloads))
-
-
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_bytes_that_end_inside_a_record_are_refused(cut: int) -> None:
     data = encode([b"abc", b"de"])[:-cut]
@@ -218,19 +192,6 @@ def test_index_entries_cover_every_record_and_stay_small(batches: list[list[int]
         assert entry.length >= 64 * KIB or any(m.length > 64 * KIB for m in entries)
 
 
-@given(st.lists(st.tuples(st.integers(0, 90 * KIB), st.booleans()), min_size=1, max_size=9))
-def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) -> None:
-    chunks: list[bytes | memoryview] = []
-    counts = []
-    for size, in_two in sizes:
-        record = records(size)
-        cut = min(len(record), 30) if in_two else 0
-        chunks += (record[:cut], memoryview(record)[cut:]) if cut else (record,)
-        counts += [0, 1] if cut else [1]
-    closed, left = extend(None, 0, 40, chunks, counts, 1000)
-    check(all_entries(closed, left), b"".join(chunks), 40)
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60 * KIB)), min_size=1, max_size=40),
     st.lists(st.integers(0, 20 * KIB), max_size=3),
@@ -255,15 +216,6 @@ def test_entries_of_many_small_commits_are_those_of_one_commit_after_the_other(
     more, summed_entry = extend_by_tail(left, at, tail, summed)
     assert [*closed, *more] == expected
     assert summed_entry == entry
-
-
-def test_an_index_entry_goes_on_where_the_last_append_left_it() -> None:
-    one, two = records(10, 20), records(30)
-    _, left = extend(None, 0, 0, [one], [2], 1000)
-    assert left == IndexEntry(0, 1000, 1000, len(one), 2, crc32c(one))
-    closed, left = extend(left, 1000, len(one), [two], [1], 1200)
-    assert not closed
-    assert left == IndexEntry(0, 1000, 1200, len(one + two), 3, crc32c(one + two))
 
 
 def test_times_never_go_down_when_the_clock_does() -> None:
@@ -317,3 +269,42 @@ def test_an_index_entry_does_not_match_bytes_that_changed(disk: OsDisk) -> None:
     disk.truncate(fd, 60)
     assert not index.entry_matches(disk, fd, entries[0])
     disk.close(fd)
+
+
+@given(st.integers(1, 300), st.integers(0, 299), st.integers(0, 3))
+def test_a_run_of_equal_lengths_ends_where_one_differs(records: int, odd: int, byte: int) -> None:
+    data = bytearray(encode([b"12345678"] * records))
+    if odd < records:
+        data[odd * 12 + byte] ^= 1
+    position, count = 0, 0
+    while position + 4 <= len(data):
+        size = 4 + int.from_bytes(data[position : position + 4], "big")
+        if position + size > len(data):
+            break
+        position, count = position + size, count + 1
+    assert format.skip_records(data, 0, len(data)) == (position, count)
+
+
+@given(payloads, st.integers(1, 500))
+def test_pieces_are_whole_records_and_leave_nothing_out(payloads: list[bytes], size: int) -> None:
+    data = encode(payloads)
+    position, total = 0, 0
+    for start, end, records in format.split_records(data, size):
+        assert start == position
+        assert format.count_records(data[start:end]) == records
+        assert end - start <= size or records == 1
+        position, total = end, total + records
+    assert (position, total) == (len(data), len(payloads))
+
+
+@given(st.lists(st.tuples(st.integers(0, 90 * KIB), st.booleans()), min_size=1, max_size=9))
+def test_a_record_in_two_pieces_is_marked_as_one(sizes: list[tuple[int, bool]]) -> None:
+    chunks: list[bytes | memoryview] = []
+    counts = []
+    for size, in_two in sizes:
+        record = records(size)
+        cut = min(len(record), 30) if in_two else 0
+        chunks += (record[:cut], memoryview(record)[cut:]) if cut else (record,)
+        counts += [0, 1] if cut else [1]
+    closed, left = extend(None, 0, 40, chunks, counts, 1000)
+    check(all_entries(closed, left), b"".join(chunks), 40)

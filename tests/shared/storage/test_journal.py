@@ -50,22 +50,6 @@ def fail(disk: FakeDisk, kinds: str, error: int, times: int = 1) -> None:
     disk.before = before
 
 
-def test_batches_come_back_in_order_over_many_segments() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    written = [bytes([n]) * (n * 37 % 3000) for n in range(60)]
-    for body in written:
-        add(writer, body)
-    found = replay.scan(disk, 77, 0)
-    assert bodies(disk, found) == written
-    assert found.end_lsn == writer.position
-    assert (found.damage, found.torn_bytes) == ([], 0)
-    assert len(writer.old) > 5
-    middle = found.batches[30].batch.lsn
-    assert bodies(disk, replay.scan(disk, 77, middle)) == written[30:]
-    assert replay.scan(disk, 78, 0).batches == [], "another folder's journal"
-
-
 def test_a_freed_segment_is_reused_and_its_old_batches_never_parse() -> None:
     disk = FakeDisk()
     writer = start(disk)
@@ -100,18 +84,6 @@ def test_an_earlier_laps_batch_just_behind_the_end_is_no_torn_tail() -> None:
     assert (found.end_lsn, found.torn_bytes) == (end, 0)
 
 
-def test_a_batch_larger_than_a_segment_gets_a_larger_one() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    writer.prepare()
-    add(writer, b"before")
-    add(writer, b"L" * 50_000)
-    add(writer, b"after")
-    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"before", b"L" * 50_000, b"after"]
-    writer.release(writer.position)
-    assert all(segment.size == SEGMENT for segment in (writer.current, writer.spare) if segment)
-
-
 @pytest.mark.parametrize("position", [0, 5, 20, 70])
 def test_a_bad_batch_below_a_later_ones_synced_lsn_is_damage_and_the_rest_is_applied(position: int) -> None:
     disk = FakeDisk()
@@ -137,29 +109,6 @@ def test_a_missing_segment_is_damage() -> None:
     found = replay.scan(disk, 77, 0)
     assert [body[0] for body in bodies(disk, found)] == [0, 1, 4, 5]
     assert len(found.damage) == 1
-
-
-def test_a_failed_write_is_taken_back_and_the_journal_goes_on() -> None:
-    disk = FakeDisk()
-    writer = start(disk)
-    add(writer, b"one")
-    before = writer.position
-
-    def short_then_full(operation: Operation) -> int | None:
-        if operation.kind != "write" or operation.length == 512:
-            return None
-        if operation.offset == before:
-            return 1024
-        raise OSError(errno.ENOSPC, "injected")
-
-    disk.before = short_then_full
-    with pytest.raises(OSError, match="injected"):
-        add(writer, b"x" * 3000)
-    disk.before = None
-    assert writer.position == before
-    assert replay.scan(disk, 77, 0).torn_bytes == 0
-    add(writer, b"two")
-    assert bodies(disk, replay.scan(disk, 77, 0)) == [b"one", b"two"]
 
 
 def test_a_journal_at_its_bound_is_full_until_a_checkpoint() -> None:

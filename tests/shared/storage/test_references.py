@@ -19,7 +19,7 @@ from shared.storage.tools.backup import backup, restore
 from shared.storage.tools.fsck import Severity, check
 from shared.storage.tools.logs import RecordRow, log_dump
 from shared.units import KIB
-from tests.support.commits import fail, journal_write, log_write, logs_of, watch
+from tests.support.commits import fail, log_write, logs_of, watch
 from tests.support.crashes import Tally
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import (
@@ -117,19 +117,6 @@ async def test_what_the_file_does_not_take_goes_to_the_journal(error: int, autoj
     for machine in (killed, disk.kill()):
         again = await open_store(machine, ROOMY)
         assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == expected
-
-
-async def test_what_is_refused_leaves_nothing_in_the_file() -> None:
-    disk, store, log = await announced()
-    fail(disk, errno.ENOSPC, journal_write, times=1)
-    with pytest.raises(StoreError):
-        await append(store, log, b"1" * LARGE)
-    assert len(disk.contents()["logmq/t0.log"]) == log.end == LARGE + 4
-    await append(store, log, b"2")
-    await store.close()
-    again = await open_store(disk.kill(), ROOMY)
-    assert again.statistics().recovered_batches == 0, "nothing is longer than the catalog says"
-    assert await read_all(again.namespace("logmq", ALWAYS).logs["t0"]) == [b"0" * LARGE, b"2"]
 
 
 async def test_a_file_that_cannot_be_synced_makes_the_store_read_only() -> None:

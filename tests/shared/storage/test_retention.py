@@ -96,14 +96,6 @@ async def test_what_stays_is_whole_index_entries_and_never_less_than_the_bound(l
     assert log.end - log.first == kept
 
 
-async def test_the_newest_index_entry_stays_however_small_the_bound_is() -> None:
-    clock = HandClock()
-    store = await open_store(FakeDisk(), clock=clock)
-    log = await filled(store, clock, Retention(bytes_kept=5_000), count=9)
-    await store.retain()
-    assert (log.first, log.end) == (8 * RECORD, 9 * RECORD)
-
-
 async def test_records_older_than_the_bound_go() -> None:
     disk, clock = FakeDisk(), HandClock()
     store = await open_store(disk, clock=clock)
@@ -192,21 +184,6 @@ async def test_there_is_no_hole_under_a_reader(tmp_path: Path) -> None:
         assert path.read_bytes()[log.first :] == whole[log.first :]
         assert not any(path.read_bytes()[: 4096 * (log.first // 4096)])
     await store.close()
-
-
-@pytest.mark.parametrize("below", [0, 1])
-async def test_a_hole_waits_for_readers_below_it_and_for_no_others(below: int) -> None:
-    disk, clock = FakeDisk(), HandClock()
-    store = await open_store(disk, clock=clock)
-    log = await filled(store, clock, Retention(bytes_kept=300_000))
-    await store.retain()
-    log.users = [log.first - below]
-    holes = punches(disk)
-    await store.retain()
-    assert bool(holes) is not bool(below)
-    log.users = None
-    await store.retain()
-    assert holes
 
 
 async def test_an_index_entry_that_is_kept_in_part_stays_whole_on_the_disk() -> None:
@@ -314,15 +291,6 @@ async def test_a_machine_that_slept_has_a_clock_that_was_not_set(monkeypatch: py
     for clock in (time.CLOCK_REALTIME, time.CLOCK_BOOTTIME):  # the other stands still
         seconds[clock] += 8 * 3600
     await store.retain()
-    assert not store.statistics().retention_paused
-
-
-async def test_small_steps_of_the_clock_do_not_add_up_to_one_that_pauses() -> None:
-    clock = HandClock()
-    store = await open_store(FakeDisk(), clock=clock)
-    for _ in range(10):
-        clock.wall += 1_800_000
-        await store.retain()
     assert not store.statistics().retention_paused
 
 

@@ -78,16 +78,6 @@ async def test_a_record_larger_than_any_bound_comes_whole() -> None:
     assert await read_all(log) == [b"a", big, b"b"]
 
 
-async def test_an_append_larger_than_a_segment_is_one_batch() -> None:
-    disk, store = await fresh_store()
-    log, _ = store.namespace("logmq", ALWAYS).create("orders")
-    _, ticket = log.append(records(*[bytes(1000)] * 300), 300)
-    await store.wait(ticket)
-    store, _ = await reopen(store, disk)
-    log = store.namespace("logmq", ALWAYS).logs["orders"]
-    assert await read_all(log) == [bytes(1000)] * 300
-
-
 async def test_an_offset_inside_a_record_is_refused_and_the_nearest_below_named() -> None:
     store = await open_store(FakeDisk())
     log = await filled(store, size=96)

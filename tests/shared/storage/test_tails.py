@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from shared.budget import Account
 from shared.errors import NotARecord, StoreFull
-from shared.storage import index, log_writer
+from shared.storage import index
 from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.tools.backup import backup_files
@@ -96,21 +96,6 @@ async def test_a_log_file_and_its_index_have_a_record_after_a_second(autojump_cl
         assert file_size(disk, "logmq/t1.log") == 0, "it is younger"
         await trio.sleep(0.7)
         assert file_size(disk, "logmq/t1.log") == two.end
-
-
-async def test_an_index_that_a_failed_write_left_empty_gets_its_header_with_the_next() -> None:
-    disk, store = await fresh_store()
-    (log,) = await logs_of(store, ALWAYS)
-    await append(store, log, b"first")
-    fail(disk, errno.EIO, lambda done: (done.kind, done.path) == ("write", "logmq/t0.idx"))
-    assert not await store.flush()
-    disk.before = None
-    assert file_size(disk, "logmq/t0.idx") == 0
-    assert await store.flush()
-    found = index.read_index_of(disk, "logmq/t0.idx", log.id, log.created_ms)
-    assert found == index.read_index(disk, disk.open("logmq/t0.idx"))
-    assert found is not None
-    assert found.end == log.end
 
 
 async def test_above_the_bound_commits_wait_and_the_oldest_are_written_first(
@@ -224,36 +209,6 @@ async def test_what_is_committed_while_a_tail_is_written_stays_in_the_tail(read:
     assert file_size(disk, "logmq/t0.log") == len(records(b"first", b"second"))
     assert log.tail == records(b"third")
     assert await read_all(log) == [b"first", b"second", b"third"]
-
-
-@pytest.mark.parametrize("size", [300, 3000])
-async def test_readers_are_given_whole_records_while_a_part_of_a_long_tail_is_written(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_writer, "STEP_BYTES", 1000)
-    disk, store = await fresh_store(ROOMY)
-    other, log = await logs_of(store, ALWAYS, ALWAYS)
-    bodies = [b"%d" % n + bytes(size + n) for n in range(99)]
-    await append(store, other, b"takes a part of the first step")
-    for body in bodies:
-        await append(store, log, body)
-    fail(
-        disk,
-        errno.EFBIG,
-        lambda operation: log_write(operation) and operation.offset + operation.length > 100_000,
-    )
-    assert await store.flush() == (log.end < 100_000)
-    assert file_size(disk, "logmq/t1.log") > 20_000
-    for max_bytes in (1, 5000, 1 << 20):
-        offset, found = log.first, []
-        while offset < log.end:
-            data = await ask(log.read, offset, max_bytes)
-            found += payloads(data)
-            offset += len(data)
-        assert found == bodies
-    disk.before = None
-    assert await store.flush()
-    assert file_size(disk, "logmq/t1.log") == log.end
 
 
 async def test_a_close_writes_all_and_leaves_nothing_to_replay() -> None:
