@@ -453,7 +453,10 @@ def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Rejec
 
 @handles(commands.Basic.Recover, commands.Basic.RecoverAsync)
 def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync) -> None:
-    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
+    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it, behind the
+    answers that wait for the disk."""
+    if channel.mux.replies.pending and not method.requeue:
+        raise NotYet(channel.mux.replies.when_empty)
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
     if method.requeue:
