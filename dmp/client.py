@@ -13,8 +13,8 @@ is sent, and waits until the server has read it. A feed delivers at most once. W
 with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed
 that is given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed.
 
-Any number of tasks may share a sink; what they send while a send is under way goes out together. A cancelled
-send may have left half a message behind, and so closes the connection.
+Any number of tasks may share a sink; what they send at once goes out together. A cancelled send is made all
+the same.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -56,8 +56,8 @@ Properties = commands.Basic.Properties
 class Sink:
     """The writing side; made by `open_sink`. Keys are text or bytes, bodies bytes below 16 MiB."""
 
-    def __init__(self, stream: trio.abc.Stream, principal: Principal) -> None:
-        self._sender = Sender(stream, _refusal_in)
+    def __init__(self, sender: Sender, principal: Principal) -> None:
+        self._sender = sender
         self._principal = principal
 
     @property
@@ -134,17 +134,16 @@ async def open_sink(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
-    async with open_principal(address) as principal:
+    async with open_principal(address) as principal, trio_loop() as loop:
         if declare is not None:
             await principal.declare_exchange(exchange, declare)
         lease = await principal.sink_lease(exchange)
         stream, _ = await open_leased(address, lease)
-        try:
-            sink = Sink(stream, principal)
-            yield sink
-            await sink.finish()
-        finally:
-            await trio.aclose_forcefully(stream)
+        sender = Sender(loop, _refusal_in)
+        loop.attach(stream, sender)
+        sink = Sink(sender, principal)
+        yield sink
+        await sink.finish()
 
 
 @asynccontextmanager

@@ -14,20 +14,18 @@ arrived, so nothing is sent again. `NotAllTaken` says that the server ended with
 messages that no rule allows, or it stopped. A consumer with `retry_seconds` connects and subscribes again; it
 misses messages that are sent meanwhile.
 
-Any number of tasks may share a producer. What they send during a send goes out together in the next. A
-cancelled send may have sent half an event, so it closes the connection.
+Any number of tasks may share a producer. What they send at once goes out together. A cancelled send is made
+all the same.
 """
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Unpack
 
-import trio
-
 from kqmsgq import wire
 from kqmsgq.wire import Message
 from shared.client.dial import Address, Disconnected, How, Unreachable
-from shared.client.login import NOBODY, Login
+from shared.client.login import Login
 from shared.client.loop import Loop
 from shared.client.receiver import Receiver
 from shared.client.running import open_loop
@@ -40,13 +38,16 @@ __all__ = [
     "NotAllTaken",
     "Producer",
     "Unreachable",
+    "connect",
     "open_consumer",
     "open_producer",
 ]
 
 PORT = 8000
+KIND = "KqueueMsgQ"
 NAME_BYTES_MAX = 4096
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+LIMITS = NAME_BYTES_MAX, MESSAGE_BYTES_MAX
 
 
 class NotAllTaken(Disconnected):
@@ -62,15 +63,16 @@ class NotAllTaken(Disconnected):
 class Producer:
     """The sending side; made by `open_producer`. A queue is text (UTF-8) or bytes, a message bytes."""
 
-    def __init__(
-        self,
-        stream: trio.abc.Stream,
-        name_bytes_max: int = NAME_BYTES_MAX,
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
-        login: Login = NOBODY,
-    ) -> None:
-        self._sender = Sender(stream, secret=bool(login))
-        self._limits = name_bytes_max, message_bytes_max
+    def __init__(self, loop: Loop, address: Address, limits: tuple[int, int] = LIMITS) -> None:
+        self._loop = loop
+        self._address = address
+        self._limits = limits
+        self._sender = Sender(loop, secret=bool(address.login))
+
+    async def begin(self) -> None:
+        """Connect. Raises as `Loop.connect` does, and Disconnected."""
+        await self._loop.connect(self._address, self._sender)
+        await self._sender.send(_account(self._address.login) + wire.PRODUCE)
 
     async def send(self, queue: str | bytes, body: bytes) -> None:
         """Send a message. Raises Disconnected, and ValueError for a message above the server's limits."""
@@ -88,9 +90,23 @@ class Producer:
         try:
             await self._sender.finish()
         except Disconnected as error:
-            if isinstance(error.__cause__, trio.BrokenResourceError):
+            if self._sender.reset:
                 raise NotAllTaken from error
             raise
+
+    @asynccontextmanager
+    async def consume(self, *queues: str | bytes) -> AsyncIterator["Consumer"]:
+        """A consumer over a connection of its own, subscribed to these queues; for none, to all.
+
+        With `retry_seconds` of the client a lost connection is made again; see `open_consumer`.
+        """
+        consumer = Consumer(self._loop, self._address, self._limits)
+        await consumer.begin()
+        try:
+            await (consumer.subscribe(*queues) if queues else consumer.subscribe_all())
+            yield consumer
+        finally:
+            consumer.close()
 
     def _message(self, queue: str | bytes, body: bytes) -> bytes:
         name_bytes_max, message_bytes_max = self._limits
@@ -105,16 +121,9 @@ class Consumer(Receiver[Message]):
     A consumer that does not read loses its oldest messages or its connection, by the server's settings.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        address: Address,
-        name_bytes_max: int = NAME_BYTES_MAX,
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
-        retry_seconds: float | None = None,
-    ) -> None:
-        super().__init__(loop, address, retry_seconds)
-        self._limits = name_bytes_max, message_bytes_max
+    def __init__(self, loop: Loop, address: Address, limits: tuple[int, int] = LIMITS) -> None:
+        super().__init__(loop, address, address.retry_seconds)
+        self._limits = limits
         self._login = address.login
         self._subscriptions: dict[bytes, None] = {}
         self._all = False
@@ -159,31 +168,31 @@ class Consumer(Receiver[Message]):
 
 
 @asynccontextmanager
-async def open_producer(
+async def connect(
     host: str = "127.0.0.1",
     port: int = PORT,
     *,
     name_bytes_max: int = NAME_BYTES_MAX,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
+    retry_seconds: float | None = None,
     **how: Unpack[How],
 ) -> AsyncIterator[Producer]:
     """Connect a producer. The end of the block waits until the server has read everything.
 
     `name_bytes_max`, `message_bytes_max`: the server's limits, if they are not the defaults. The server
     closes the connection silently on larger ones. `host` may be a URL: `kqmsgq+tls://ann@host:8000`. `how`:
-    login and TLS; a refused login closes the connection. Raises ConnectionRefusedError if nobody listens, and
-    ssl.SSLError.
+    login and TLS; a refused login closes the connection. `retry_seconds`: for what it consumes. Raises
+    ConnectionRefusedError if nobody listens, and ssl.SSLError.
     """
-    address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
-    first = _account(address.login) + wire.PRODUCE
-    stream = await address.open()
-    try:
-        producer = Producer(stream, name_bytes_max, message_bytes_max, address.login)
-        await producer._sender.send(first)
+    address = Address.of(host, port, kind=KIND, protocol="kqmsgq", retry_seconds=retry_seconds, **how)
+    async with open_loop() as loop:
+        producer = Producer(loop, address, (name_bytes_max, message_bytes_max))
+        await producer.begin()
         yield producer
         await producer.finish()
-    finally:
-        await trio.aclose_forcefully(stream)
+
+
+open_producer = connect
 
 
 @asynccontextmanager
@@ -202,9 +211,9 @@ async def open_consumer(
     for so long the reading task tries to replace a lost connection, and then subscribes again; messages sent
     meanwhile are lost. Without it a lost connection raises Disconnected.
     """
-    address = Address.of(host, port, kind="KqueueMsgQ", protocol="kqmsgq", **how)
+    address = Address.of(host, port, kind=KIND, protocol="kqmsgq", retry_seconds=retry_seconds, **how)
     async with open_loop() as loop:
-        consumer = Consumer(loop, address, name_bytes_max, message_bytes_max, retry_seconds)
+        consumer = Consumer(loop, address, (name_bytes_max, message_bytes_max))
         await consumer.begin()
         try:
             yield consumer

@@ -12,12 +12,7 @@ gathers goes out with its next `send`, and at the end of its block at the latest
 from typing import Self
 
 from logmq import client
-from logmq.connector import Record
-from shared.client.blocking import Blocking, BlockingLoop, block, following, method, opener
-
-
-def _plain(record: Record, _: BlockingLoop) -> Record:
-    return record
+from shared.client.blocking import Blocking, as_it_is, block, following, method, opener
 
 
 class Records(Blocking[client.Records]):
@@ -28,7 +23,7 @@ class Records(Blocking[client.Records]):
     def __iter__(self) -> Self:
         return self
 
-    __next__ = following(client.Records.__anext__, _plain)
+    __next__ = following(client.Records.__anext__, as_it_is)
 
     @property
     def offset(self) -> int:
@@ -41,7 +36,7 @@ class Tail(Blocking[client.Tail]):
     def __iter__(self) -> Self:
         return self
 
-    __next__ = following(client.Tail.__anext__, _plain)
+    __next__ = following(client.Tail.__anext__, as_it_is)
 
     @property
     def offset(self) -> int:
@@ -56,7 +51,7 @@ class GroupReader(Blocking[client.GroupReader]):
     def __iter__(self) -> Self:
         return self
 
-    __next__ = following(client.GroupReader.__anext__, _plain)
+    __next__ = following(client.GroupReader.__anext__, as_it_is)
 
 
 class Producer(Blocking[client.Producer]):

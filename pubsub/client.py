@@ -14,11 +14,10 @@ not subscribe again. A subscriber with `retry_seconds` reconnects by itself.
 """
 
 import os
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Unpack
-
-import trio
 
 from pubsub import wire
 from pubsub.wire import Command, Kind, Message
@@ -34,18 +33,27 @@ __all__ = [
     "Publisher",
     "Subscriber",
     "Unreachable",
+    "connect",
     "open_publisher",
     "open_subscriber",
 ]
 
 PORT = 7070
+KIND = "pub/sub"
+FULL_SECONDS = 0.001
+"""How long a publisher waits where the kernel's buffer is full."""
+TURN_DATAGRAMS = 64
+"""So many datagrams are sent before other tasks have their turn."""
 
 
 class Publisher:
-    """Sends messages; made by `open_publisher`."""
+    """Sends messages, as datagrams; made by `connect`."""
 
-    def __init__(self, sock: trio.socket.SocketType) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, address: Address | None = None) -> None:
+        self._loop = loop
         self._socket = sock
+        self._sent = 0
+        self._address = address
 
     async def publish(self, topic: str | bytes, kind: Kind, value: str) -> None:
         """Send a message; `value` is its printed form. Raises ValueError, and OSError if nobody listens."""
@@ -53,20 +61,47 @@ class Publisher:
 
     async def send(self, datagram: bytes) -> None:
         """Send a datagram made by `wire.datagram`."""
-        await self._socket.send(datagram)
+        while True:
+            try:
+                self._socket.send(datagram)
+            except BlockingIOError:  # the kernel's buffer is full
+                await self._loop.sleep(FULL_SECONDS)
+            else:
+                break
+        self._sent += 1
+        if self._sent % TURN_DATAGRAMS == 0:
+            await self._loop.sleep(0)
 
     def check_heard(self) -> None:
         """Raise ConnectionRefusedError if the host has answered that nobody listens there.
 
         A near host answers at once; silence proves nothing.
         """
-        number = self._socket.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_ERROR)
+        number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
             raise OSError(number, os.strerror(number))
 
     async def send_many(self, datagrams: Iterable[bytes]) -> None:
-        for each in datagrams:
-            await self._socket.send(each)
+        for datagram in datagrams:
+            await self.send(datagram)
+
+    @asynccontextmanager
+    async def subscribe(
+        self, client_id: str, *topics: str | bytes, keep: bool = False
+    ) -> AsyncIterator["Subscriber"]:
+        """A subscriber to these topics over a connection of its own; see `open_subscriber`.
+
+        `keep`: also to messages that arrive while it is away. With `retry_seconds` of the client a lost
+        connection is made again.
+        """
+        assert self._address is not None
+        first = _first_bytes(self._address, client_id)
+        async with _subscriber(self._loop, self._address, first) as subscriber:
+            await subscriber.subscribe(*topics, keep=keep)
+            yield subscriber
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 class Subscriber(Receiver[Message]):
@@ -75,11 +110,9 @@ class Subscriber(Receiver[Message]):
     A subscriber that does not read loses its oldest messages or its connection, by the server's settings.
     """
 
-    def __init__(
-        self, loop: Loop, address: Address, client_id: bytes = b"", retry_seconds: float | None = None
-    ) -> None:
-        super().__init__(loop, address, retry_seconds)
-        self._id = client_id
+    def __init__(self, loop: Loop, address: Address, first: bytes = b"") -> None:
+        super().__init__(loop, address, address.retry_seconds)
+        self._first = first
         self._subscriptions: dict[bytes, Command] = {}
 
     async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
@@ -105,37 +138,56 @@ class Subscriber(Receiver[Message]):
     def _first_words(self) -> bytes:
         """The id and the subscriptions; a server that restarted without its folder needs these."""
         said = (wire.encode_command(command, pattern) for pattern, command in self._subscriptions.items())
-        return b"".join([self._id, *said])
+        return b"".join([self._first, *said])
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_frames(data)
 
 
 @asynccontextmanager
-async def open_publisher(host: str = "127.0.0.1", port: int = PORT) -> AsyncIterator[Publisher]:
-    """Open a publisher. Raises OSError if `host` cannot be resolved."""
-    with await open_datagrams(host, port) as sock:
-        yield Publisher(sock)
+async def connect(
+    host: str = "127.0.0.1", port: int = PORT, *, retry_seconds: float | None = None, **how: Unpack[How]
+) -> AsyncIterator[Publisher]:
+    """A publisher. Its datagrams have no login, and are not encrypted; its `subscribe` has both.
+
+    `host` may be a URL: `pubsub+tls://ann@host:7070`. `how`: login and TLS of subscribers; `retry_seconds`:
+    theirs. Raises OSError if `host` cannot be resolved.
+    """
+    address = Address.of(host, port, kind=KIND, protocol="pubsub", retry_seconds=retry_seconds, **how)
+    async with open_loop() as loop:
+        publisher = await open_datagrams(loop, address.host, address.port, address=address)
+        try:
+            yield publisher
+        finally:
+            publisher.close()
+
+
+open_publisher = connect
 
 
 async def open_datagrams(
-    host: str, port: int = PORT, sender: tuple[str, int] | None = None
-) -> trio.socket.SocketType:
-    """A UDP socket to a server. `sender`: the socket's own address and port. Raises OSError."""
+    loop: Loop,
+    host: str,
+    port: int = PORT,
+    sender: tuple[str, int] | None = None,
+    address: Address | None = None,
+) -> Publisher:
+    """A publisher that the caller closes. `sender`: its socket's own address and port. Raises OSError."""
     try:
-        found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM)
+        places = await loop.resolve(host, port)
     except UnicodeError as error:  # no host can have that name (`a..b`)
-        raise trio.socket.gaierror(trio.socket.EAI_NONAME, f"{host!r} is not the name of a host") from error
-    family, kind, protocol, _, address = found[0]
-    sock = trio.socket.socket(family, kind, protocol)
+        raise socket.gaierror(socket.EAI_NONAME, f"{host!r} is not the name of a host") from error
+    family, kind, protocol, _, place = places[0]
+    sock = socket.socket(family, kind, protocol)
     try:
+        sock.setblocking(False)
         if sender is not None:
-            await sock.bind(sender)
-        await sock.connect(address)
+            sock.bind(sender)
+        sock.connect(place)
     except BaseException:
         sock.close()
         raise
-    return sock
+    return Publisher(loop, sock, address)
 
 
 @asynccontextmanager
@@ -155,19 +207,30 @@ async def open_subscriber(
     Without it a lost connection raises Disconnected. Raises ValueError for a malformed id,
     ConnectionRefusedError if nobody listens, and ssl.SSLError.
     """
+    address = Address.of(host, port, kind=KIND, protocol="pubsub", retry_seconds=retry_seconds, **how)
+    first = _first_bytes(address, client_id)
+    async with open_loop() as loop, _subscriber(loop, address, first) as subscriber:
+        yield subscriber
+
+
+@asynccontextmanager
+async def _subscriber(loop: Loop, address: Address, first: bytes) -> AsyncIterator[Subscriber]:
+    subscriber = Subscriber(loop, address, first)
+    await subscriber.begin()
+    try:
+        yield subscriber
+    finally:
+        subscriber.close()
+
+
+def _first_bytes(address: Address, client_id: str) -> bytes:
+    """Who a subscriber is. Raises TypeError, and ValueError for an id that no server takes."""
     if not isinstance(client_id, str):
         raise TypeError(f"a client id is text, not {type(client_id).__name__}")
     first = wire.encode_id(client_id.encode())
-    address = Address.of(host, port, kind="pub/sub", protocol="pubsub", **how)
     if address.login:
         first += wire.encode_login(address.login.user, address.login.secret)
-    async with open_loop() as loop:
-        subscriber = Subscriber(loop, address, first, retry_seconds)
-        await subscriber.begin()
-        try:
-            yield subscriber
-        finally:
-            subscriber.close()
+    return first
 
 
 def _bytes(topic: str | bytes) -> bytes:

@@ -7,10 +7,8 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
-import trio
-
 from pubsub import wire
-from pubsub.client import open_datagrams
+from pubsub.client import Publisher, open_datagrams
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -19,6 +17,8 @@ from pubsub.wire import (
     TYPE_AT,
     Kind,
 )
+from shared.client.loop import Loop
+from shared.client.running import open_loop
 from shared.recording.blocks import Block
 from shared.replaying import Batch, PastMessage, Replays, Target, TargetAddress
 
@@ -29,35 +29,37 @@ SENDERS_MAX = 256
 @asynccontextmanager
 async def target(address: TargetAddress) -> AsyncIterator[Target]:
     """A pub/sub server's UDP port. Datagrams have no login. Raises OSError for an unknown host."""
-    sockets: dict[bytes, trio.socket.SocketType] = {}
+    publishers: dict[bytes, Publisher] = {}
 
-    async def socket_of(sender: bytes) -> trio.socket.SocketType:
-        if sender not in sockets:
-            if len(sockets) >= SENDERS_MAX:
-                sockets.pop(next(iter(sockets))).close()
-            sockets[sender] = await _open(address, sender)
-        return sockets[sender]
+    async def publisher_of(sender: bytes) -> Publisher:
+        if sender not in publishers:
+            if len(publishers) >= SENDERS_MAX:
+                publishers.pop(next(iter(publishers))).close()
+            publishers[sender] = await _open(loop, address, sender)
+        return publishers[sender]
 
     async def send(batch: Batch, writer: str, seq: int) -> None:
         for topic, message in batch:
-            sock = await socket_of(message.sender if address.at_sender else b"")
-            await sock.send(_datagram(topic, message))
+            publisher = await publisher_of(message.sender if address.at_sender else b"")
+            await publisher.send(_datagram(topic, message))
+        await loop.sleep(0)
 
-    try:
-        await socket_of(b"")
-        yield Target(_refuses, send)
-    finally:
-        for sock in sockets.values():
-            sock.close()
+    async with open_loop() as loop:
+        try:
+            await publisher_of(b"")
+            yield Target(_refuses, send)
+        finally:
+            for publisher in publishers.values():
+                publisher.close()
 
 
-async def _open(address: TargetAddress, sender: bytes) -> trio.socket.SocketType:
+async def _open(loop: Loop, address: TargetAddress, sender: bytes) -> Publisher:
     """Open a socket, bound to the sender's address if that is this machine's and free."""
     if sender:
         host, _, port = sender.decode("ascii", "replace").rpartition(":")
         with suppress(OSError, ValueError, OverflowError):
-            return await open_datagrams(address.host, address.port, (host.strip("[]"), int(port)))
-    return await open_datagrams(address.host, address.port)
+            return await open_datagrams(loop, address.host, address.port, (host.strip("[]"), int(port)))
+    return await open_datagrams(loop, address.host, address.port)
 
 
 def _refuses(topic: bytes, message: PastMessage) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from shared.client.dial import CONNECT_SECONDS, Address, broke, not_reached, probe, tls_failed
-from shared.client.loop import ClientConnection, Event, Loop, Transport
+from shared.client.loop import ClientConnection, Event, Loop, Place, Transport
 
 
 class AsyncioLoop(Loop):
@@ -81,6 +81,9 @@ class AsyncioLoop(Loop):
         except BaseException:
             sock.close()
             raise
+
+    async def resolve(self, host: str, port: int) -> list[Place]:
+        return list(await self._loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM))
 
     async def aclose(self) -> None:
         for transport in tuple(self._transports):

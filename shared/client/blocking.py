@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import attrs
 
 from shared.client.dial import CONNECT_SECONDS, Address, Disconnected, broke, not_reached, probe, tls_failed
-from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Transport
+from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Place, Transport
 
 P = ParamSpec("P")
 Core = TypeVar("Core")
@@ -198,6 +198,9 @@ class BlockingLoop(Loop):
             raise
         connection.transport = transport = BlockingTransport(sock, connection, self._gone)
         self._transports[transport.number] = transport
+
+    async def resolve(self, host: str, port: int) -> list[Place]:
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM))
 
     def _gone(self, transport: "BlockingTransport") -> None:
         if self._transports.pop(transport.number, None) is not None and transport.watched:
@@ -390,6 +393,11 @@ def following(
             raise StopIteration from None
 
     return call
+
+
+def as_it_is(result: Result, _: BlockingLoop) -> Result:
+    """What needs no blocking form."""
+    return result
 
 
 @contextmanager

@@ -8,10 +8,12 @@ to its end before it returns.
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from shared.client.dial import Address, Disconnected
 
+Place = tuple[Any, ...]
+"""A row of what `socket.getaddrinfo` returns."""
 RECEIVE_BYTES = 256 * 1024
 """The most bytes that one read takes."""
 
@@ -97,6 +99,10 @@ class Loop(ABC):
 
         Raises ConnectionRefusedError for any reason but TLS's, then ssl.SSLError.
         """
+
+    @abstractmethod
+    async def resolve(self, host: str, port: int) -> list[Place]:
+        """Where datagrams to a host may go. Raises OSError, UnicodeError."""
 
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)

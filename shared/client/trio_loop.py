@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from shared.client.dial import Address, Disconnected, broken
-from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Transport
+from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Place, Transport
 from shared.client.nursery import open_nursery
 
 LAST_WORDS_SECONDS = 1.0
@@ -44,6 +44,9 @@ class TrioLoop(Loop):
 
     async def connect(self, address: Address, connection: ClientConnection) -> None:
         self.attach(await address.open(), connection)
+
+    async def resolve(self, host: str, port: int) -> list[Place]:
+        return list(await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM))
 
     def attach(self, stream: trio.abc.Stream, connection: ClientConnection) -> None:
         """Let a connection use a stream that exists; it is closed with the connection."""
@@ -92,6 +95,7 @@ class TrioTransport(Transport):
         # The connection ends by `close`, also where the program is cancelled: goodbyes still go out.
         self._scope = trio.CancelScope(shield=True)
         self._reading = trio.CancelScope()
+        self._read = trio.Event()
 
     def write(self, data: bytes) -> None:
         if self._closed:
@@ -131,6 +135,7 @@ class TrioTransport(Transport):
                     nursery.start_soon(self._send, nursery)
                     with self._reading:
                         await self._receive()
+                    self._read.set()
                     if not self._reading.cancelled_caught:
                         nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
@@ -157,7 +162,8 @@ class TrioTransport(Transport):
                 await self._stream.send_eof()
             else:  # under TLS both ends close with a TLS alert
                 assert isinstance(self._stream, trio.SSLStream)
-                await self._stream.unwrap()
+                await self._read.wait()
+                self._stream, _ = await self._stream.unwrap()
         except trio.BrokenResourceError as error:
             self._refused = error
             if not self._reading.cancel_called:

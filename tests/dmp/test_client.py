@@ -11,11 +11,10 @@ from pamqp import commands
 
 import dmp
 from dmp.amqp_client import open_amqp
-from dmp.client import Disconnected, Feed, Message, Refused, Sink
+from dmp.client import Disconnected, Feed, Message, Refused
 from dmp.principal import Principal
 from dmp.settings import DmpSettings
 from shared.client.dial import Unreachable
-from tests.dmp.peers import packed
 from tests.dmp.served import Served, served
 
 PATIENCE_SECONDS = 60.0
@@ -80,24 +79,6 @@ async def test_refusals_are_the_servers(server: Served) -> None:
         async with dmp.open_sink("amq.topic", port=server.port, password="wrong"):
             raise AssertionError("that is no password")
     assert wrong.value.code == 403
-
-
-async def test_a_send_that_is_cancelled_under_way_is_the_end_of_its_sink() -> None:
-    near, far = trio.testing.lockstep_stream_pair()
-    sink = Sink(near, None)  # type: ignore[arg-type]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(sink.send, "k", b"x")
-        await trio.testing.wait_all_tasks_blocked()
-        with trio.CancelScope() as waiting:
-            waiting.cancel()
-            await sink.send("k", b"never sent")
-        assert await far.receive_some() == packed(b"x")
-        nursery.start_soon(sink.send, "k", b"half")
-        await trio.testing.wait_all_tasks_blocked()
-        assert await far.receive_some(5) == packed(b"half")[:5]
-        nursery.cancel_scope.cancel()
-    with pytest.raises(Disconnected, match="cancelled"):
-        await sink.send("k", b"y")
 
 
 async def test_a_feed_whose_queue_is_deleted_is_disconnected(server: Served) -> None:

@@ -1,5 +1,6 @@
 """The clients, against the server itself and against streams that break."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from trio.testing import lockstep_stream_pair, memory_stream_pair
 from pubsub import client as clients
 from pubsub import wire
 from pubsub.admin import SessionInUse
-from pubsub.client import Disconnected, Kind, Publisher, Subscriber, open_publisher, open_subscriber
+from pubsub.client import Disconnected, Kind, Subscriber, open_datagrams, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command
 from shared.client.dial import Address
@@ -50,13 +51,16 @@ async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_add
     async with served() as server, open_subscriber("A", port=server.port) as subscriber:
         await subscriber.subscribe("hall/+/temperature", b"hall/3/\xff")
         await server.until(subscriptions=2)
-        with trio.socket.socket(type=trio.socket.SOCK_DGRAM) as sock:
-            await sock.connect(("127.0.0.1", server.port))
-            publisher = Publisher(sock)
+        async with trio_loop() as loop:
+            with socket.socket(type=socket.SOCK_DGRAM) as free:
+                free.bind(("127.0.0.1", 0))
+                ours = free.getsockname()
+            publisher = await open_datagrams(loop, "127.0.0.1", server.port, ours)
             await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
             await publisher.publish("hall/3/door", Kind.STRING, "not for us")
             await publisher.publish(b"hall/3/\xff", Kind.INT, "-7")
-            sender = "{}:{}".format(*sock.getsockname())
+            publisher.close()
+            sender = "{}:{}".format(*ours)
         found = [await anext(subscriber), await anext(subscriber)]
     assert [(each.sender, each.topic, each.kind, each.value) for each in found] == [
         (sender, b"hall/3/temperature", Kind.FLOAT, b"21.50"),
