@@ -104,6 +104,7 @@ def test_a_lost_connection_is_an_error_unless_the_url_says_otherwise(end: End, p
             connect(f"pubsub://127.0.0.1:{proxy.port}") as client,
             client.subscribe(f"x{end.name}", "a") as messages,
         ):
+            until(lambda: proxy.connections)  # nothing answers a subscription
             proxy.cut()
             with pytest.raises(Disconnected) as caught:
                 await anext(messages)

@@ -45,12 +45,12 @@ class CuttingProxy:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            self.connections += 1
             limit = self.deaf_after.pop(0) if self.deaf_after else None
             far = socket.create_connection(self._target)
             self._sockets += [near, far]
             self._begin(near, far, limit)
             self._begin(far, near, None)
+            self.connections += 1
 
     def _begin(self, source: socket.socket, target: socket.socket, limit: int | None) -> None:
         thread = threading.Thread(target=_pass, args=(source, target, limit))
