@@ -106,7 +106,7 @@ def bare(address: tuple[str, int], work: Work, protocol: str) -> float:
             sock.sendall(request * many)
             left = float(many)
             while left > 0.01:
-                left -= taken(data := sock.recv(1 << 18))
+                left -= taken(sock.recv(1 << 18))
         return perf_counter() - begun
 
 
