@@ -1,8 +1,9 @@
 """The row of a queue: the messages that are ready, the next one out first.
 
-In memory the row is one deque, or one for each priority. It is read from the front, gets new messages at the
-end, and takes those that come back to their old places. Of a durable queue only the front need be in memory.
-The rest, which is *cold*, is in the log alone, and is read back when the front has gone.
+In memory the row is read from the front, and gets new messages at the end. Those that come back go before all
+that were never given out; with priorities, before those of their own. So each has its old place. Of a durable
+queue only the front need be in memory. The rest, which is *cold*, is in the log alone, and is read back when
+the front has gone.
 """
 
 import math

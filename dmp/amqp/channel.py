@@ -149,12 +149,12 @@ class AmqpChannels:
 
     def require(self, action: str, name: bytes) -> None:
         """Raises Refusal where the user may not. `name`: of a queue, or what rules call an exchange."""
-        if not self.session.may(action, name):
+        if not self.session.identity.may(action, name):
             raise _not_allowed(name)
 
     def require_some(self, name: bytes) -> None:
         """Raises Refusal where the user may do nothing at all with it."""
-        if not self.session.may_see(name):
+        if not self.session.identity.may_see(name):
             raise _not_allowed(name)
 
     def access_changed(self) -> None:

@@ -16,7 +16,7 @@ from dmp.amqp.states import (
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.wire import AMQP_HEADER
-from shared.net.session import Stop
+from shared.net.stops import Stop
 from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
 from tests.dmp.world import World
 
