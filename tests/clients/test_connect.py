@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from brokers import aio, sync
 from dms.errors import Denied
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User
+from shared.client.blocking import BlockingTransport
+from shared.client.dial import Disconnected
 from tests.e2e.users import server_of
 from tests.support.ends import Connect, End
 from tests.support.forked import quick_passwords
@@ -132,3 +135,66 @@ def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) ->
             await client.delete("gathered")
 
     asyncio.run(program())
+
+
+@pytest.mark.parametrize("moment", ["send", "_receive"])
+def test_an_interrupt_in_the_middle_of_work_sends_and_answers_nothing_twice(
+    url: Url, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A signal may come behind each call of the operating system, too."""
+    with sync.connect(url("dms")) as client:
+        client.create("halfway")
+        with monkeypatch.context() as patch:
+            interrupt_once(patch, BlockingTransport, moment)
+            with pytest.raises(KeyboardInterrupt):
+                client.produce("halfway", b"maybe")
+        client.produce("halfway", b"surely")
+        with client.consume("halfway", prefetch=2) as messages:
+            bodies = []
+            for message in messages:
+                with message:
+                    bodies.append(message.body)
+                if message.body == b"surely":
+                    break
+        assert bodies in ([b"surely"], [b"maybe", b"surely"])
+        client.delete("halfway")
+
+
+def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Ctrl-C right after that method has done its work once."""
+    method = getattr(owner, name)
+
+    def call(self: object) -> None:
+        method(self)
+        patch.setattr(owner, name, method)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, call)
+
+
+def test_an_interrupt_of_a_producer_at_work_is_told_and_its_next_call_too(url: Url) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def program() -> None:
+        with client.producer("interrupted", on_written=interrupted) as producer:
+            producer.send(b"x")
+            with pytest.raises(KeyboardInterrupt):
+                producer.flush()
+
+    with sync.connect(url("logmq")) as client:
+        with pytest.raises(Disconnected, match="the producer was interrupted"):
+            program()
+        client.delete("interrupted")
+
+
+def test_a_full_tail_that_blocking_code_leaves_costs_nothing(url: Url) -> None:
+    with sync.connect(url("logmq")) as client:
+        client.produce_many("tailed", [bytes(50_000)] * 100)
+        with client.tail("tailed") as tail:
+            next(tail)  # more has arrived than is read ahead
+            client.ping()
+        begun = time.process_time()
+        client.fetch("tailed", client.offsets("tailed").end, wait_ms=500)
+        assert time.process_time() - begun < 0.25
+        client.delete("tailed")
