@@ -395,7 +395,7 @@ class Admin:
 
 
 def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.row.ready[0]) if queue.row.ready else None
+    arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
     return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
 
 
@@ -418,7 +418,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     arrived = queue.numbered
     oldest = None
     if queue.row.ready:
-        oldest = queue.row.ready[0].number
+        oldest = queue.row.ready.first().number
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
     return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest

@@ -176,8 +176,7 @@ class Feed:
                 yield
         while back and not queue.deleted:
             head, bodies = back.pop()
-            ready = queue.row.ready
-            following = ready.first_number() if ready else queue.numbered
+            following = queue.first_number()
             broker.memory.take(head.cost_bytes * len(bodies))
             broker.counts.delivered -= len(bodies)
             queue.return_front(queue.number(head, bodies, following - len(bodies)))

@@ -3,7 +3,8 @@
 import weakref
 from collections.abc import Callable
 
-from shared.net.session import STOP_WORDS, SessionBase, Stop
+from shared.net.session import SessionBase
+from shared.net.stops import STOP_WORDS, Stop
 
 STOP_MEMORY = Stop.FIRST_OWN
 """Queues hold as much as they may."""

@@ -27,17 +27,17 @@ from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
-from dmp.message import Head, Message, sizes
+from dmp.message import Head, Message
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
-from dmp.row import Ready, ReadyRow, Row
+from dmp.row import ReadyMessages, Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import QueueBase
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, LongWork, Turn, taken_out
+from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
@@ -179,7 +179,7 @@ class Queue(QueueBase):
     def empty(self) -> bool:
         """Whether nothing stands before a message that would come now."""
         row = self.row
-        return not (row.ready or self.arrivals.runs or self.stops or row.has_cold)
+        return not (row.ready.count or self.arrivals.runs or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
         """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
@@ -191,7 +191,7 @@ class Queue(QueueBase):
 
         self.log = self.row.log = log
         log.log.rolled_back = rolled_back
-        if isinstance(self.row.ready, ReadyRow):
+        if self.row.ready.in_order:
             self.row.cold = Cold(log.log, log, self)
 
     # -- in
@@ -235,10 +235,16 @@ class Queue(QueueBase):
                 message.expires = expires
         return messages
 
+    def first_number(self) -> int:
+        """The smallest number of what is ready in memory, or waits for the disk; else the next message's."""
+        if self.row.ready:
+            return self.row.ready.first_number()
+        return self.arrivals.runs[0][1][0].number if self.arrivals.runs else self.numbered
+
     def admit(self, messages: list[Message], ticket: Ticket | None) -> None:
         """Put in a run from `number`: it is ready when the ticket is done, and all before it is ready."""
         context, head = self._context, messages[0].head
-        if self.tick != context.waits.tick and isinstance(self.row.ready, ReadyRow):
+        if self.tick != context.waits.tick and self.row.ready.in_order:
             # Not with priorities: what has them goes in another order.
             context.waits.take_sample(self, messages[0].number)
         context.memory.take(head.cost_bytes * len(messages), head.payer)
@@ -277,8 +283,7 @@ class Queue(QueueBase):
             message.expires = self._expires(message.head, self._started)
         self.numbered = following
         self.lost = lost
-        self._context.memory.take(sizes(messages)[1])
-        self.row.put_back(messages)
+        self.row.load(messages)
         self._context.counts.recovered += len(self.row)
 
     def _expires(self, head: Head, since: float) -> float:
@@ -416,7 +421,7 @@ class Queue(QueueBase):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row.ready, shares) if row.load_front() else 0
+            given = share_out(row, shares) if row.load_front() else 0
             if not given:
                 break
             takers.given(shares, given)
@@ -424,7 +429,6 @@ class Queue(QueueBase):
             for taker, messages, _, _ in shares:
                 if messages and messages[-1].number >= self.mark:
                     self._context.waits.count_sample(self)
-                row.count_out(messages)
                 if check:
                     now = self._context.timers.now()
                     late += [message for message in messages if message.expires <= now]
@@ -477,7 +481,7 @@ class Queue(QueueBase):
         None where the next ones are still on their way (`Row.when_loaded`), or there are none."""
         if not self.row.load_front():
             return []
-        messages = [self.row.pop() for _ in range(min(most, len(self.row.ready)))]
+        messages = self.row.take(most)
         if self._timed:
             self._arm()
         return messages
@@ -625,9 +629,9 @@ class Queue(QueueBase):
         row, now = self.row, self._context.timers.now()
         expired: list[Message] = []
         turn = Turn()
-        while row.load_front() and row.ready[0].expires <= now and not turn.over():
+        while row.load_front() and row.ready.first().expires <= now and not turn.over():
             expired.append(row.pop())
-        self._behind = bool(row.ready) and row.ready[0].expires <= now
+        self._behind = bool(row.ready) and row.ready.first().expires <= now
         self._arm()
         if expired:
             self._context.counts.expired += len(expired)
@@ -638,7 +642,7 @@ class Queue(QueueBase):
         if self._timed:
             self.row.load_front()
         ready = self.row.ready
-        deadline = ready[0].expires if ready else math.inf
+        deadline = ready.first().expires if ready else math.inf
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
@@ -692,9 +696,9 @@ class Queue(QueueBase):
                 taker.fail(error)
 
 
-def _freed(context: QueueContext, ready: Ready) -> Iterator[None]:
+def _freed(context: QueueContext, ready: ReadyMessages) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    for batch in taken_out(ready.popleft, ready):
+    while batch := ready.take(ITEMS):
         context.memory.leave(batch)
         for message in batch:
             if message.head.large:

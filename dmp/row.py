@@ -1,16 +1,19 @@
 """The row of a queue: the messages that are ready, the next one out first.
 
-In memory the row is one deque, or one for each priority. It is read from the front, gets new messages at the
-end, and takes those that come back to their old places. Of a durable queue only the front need be in memory.
-The rest, which is *cold*, is in the log alone, and is read back when the front has gone.
+In memory the row is read from the front, and gets new messages at the end. Those that come back go before all
+that were never given out; with priorities, before those of their own. So each has its old place. Of a durable
+queue only the front need be in memory. The rest, which is *cold*, is in the log alone, and is read back when
+the front has gone.
 """
 
-from bisect import bisect_left, insort
+import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -22,117 +25,105 @@ if TYPE_CHECKING:
     from dmp.queue_log import Cold, QueueLog
 
 _NUMBER = attrgetter("number")
-_FEW = 16  # up to so many are inserted one by one. For more, all that stands among them is sorted again.
 
 
-class ReadyRow(deque[Message]):
-    """A row of ready messages in order of arrival.
+class ReadyMessages:
+    """The messages of a queue in memory: those with the highest priority first, each in order of arrival.
 
-    What comes back stood near the front. Putting it back costs the same however much stands behind it, which
-    may be millions, and hardly more where others gave back much before it.
+    `most`: the highest priority; a message that asks for more has that. All that come back were in front of
+    those that were never given out. So of one priority they go first, by their numbers: as runs, each of
+    messages with consecutive numbers.
     """
 
-    __slots__ = ()
+    __slots__ = ("_came", "_requeued", "_top", "count")
 
-    def put_back(self, messages: list[Message]) -> None:
-        """Put back messages that were here before, given in the order of their numbers."""
-        if not (self and messages) or messages[-1].number < self[0].number:
-            self.extendleft(reversed(messages))
-            return
-        if len(messages) <= _FEW:
-            end = 1
-            for message in messages:
-                end = self._reach(message.number, end)
-                insort(self, message, 0, min(end, len(self)), key=_NUMBER)
-            return
-        first, last = messages[0].number, messages[-1].number
-        start = bisect_left(self, first, 0, min(self._reach(first), len(self)), key=_NUMBER)
-        behind = len(self) - start
-        self.rotate(-start)
-        among: list[Message] = []
-        while len(among) < behind and self[0].number < last:
-            among.append(self.popleft())
-        among += messages
-        among.sort(key=_NUMBER)
-        self.extendleft(reversed(among))
-        self.rotate(start)
+    def __init__(self, most: int = 0) -> None:
+        self._came = tuple([deque[Message]() for _ in range(most + 1)])
+        """The messages of each priority that were never given out."""
+        self._requeued = tuple([list[tuple[int, list[Message]]]() for _ in range(most + 1)])
+        """Heaps of runs of the others, by their first numbers."""
+        self._top = 0  # no message has a higher priority
+        self.count = 0
 
-    def _reach(self, number: int, end: int = 1) -> int:
-        """The place from which on nothing has a smaller number. It is looked for from the front, where a
-        deque is quickly reached."""
-        while end < len(self) and self[end].number < number:
-            end *= 2
-        return end
-
-    def first_number(self) -> int:
-        """The smallest there is; not while it is empty."""
-        return self[0].number
-
-
-class Priorities:
-    """The highest first, each in order of arrival. A message that asks for more than `most` gets that."""
-
-    __slots__ = ("_count", "_rows", "_top")
-
-    def __init__(self, most: int) -> None:
-        self._rows = [ReadyRow() for _ in range(most + 1)]
-        self._top = 0  # no message has a higher one
-        self._count = 0
+    @property
+    def in_order(self) -> bool:
+        """Whether all go in order of arrival: there are no priorities."""
+        return len(self._came) == 1
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[Message]:
-        return chain.from_iterable(reversed(self._rows))
+        for came, requeued in zip(reversed(self._came), reversed(self._requeued), strict=True):
+            for _, run in sorted(requeued):
+                yield from run
+            yield from came
 
-    def __getitem__(self, place: int, /) -> Message:
-        assert place == 0, "only the next one out can be looked at"
-        return self._front()[0]
-
-    def popleft(self) -> Message:
-        message = self._front().popleft()
-        self._count -= 1
-        return message
-
-    def extend(self, messages: Iterable[Message], /) -> None:
-        rows, most = self._rows, len(self._rows) - 1
-        for message in messages:
-            priority = min(message.head.noted.priority, most)
-            rows[priority].append(message)
-            self._count += 1
-            if priority > self._top:
-                self._top = priority
-
-    def put_back(self, messages: list[Message]) -> None:
-        most = len(self._rows) - 1
-        of: dict[int, list[Message]] = {}
-        for message in messages:
-            of.setdefault(min(message.head.noted.priority, most), []).append(message)
-        for priority, those in of.items():
-            self._rows[priority].put_back(those)
-        self._count += len(messages)
-        self._top = max([self._top, *of])
+    def first(self) -> Message:
+        """The next one out. Some must be there."""
+        top = self._find_top()
+        requeued = self._requeued[top]
+        return requeued[0][1][0] if requeued else self._came[top][0]
 
     def first_number(self) -> int:
-        return min(row[0].number for row in self._rows if row)
+        """The smallest number. Some must be there."""
+        requeued = [heap[0][0] for heap in self._requeued if heap]
+        return min([*requeued, *[came[0].number for came in self._came if came]])
 
-    def clear(self) -> None:
-        for row in self._rows:
-            row.clear()
-        self._count = self._top = 0
+    def take(self, most: int) -> list[Message]:
+        """Take some of the next ones out, up to `most`: at least one, where there is one."""
+        if not self.count:
+            return []
+        top = self._find_top() if self._top else 0
+        requeued = self._requeued[top]
+        if requeued:
+            taken = heappop(requeued)[1]
+            if len(taken) > most:
+                heappush(requeued, (taken[most].number, taken[most:]))
+                del taken[most:]
+        else:
+            came = self._came[top]
+            taken = [came.popleft() for _ in range(min(most, len(came)))]
+        self.count -= len(taken)
+        return taken
 
-    def _front(self) -> ReadyRow:
-        """Raises IndexError where there is nothing."""
-        rows = self._rows
-        if not self._count:
-            raise IndexError("nothing is ready")
-        while not rows[self._top]:
+    def add(self, messages: Sequence[Message]) -> None:
+        """Put messages behind all others of their priorities."""
+        self.count += len(messages)
+        came = self._came
+        if len(came) == 1:
+            came[0].extend(messages)
+            return
+        for message in messages:
+            came[self._level(message)].append(message)
+
+    def requeue(self, messages: Sequence[Message]) -> None:
+        """Messages that were taken return to their places; in the order of their numbers."""
+        self.count += len(messages)
+        runs: dict[int, list[Message]] = {}
+        for message in messages:
+            level = self._level(message)
+            run = runs.get(level)
+            if run is not None and message.number == run[-1].number + 1:
+                run.append(message)
+            else:
+                runs[level] = run = [message]
+                heappush(self._requeued[level], (message.number, run))
+
+    def _level(self, message: Message) -> int:
+        """The priority that a message has here, now that it comes."""
+        most = len(self._came) - 1
+        if not most:
+            return 0
+        level = min(message.head.noted.priority, most)
+        self._top = max(self._top, level)
+        return level
+
+    def _find_top(self) -> int:
+        """The highest priority of which there are some. Some must be there."""
+        while not (self._requeued[self._top] or self._came[self._top]):
             self._top -= 1
-        return rows[self._top]
-
-
-Ready: TypeAlias = ReadyRow | Priorities
-"""`ready[0]` is the next one out."""
+        return self._top
 
 
 @attrs.define(eq=False)
@@ -141,7 +132,7 @@ class Row:
 
     _memory: Memory
     _priority_max: int
-    ready: Ready = attrs.field(init=False)
+    ready: ReadyMessages = attrs.field(init=False)
     """The messages in memory."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
@@ -151,13 +142,10 @@ class Row:
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.ready = self._empty()
-
-    def _empty(self) -> Ready:
-        return Priorities(self._priority_max) if self._priority_max else ReadyRow()
+        self.ready = ReadyMessages(self._priority_max)
 
     def __len__(self) -> int:
-        return len(self.ready) if self.cold is None else len(self.ready) + self.cold.count
+        return self.ready.count if self.cold is None else self.ready.count + self.cold.count
 
     @property
     def all_body_bytes(self) -> int:
@@ -188,42 +176,59 @@ class Row:
             return
         if self.log is not None:
             self.log.keep(messages)
-        self.ready.extend(messages)
+        self.ready.add(messages)
         self._count(messages)
 
     def load(self, messages: list[Message]) -> None:
         """Messages that were cold are in memory now."""
         self._memory.take(sizes(messages)[1])
-        self.ready.extend(messages)
+        self.ready.add(messages)
         self._count(messages)
 
     def put_back(self, messages: list[Message]) -> None:
         """Messages that were taken return to their places."""
-        if messages:
-            messages.sort(key=_NUMBER)
-            self.ready.put_back(messages)
-            self._count(messages)
+        messages.sort(key=_NUMBER)
+        self.ready.requeue(messages)
+        self._count(messages)
 
     def _count(self, messages: Sequence[Message]) -> None:
         body_bytes, cost_bytes = sizes(messages)
         self.body_bytes += body_bytes
         self.cost_bytes += cost_bytes
 
-    def count_out(self, messages: Sequence[Message]) -> None:
-        """Count messages that were taken out of `ready`, whoever took them."""
+    def take(self, most: int, body_bytes_most: float = math.inf) -> list[Message]:
+        """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: at least
+        one, where there is one in memory."""
+        ready = self.ready
+        if (
+            most > 1 and ready.count > 1 and body_bytes_most < math.inf
+        ):  # as many as fit, where they are alike
+            most = min(most, int(body_bytes_most) // max(ready.first().head.body_bytes, 1) + 1)
+        messages = ready.take(most)
+        if len(messages) == 1:
+            head = messages[0].head
+            self.body_bytes -= head.body_bytes
+            self.cost_bytes -= head.cost_bytes
+            return messages
         body_bytes, cost_bytes = sizes(messages)
+        if body_bytes > body_bytes_most and body_bytes - messages[-1].head.body_bytes > body_bytes_most:
+            fitting = bisect_right(
+                [*accumulate([message.head.body_bytes for message in messages])], body_bytes_most
+            )
+            ready.requeue(messages[fitting + 1 :])
+            del messages[fitting + 1 :]
+            body_bytes, cost_bytes = sizes(messages)
         self.body_bytes -= body_bytes
         self.cost_bytes -= cost_bytes
+        return messages
 
     def pop(self) -> Message:
-        message = self.ready.popleft()
-        self.body_bytes -= message.head.body_bytes
-        self.cost_bytes -= message.head.cost_bytes
-        return message
+        """Take the next one out. Some must be in memory."""
+        return self.take(1)[0]
 
-    def clear(self) -> Ready:
+    def clear(self) -> ReadyMessages:
         """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
-        ready, self.ready = self.ready, self._empty()
+        ready, self.ready = self.ready, ReadyMessages(self._priority_max)
         self.body_bytes = self.cost_bytes = 0
         return ready
 
@@ -243,14 +248,14 @@ class Row:
 
     def load_front(self) -> bool:
         """Have some of the row in memory, where nothing is; whether something is there now."""
-        if not self.ready and self.cold is not None:
+        if not self.ready.count and self.cold is not None:
             self.cold.fetch()
-        return bool(self.ready)
+        return self.ready.count > 0
 
     @property
     def is_loading(self) -> bool:
         """Whether the next message is on its way from the log."""
-        return not self.ready and self.cold is not None and self.cold.reading
+        return not self.ready.count and self.cold is not None and self.cold.reading
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
         """Call it once, when what is on its way from the log is there."""

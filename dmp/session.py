@@ -141,7 +141,7 @@ class Session(SessionBase):
         super().access_changed()
         if isinstance(self._role, Sink):
             self._role.access_changed()
-        if self.ended or self._role is None or self.may(*self._right):
+        if self.ended or self._role is None or self.identity.may(*self._right):
             return
         if isinstance(self._role, Feed):
             self._role.cancelled()
@@ -160,9 +160,9 @@ class Session(SessionBase):
             raise wire_error(Reply.BAD_LEASE, "not valid for this client")
         self.deadline(_LEASE, math.inf)
         target = lease.target
-        self.admit(broker.access, lease.owner.account)
+        self.identity.admit(broker.access, lease.owner.account)
         self._right = WRITE if isinstance(target, Exchange) else READ, target.name or DEFAULT_IN_RULES
-        if not self.may(*self._right):
+        if not self.identity.may(*self._right):
             if isinstance(target, Queue):
                 target.feed_lease = None
             raise _no_access()

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import attrs
 
 from dmp.message import Head, Message
-from dmp.row import Ready
+from dmp.row import Row
 
 _DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
@@ -219,30 +219,16 @@ def shares_of(takers: Collection[Taker], most: int) -> list[Share]:
     return shares
 
 
-def share_out(ready: Ready, shares: Sequence[Share]) -> int:
+def share_out(row: Row, shares: Sequence[Share]) -> int:
     """One message to each in turn, until one has no more room or enough is given; how many were given."""
-    given = given_bytes = 0
     if len(shares) == 1:
         _, messages, count, room_bytes = shares[0]
-        count = min(count, _DISPATCHED_MAX, len(ready))
-        while given < count and given_bytes <= room_bytes:
-            message = ready.popleft()
-            messages.append(message)
-            given_bytes += message.head.body_bytes
-            given += 1
-        return given
-    rooms = [room_bytes for _, _, _, room_bytes in shares]
-    rounds = min(_DISPATCHED_MAX // len(shares) + 1, min(count for _, _, count, _ in shares))
-    for _ in range(rounds):
-        for at, (_, messages, _, _) in enumerate(shares):
-            if not ready or given_bytes > _DISPATCHED_BYTES_MAX:
-                break
-            message = ready.popleft()
-            messages.append(message)
-            size = message.head.body_bytes
-            rooms[at] -= size
-            given_bytes += size
-            given += 1
-        if not ready or given_bytes > _DISPATCHED_BYTES_MAX or min(rooms) < 0:
-            break
-    return given
+        messages += row.take(min(count, _DISPATCHED_MAX), room_bytes)
+        return len(messages)
+    among = len(shares)
+    count = min([count for _, _, count, _ in shares])
+    least_bytes = min([room_bytes for _, _, _, room_bytes in shares])
+    given = row.take(min(_DISPATCHED_MAX, among * count), min(least_bytes, _DISPATCHED_BYTES_MAX))
+    for at, (_, messages, _, _) in enumerate(shares):
+        messages += given[at::among]
+    return len(given)

@@ -30,7 +30,7 @@ from dms.wire import (
     split_name,
 )
 from shared.access import MANAGE, READ, WRITE, Guard
-from shared.net.session import Stop
+from shared.net.stops import Stop
 from shared.replies import ReplySlot
 from shared.turns import batched
 
@@ -70,7 +70,7 @@ def _handshake(session: Session, message_id: int, payload: bytes) -> None:
             _refuse_login(session, message_id, "wrong name or password")
 
     if login is not None:
-        session.log_in(*login, done)
+        session.identity.log_in(*login, done)
     else:
         _welcome(session, message_id)
 
@@ -114,7 +114,7 @@ def _delete_queue(session: Session, message_id: int, payload: bytes) -> None:
     queue, engine = _existing(session, MANAGE, payload), session.engine
     depth, ticket = queue.depth, engine.delete(queue)
     engine.log.debug("queue deleted", peer=session.connection.peer, queue=queue.text, messages=depth)
-    session.audit("delete", queue.name)
+    session.identity.audit("delete", queue.name)
     _confirm(session, ticket, Type.DELETE_QUEUE, message_id)
 
 
@@ -213,7 +213,7 @@ def _disconnect(session: Session, message_id: int, payload: bytes) -> None:
 
 def require(session: Session, action: str, name: bytes | str) -> None:
     """Raise Refusal if the user may not do that."""
-    if session.guard is not None and not session.may(action, name):
+    if session.guard is not None and not session.identity.may(action, name):
         raise Refusal(Status.DENIED, "not allowed")
 
 

@@ -54,7 +54,8 @@ from dms.wire import (
 from shared.access import READ, WRITE, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
-from shared.net.session import STOP_WORDS, SessionBase
+from shared.net.session import SessionBase
+from shared.net.stops import STOP_WORDS
 from shared.queues.core import SLACK_BYTES
 from shared.turns import Turn
 
@@ -124,9 +125,9 @@ class Session(SessionBase):
         self.untried: Callable[[bytes], bool] | None = None
         """Whether a delivery, by its id, cannot have been tried when the connection ended. None: all were."""
         engine.log.debug("client connected", peer=connection.peer)
-        self.admit(gate)
+        self.identity.admit(gate)
         self._set_queues()
-        self.await_first_request(_SAID_NOTHING)
+        self.identity.await_first_request(_SAID_NOTHING)
 
     # -- the fast path
 

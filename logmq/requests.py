@@ -207,7 +207,7 @@ def _commit(session: Session, fields: Sequence[bytes]) -> None:
         except (StoreError, Refusal) as error:
             session.refuse(error)
         else:
-            session.reply_after(ticket, b"OK %d\n" % offset)
+            session.replies.reply_after(ticket, b"OK %d\n" % offset)
 
     session.read_log(lambda done: log.is_record_start(offset, done), finish)
 
@@ -227,7 +227,7 @@ def _delete(session: Session, fields: Sequence[bytes]) -> None:
     _await_turn(session)
     log = _existing(session, MANAGE, fields[0])
     ticket = session.broker.delete(log)
-    session.audit("delete", fields[0])
+    session.identity.audit("delete", fields[0])
     session.replies.reply_after(ticket, b"OK\n")
 
 
@@ -295,7 +295,7 @@ def log_in(session: Session, line: bytes) -> None:
 
     def done(fits: bool) -> None:
         if not session.user:
-            session.await_first_request(log_in_first().line)
+            session.identity.await_first_request(log_in_first().line)
         if fits:
             session.logins_refused = 0
             slot.resolve(b"OK\n")
@@ -305,7 +305,7 @@ def log_in(session: Session, line: bytes) -> None:
         if session.logins_refused >= LOGINS_MAX:
             session.end_with(Event.LOGIN_REFUSED)
 
-    session.log_in(name.decode("utf-8", "replace"), password, done)
+    session.identity.log_in(name.decode("utf-8", "replace"), password, done)
 
 
 def end_http(session: Session, line: bytes) -> None:

@@ -45,7 +45,8 @@ from shared.access import READ, WRITE, Guard
 from shared.errors import StoreError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
-from shared.net.session import STOP_WORDS, SessionBase, Stop
+from shared.net.session import SessionBase
+from shared.net.stops import STOP_WORDS, Stop
 from shared.replies import ReplySlot
 from shared.storage.format import split_records
 
@@ -124,9 +125,9 @@ class Session(SessionBase):
         self.tail: Tail | None = None
         self.fetches: dict[Fetch, None] | None = None
         self.listing: tuple[Iterator[tuple[bytes, bool]], ReplySlot] | None = None
-        self.admit(broker.access)
+        self.identity.admit(broker.access)
         self._known = self._writable_topics()
-        self.await_first_request(_SAID_NOTHING if self.user else requests.log_in_first().line)
+        self.identity.await_first_request(_SAID_NOTHING if self.user else requests.log_in_first().line)
 
     # -- the driver's calls
 
@@ -593,7 +594,7 @@ class Session(SessionBase):
         if self.guard is not None:
             if not self.user:
                 raise requests.log_in_first()
-            if not self.may(action, name):
+            if not self.identity.may(action, name):
                 raise Refusal(Code.DENIED, "not allowed")
 
     # -- reads

@@ -126,8 +126,8 @@ class SyslogSession(SessionBase):
         super().__init__(connection, seconds)
         self._intake = intake
         self._sender = connection.peer.encode()
-        self.admit(gate)
-        self.await_first_request()
+        self.identity.admit(gate)
+        self.identity.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         if not self.user:

@@ -40,8 +40,8 @@ class Session(SessionBase):
         self._client: ClientSession | None = None
         self._id = b""
         self.state = State.ID
-        self.admit(gate)
-        self.await_first_request()
+        self.identity.admit(gate)
+        self.identity.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         if self.state is State.ID:
@@ -66,7 +66,7 @@ class Session(SessionBase):
             command, topic = found
             if command == Command.LOGIN:  # the commands behind it wait for its outcome
                 user, _, password = topic.partition(b":")
-                self.log_in(user.decode("utf-8", "replace"), password, self._logged_in)
+                self.identity.log_in(user.decode("utf-8", "replace"), password, self._logged_in)
                 break
             assert client is not None
             event = _EVENTS[Command(command)]

@@ -1,4 +1,4 @@
-"""One word, one meaning: the glossary of ARCHITECTURE.md, and the names of classes."""
+"""One word, one meaning: the glossary of ARCHITECTURE.md, names of classes, and the steps of its ways."""
 
 import ast
 import re
@@ -77,3 +77,34 @@ def test_the_list_of_names_that_mean_the_same_has_none_too_many() -> None:
 )
 def test_a_class_that_stands_twice_is_found(other: str, found: list[str]) -> None:
     assert list(doublets([Module("dms/a.py", "class Place: ..."), Module("dmp/b.py", other)])) == found
+
+
+def definitions(source: str) -> set[str]:
+    """The names of classes and functions at the top of a module, and of methods as `Class.method`."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, (ast.ClassDef, *functions)):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, functions)}
+    return names
+
+
+def test_every_step_of_a_message_is_a_function_of_its_file() -> None:
+    text = (ROOT / "shared/ARCHITECTURE.md").read_text()
+    ways = text.partition("## The way of one message")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```\n(.*?)^```", ways, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 4
+    known: dict[str, set[str]] = {}
+    missing = []
+    for block in blocks:
+        file = ""
+        for step in re.findall(r"[\w/]*\.[\w.]+", block):
+            path, _, name = step.partition(".")
+            file = path or file
+            if file not in known:
+                known[file] = definitions((ROOT / f"{file}.py").read_text())
+            if name not in known[file]:
+                missing.append(f"{file}.{name}")
+    assert missing == []

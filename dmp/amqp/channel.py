@@ -149,12 +149,12 @@ class AmqpChannels:
 
     def require(self, action: str, name: bytes) -> None:
         """Raises Refusal where the user may not. `name`: of a queue, or what rules call an exchange."""
-        if not self.session.may(action, name):
+        if not self.session.identity.may(action, name):
             raise _not_allowed(name)
 
     def require_some(self, name: bytes) -> None:
         """Raises Refusal where the user may do nothing at all with it."""
-        if not self.session.may_see(name):
+        if not self.session.identity.may_see(name):
             raise _not_allowed(name)
 
     def access_changed(self) -> None:
@@ -224,7 +224,7 @@ class AmqpChannels:
         finally:
             self._cancelled = None
             for channel, frame in cancelled:
-                channel.tell_cancelled(frame)
+                channel.send(frame)
 
     def holds_cancel(self, channel: Channel, frame: bytes) -> bool:
         """Whether this must wait for the answer."""
@@ -377,9 +377,8 @@ class AmqpChannels:
     def _each_back(
         self, channel: Channel | None, left: deque[Delivery], queues: dict[Queue, None], *, requeue: bool
     ) -> Iterator[None]:
-        # The newest return first: each finds its place at the front.
-        take, give = (left.pop, Queue.requeue) if requeue else (left.popleft, Queue.reject)
-        for batch in taken_out(take, left):
+        give = Queue.requeue if requeue else Queue.reject
+        for batch in taken_out(left.popleft, left):
             for queue, messages in by_queue(batch).items():
                 try:
                     give(queue, messages)
@@ -575,9 +574,9 @@ class Channel:
         self.mux.reply(encode(method, self.number), ticket)
 
     def send(self, data: bytes) -> None:
-        """What keeps no order with replies."""
+        """What is no answer comes in its turn, too: behind answers that wait for the disk."""
         if not self.silent:
-            self.mux.connection.write(data)
+            self.mux.reply(data)
 
     def send_return(self, code: Code, head: Head, body: bytes) -> None:
         """Give a publish back that could not be routed, or not delivered at once."""
@@ -688,12 +687,7 @@ class Channel:
         if self.mux.capabilities.get("consumer_cancel_notify"):
             frame = encode(commands.Basic.Cancel(consumer.tag.decode(), True), self.number)
             if not self.mux.holds_cancel(self, frame):
-                self.tell_cancelled(frame)
-
-    def tell_cancelled(self, frame: bytes) -> None:
-        """In its turn: behind the answer to the delete, which may wait for the disk."""
-        if not self.silent:
-            self.mux.reply(frame)
+                self.send(frame)
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """The client has cancelled the consumer; what it has stays unacknowledged."""

@@ -168,7 +168,7 @@ def exchange_delete(channel: Channel, method: commands.Exchange.Delete) -> None:
     found = name in channel.mux.broker.exchanges
     ticket = channel.mux.broker.topology.delete_exchange(name, if_unused=method.if_unused)
     if found:
-        channel.mux.session.audit("delete-exchange", name)
+        channel.mux.session.identity.audit("delete-exchange", name)
     _answer(channel, method, commands.Exchange.DeleteOk(), ticket)
 
 
@@ -256,7 +256,7 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
     queue = _named(channel, method.queue)
     _await_disk(channel, queue)
     count, ticket = channel.mux.broker.topology.purge_queue(queue)
-    channel.mux.session.audit("purge", queue.name)
+    channel.mux.session.identity.audit("purge", queue.name)
     _answer(channel, method, commands.Queue.PurgeOk(count), ticket)
 
 
@@ -280,7 +280,7 @@ def queue_delete(channel: Channel, method: commands.Queue.Delete) -> None:
     with channel.mux.answer_first():
         if queue is not None:
             count, ticket = topology.delete_queue(queue, if_unused=method.if_unused, if_empty=method.if_empty)
-            channel.mux.session.audit("delete", name)
+            channel.mux.session.identity.audit("delete", name)
         _answer(channel, method, commands.Queue.DeleteOk(count), ticket)
 
 
@@ -453,7 +453,10 @@ def _tag(method: commands.Basic.Ack | commands.Basic.Nack | commands.Basic.Rejec
 
 @handles(commands.Basic.Recover, commands.Basic.RecoverAsync)
 def recover(channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync) -> None:
-    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it."""
+    """All that is unacknowledged is delivered again: by its queue, or to the consumer that had it, behind the
+    answers that wait for the disk."""
+    if channel.mux.replies.pending and not method.requeue:
+        raise NotYet(channel.mux.replies.when_empty)
     if isinstance(method, commands.Basic.Recover):
         channel.reply(commands.Basic.RecoverOk())
     if method.requeue:

@@ -36,7 +36,8 @@ from dmp.settings import LOCAL
 from shared.access import ANONYMOUS
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
-from shared.net.session import SessionBase, Stop
+from shared.net.session import SessionBase
+from shared.net.stops import Stop
 from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class AmqpSession(SessionBase):
         self._channel_max = settings.channels_max
         self._heartbeat_seconds = 0
         self._heard = connection.now
-        self.admit(broker.access)
+        self.identity.admit(broker.access)
         connection.on_drained = self.drained
         self.deadline(LOGIN, open_until)
         mechanisms = "PLAIN AMQPLAIN EXTERNAL" if connection.certificate_user else "PLAIN AMQPLAIN"
@@ -385,7 +386,9 @@ class AmqpSession(SessionBase):
         elif is_guest and near and not access.asks_login:
             self._logged_in(name, mechanism, True)
         else:
-            self.log_in(name, password, functools.partial(self._logged_in, name, mechanism, counted=True))
+            self.identity.log_in(
+                name, password, functools.partial(self._logged_in, name, mechanism, counted=True)
+            )
 
     def _logged_in(self, name: str, mechanism: str, fits: bool, *, counted: bool = False) -> None:
         """A login was looked at. `counted`: where it failed, the guard knows of it."""
@@ -445,7 +448,7 @@ class AmqpSession(SessionBase):
             self._secret_updated(True)
         else:
             password = secret.encode() if isinstance(secret, str) else secret
-            self.log_in(self.user, password, self._secret_updated)
+            self.identity.log_in(self.user, password, self._secret_updated)
 
     def _secret_updated(self, fits: bool) -> None:
         if self.state is not State.OPEN:

@@ -523,13 +523,15 @@ class LoopTurn:
             self.send({each for each in self.to_send if each.expects})
         self._after_turn()
         hold = hold and len(self.to_send) >= HOLD_LEAST
-        turn = Turn()
+        turn: Turn | None = None
         while not behind and ((self.to_send and not hold) or self._lost or self._ending):
             behind = bool(self._ending) and not self._end_inputs()
             if not hold and not self.send():
                 behind = True
-            if self._lost and not self.release_lost(turn):
-                behind = True
+            if self._lost:
+                turn = turn or Turn()
+                if not self.release_lost(turn):
+                    behind = True
         if behind:
             self.request()
         self.in_turn = False
@@ -568,11 +570,11 @@ class LoopTurn:
         if but:
             self.to_send = [each for each in to_send if each in but and not each.closed]
             to_send = [each for each in to_send if each not in but]
-        turn = Turn()
+        turn = Turn() if len(to_send) > 1 else None  # to one connection, as mostly, it is not asked
         for done, connection in enumerate(to_send, start=1):
             much = connection.outbox.size > MUCH_BYTES
             connection.send()
-            if (turn.over_now() if much else turn.over()) and done < len(to_send):
+            if turn is not None and (turn.over_now() if much else turn.over()) and done < len(to_send):
                 self.to_send[:0] = to_send[done:]
                 return False
         return True

@@ -23,50 +23,24 @@ No I/O and no clock: the driver calls, and time is `connection.now`.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shared.access import ANONYMOUS, READ, Guard
+from shared.access import ANONYMOUS, Guard
 from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import HELD_BYTES_MIN, Connection
+from shared.net.identity import Identity
+from shared.net.stops import STOP_WORDS, Stop
 from shared.replies import Replies
 from shared.turns import Turn
 
 if TYPE_CHECKING:
-    from shared.storage.store import Store, Ticket
+    from shared.storage.store import Store
 
-
-class Stop:
-    """Reasons to hold input back, as bits: several may hold at once. A protocol's own start at `FIRST_OWN`.
-
-    Plain ints: an operation on an `IntFlag` takes twenty times as long, and every message tests these.
-    """
-
-    REPLIES = 1
-    """Too many answers are pending."""
-    OUTBOX = 2
-    """The peer does not read its answers."""
-    STORE = 4
-    """The store is congested: the disk does not keep up."""
-    OTHERS = 8
-    """Other connections are served first."""
-    LOGIN = 16
-    """A password is being checked."""
-    FIRST_OWN = 1 << 8
-
-
-STOP_WORDS = {
-    Stop.REPLIES: "answers that wait",
-    Stop.OUTBOX: "its peer to read",
-    Stop.STORE: "the disk",
-    Stop.OTHERS: "its turn",
-    Stop.LOGIN: "its login",
-}
 
 COPIED_BYTES_MAX = 16 * 1024
 """At most this much of the read behind an incomplete request is copied when the two are joined."""
-LOGIN_SECONDS = 10.0
-"""Time for the first complete request where a login is required, in place of `net.first_request_seconds`."""
 _IDLE, _APPLYING, _RELEASED = range(3)
 
 
@@ -84,12 +58,9 @@ class SessionBase:
 
     __slots__ = (
         "_at",
-        "_counted",
-        "_crowded",
         "_deadlines",
         "_delimiter",
         "_eof",
-        "_gate",
         "_input_due",
         "_needed",
         "_needed_is_whole",
@@ -102,6 +73,7 @@ class SessionBase:
         "gathered_bytes",
         "guard",
         "hung_up",
+        "identity",
         "input_seconds",
         "kept",
         "lost",
@@ -138,9 +110,7 @@ class SessionBase:
         self._deadlines: dict[int, float] | None = None  # made when first needed: most connections are idle
         self.user = ANONYMOUS
         self.guard: Guard | None = None
-        self._counted = ""  # the user whose connection this counts as,
-        self._crowded = False  # and who has more than his share of them
-        self._gate: Guard | None = None  # the protocol's guard, also where everything is allowed
+        self.identity = Identity(self)
 
     # What a subclass supplies.
 
@@ -217,7 +187,7 @@ class SessionBase:
 
     def on_deadline(self, now: float) -> None:
         self._wake = math.inf
-        if self._crowded:
+        if self.identity.crowded:
             self.close_for(f"{self.user} has his share of net.connections_max")
             return
         if self.stopped & Stop.OTHERS:
@@ -248,14 +218,6 @@ class SessionBase:
     def reply(self, data: bytes) -> None:
         """Answer, in request order."""
         self.replies.reply(data)
-
-    def reply_after(self, ticket: "Ticket", data: bytes, count: int = 1) -> None:
-        """Answer `count` requests, in request order, once `ticket` is done."""
-        self.replies.reply_after(ticket, data, count)
-
-    def push(self, data: bytes) -> None:
-        """Send something that answers no request: it does not wait for pending answers."""
-        self.connection.write(data)
 
     # Input.
 
@@ -319,7 +281,8 @@ class SessionBase:
         """Stop if the disk does not keep up."""
         if store.congested and not self.stopped & Stop.STORE:
             self.pause_input(Stop.STORE)
-            store.when_uncongested(self.connection.guarded(self._uncongested))
+            # Thousands may wait for the store: not all of them in one turn.
+            store.when_uncongested(self.connection.guarded(partial(self.resume_next_turn, Stop.STORE)))
 
     def drained(self) -> None:
         """The outbox has drained. A subclass that has more to send then overrides this."""
@@ -332,73 +295,11 @@ class SessionBase:
         else:
             self.resume_input(Stop.REPLIES)
 
-    # Login and access.
-
-    def admit(self, gate: Guard | None, user: str = "") -> None:
-        """Put the connection under a protocol's guard. It belongs to `user`; where that is "", to the user
-        named in the client certificate.
-        """
-        if gate is not None:
-            self._gate = gate
-            gate.clients.add(self)
-            if user:
-                self.user = user
-            elif self.connection.certificate_user:
-                self.user = gate.user_of_certificate(self.connection.certificate_user) or ANONYMOUS
-            self._set_guard(gate)
-
-    def await_first_request(self, farewell: bytes = b"") -> None:
-        """`Connection.await_first_request`, with `LOGIN_SECONDS` at most where a login is required."""
-        gate = self._gate
-        has_to_log_in = gate is not None and gate.asks_login
-        self.connection.await_first_request(farewell, LOGIN_SECONDS if has_to_log_in else math.inf)
-
-    def audit(self, action: str, name: str | bytes) -> None:
-        """Write a line to the audit log: the user has done `action` to `name`."""
-        if self._gate is not None:
-            self._gate.done(self.user, self.connection.peer, action, name)
-
-    def log_in(self, user: str, password: bytes, done: Callable[[bool], None]) -> None:
-        """Check a password and call `done` with the result. Input is held back until then."""
-
-        def checked(fits: bool) -> None:
-            if self.lost or self.ended:
-                return
-            if fits:
-                self.user = user
-                self.access_changed()
-            done(fits)
-            self.resume_next_turn(
-                Stop.LOGIN
-            )  # in a turn of the driver, so what `done` wrote is committed at its end
-
-        gate = self._gate
-        if gate is None:
-            done(False)
-        else:
-            self.pause_input(Stop.LOGIN)
-            gate.log_in(user, password, self.connection.peer, checked, self.connection.in_its_turn)
-
-    def may(self, action: str, name: str | bytes) -> bool:
-        """Whether the user may do `action` to `name`; a refusal is counted and logged."""
-        guard = self.guard
-        if guard is None or guard.may(self.user, action, name):
-            return True
-        guard.refuse(self.user, action, name, self.connection.peer)
-        return False
-
-    def may_see(self, name: str | bytes) -> bool:
-        """Whether the user may do anything at all with `name`; a refusal is counted and logged as a read."""
-        guard = self.guard
-        if guard is None or guard.may_see(self.user, name):
-            return True
-        guard.refuse(self.user, READ, name, self.connection.peer)
-        return False
+    # Access.
 
     def access_changed(self) -> None:
         """The rules or the user have changed. A subclass also ends what is no longer allowed."""
-        if self._gate is not None:
-            self._set_guard(self._gate)
+        self.identity.look_again()
 
     def close_for(self, reason: str) -> None:
         """Close: the user no longer exists."""
@@ -407,17 +308,6 @@ class SessionBase:
     def kick(self, reason: str) -> None:
         """Close: an administrator asks for it. A subclass says so first, if its protocol can."""
         self.close_for(reason)
-
-    def _set_guard(self, gate: Guard) -> None:
-        if self.user in ("", ANONYMOUS):
-            self.user = "" if gate.asks_login else ANONYMOUS
-        if self.user != self._counted:
-            self._crowded = not gate.access.count_connection(self.user, self._counted)
-            self._counted = self.user
-            if self._crowded:  # while it is opened the driver has no session yet that it could close
-                self.wake_by(self.connection.now)
-        self.connection.set_stranger(not self.user)
-        self.guard = None if self.user == ANONYMOUS and gate.opens else gate
 
     @property
     def waits_for(self) -> list[str]:
@@ -461,9 +351,7 @@ class SessionBase:
         """Release everything now; input may still be taken."""
         if not self._released:
             self._released = True
-            if self._gate is not None:
-                self._gate.clients.discard(self)
-                self._gate.access.count_connection("", self._counted)
+            self.identity.leave()
             self.release()
 
     def finish_when_answered(self) -> None:
@@ -560,6 +448,3 @@ class SessionBase:
         if not self.ended:
             self.on_wire_error(error)
             self.end()
-
-    def _uncongested(self) -> None:
-        self.resume_next_turn(Stop.STORE)  # thousands may wait for the store: not all of them in one turn

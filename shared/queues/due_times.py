@@ -18,7 +18,7 @@ class DueTimes(deque[tuple[int, int]]):
     def add(self, due: int, before: int, grain: int = 0) -> None:
         """The messages behind those known here, and before this number, are due then; or up to `grain`
         later."""
-        if self and due - self[-1][0] <= grain:
+        if self and due <= self[-1][0]:
             self[-1] = self[-1][0], before
         else:
             self.append((due + grain, before))

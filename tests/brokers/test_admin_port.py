@@ -643,3 +643,17 @@ async def test_an_answer_that_is_not_read_keeps_no_other_request_of_its_user_wai
             await stream.receive_some(1)
         with trio.fail_after(5):
             assert (await port.ask("/status", BEARER)).status == 200
+
+
+async def test_who_asks_whether_the_server_is_alive_waits_for_no_other_stranger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admin_port, "FEW", 1)
+    monkeypatch.setattr(admin_port, "PACE_SECONDS", 1000.0)
+    async with admin_port_at() as port, trio.open_nursery() as nursery:
+        for _ in range(6):
+            nursery.start_soon(port.ask, "/status")
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        with trio.fail_after(5):
+            assert (await port.ask("/livez")).body == b"ok\n"
+        nursery.cancel_scope.cancel()

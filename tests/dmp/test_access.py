@@ -380,3 +380,35 @@ async def test_who_is_closed_by_an_administrator_is_told_and_shown_until_then() 
     assert b"402 BAD-LEASE" in leased(place, lease).connection.taken()
     peer.method(C.Connection.CloseOk(), 0)
     assert peer.connection.finished
+
+
+ANNS = Users.parse("ann:secret")
+
+
+@pytest.mark.parametrize(
+    ("required", "file", "settings", "seconds"),
+    [
+        ("never", False, DmpSettings(), 30),
+        ("never", True, DmpSettings(), 30),
+        ("never", True, DmpSettings(users=ANNS), 30),
+        ("never", True, DmpSettings(login_seconds=40), 30),
+        ("always", True, DmpSettings(), 10),
+        ("always", True, DmpSettings(login_seconds=4), 4),
+        ("always", True, DmpSettings(login_seconds=40), 30),
+        ("never", False, DmpSettings(users=ANNS), 10),
+    ],
+)
+@pytest.mark.parametrize("header", [AMQP_HEADER, DMP_HEADER, b""])
+async def test_whoever_must_log_in_has_less_time_for_his_first_word(
+    required: Required, file: bool, settings: DmpSettings, seconds: int, header: bytes
+) -> None:
+    """Its first eight bytes come in the middle of it, and bring no more time."""
+    place = await Place.open(EVERYTHING, required=required, settings=settings, file=file)
+    peer = Peer(place.world)
+    peer.advance(seconds / 2)
+    peer.send(header)
+    peer.advance(seconds / 2 - 1)
+    assert not peer.connection.finished
+    peer.advance(1)
+    assert peer.connection.finished
+    assert place.world.broker.counts.too_late == 1

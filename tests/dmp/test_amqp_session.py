@@ -16,7 +16,7 @@ from dmp.amqp.states import (
 )
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.wire import AMQP_HEADER
-from shared.net.session import Stop
+from shared.net.stops import Stop
 from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
 from tests.dmp.world import World
 
@@ -304,3 +304,34 @@ async def test_the_oldest_go_where_more_is_requeued_than_the_queue_may_hold(
     world.settle()
     assert [message.body for message in world.broker.queues[b"q"].row.ready] == [b"3", b"4"]
     assert world.broker.counts.overflowed == count
+
+
+async def test_a_confirm_comes_behind_answers_that_wait_for_the_disk(world: World, peer: Peer) -> None:
+    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
+    peer.send(declare + encode(C.Confirm.Select(), 1) + publish("", "nowhere", b"x"))
+    assert peer.names() == []
+    world.settle()
+    assert peer.names() == ["Queue.DeclareOk", "Confirm.SelectOk", "Basic.Ack"]
+
+
+async def test_a_message_comes_back_before_its_confirm(world: World, peer: Peer) -> None:
+    peer.ask(C.Confirm.Select())
+    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
+    peer.send(declare + publish("", "nowhere", b"x", mandatory=True))
+    world.settle()
+    names = [name for name in peer.names() if name.startswith(("Queue", "Basic"))]
+    assert names == ["Queue.DeclareOk", "Basic.Return", "Basic.Ack"]
+
+
+async def test_what_is_recovered_comes_behind_answers_that_wait_for_the_disk(
+    world: World, peer: Peer
+) -> None:
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.publish("", "q", b"x", b"y")
+    assert len(bodies(peer.say(C.Basic.Consume(0, "q", "tag")))) == 2
+    declare = encode(C.Queue.Declare(0, "durable", durable=True), 1)
+    peer.send(declare + encode(C.Basic.Recover(False), 1))
+    assert peer.names() == []
+    world.settle()
+    names = [name for name in peer.names() if name.startswith(("Queue", "Basic"))]
+    assert names == ["Queue.DeclareOk", "Basic.RecoverOk", "Basic.Deliver", "Basic.Deliver"]

@@ -1,7 +1,6 @@
 """A bug in what a connection, or a queue, does on somebody else's time costs nobody else."""
 
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import attrgetter
 
 import pytest
@@ -12,6 +11,7 @@ from dmp.feed import Feed
 from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
+from dmp.row import ReadyMessages
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -91,8 +91,8 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     assert not sink.connection.finished
 
 
-class Unfillable(deque[Message]):
-    def extend(self, _: Iterable[Message]) -> None:
+class Unfillable(ReadyMessages):
+    def add(self, messages: Sequence[Message]) -> None:
         raise BugError
 
 
@@ -112,7 +112,7 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.row.ready = deque()
+    bad.row.ready = ReadyMessages()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"

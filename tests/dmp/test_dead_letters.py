@@ -58,7 +58,7 @@ async def test_what_a_publisher_made_up_goes_when_the_message_dies(world: World)
     world.publish(b"", b"q", b"x", properties=marked_up("theirs", "rejected", **told))
     world.settle()
     reject(world, queue)
-    headers = dead.row.ready[0].head.headers
+    headers = dead.row.ready.first().head.headers
     assert [(death["queue"], death["reason"], death["count"]) for death in headers["x-death"]] == [
         ("q", "rejected", 1)
     ]
@@ -76,7 +76,7 @@ async def test_a_dead_letter_knows_where_it_died_over_restarts_and_deaths(world:
         reject(world, world.broker.queues[b"q"])
         world = await world.again()
         dead = world.broker.queues[b"dead"]
-        assert [death["count"] for death in dead.row.ready[0].head.headers["x-death"]] == [count]
+        assert [death["count"] for death in dead.row.ready.first().head.headers["x-death"]] == [count]
         assert await call(world, dead, "redrive") == {"moved": 1, "left": 0}
 
 
@@ -157,7 +157,7 @@ async def test_a_circle_with_a_rejection_in_it_is_the_clients_choice(world: Worl
         reject(world, queue)
         world.advance(1.1)
     assert ready(queue) == [b"x"]
-    assert [death["count"] for death in queue.row.ready[0].head.headers["x-death"]] == [5, 5]
+    assert [death["count"] for death in queue.row.ready.first().head.headers["x-death"]] == [5, 5]
 
 
 @contextmanager

@@ -332,3 +332,15 @@ async def test_an_auto_delete_queue_goes_with_its_feed(world: World, app: Applic
     assert not queue.deleted, "a feed counts as a consumer"
     feed.close()
     assert queue.deleted
+
+
+async def test_a_feed_that_is_slow_is_not_idle(world: World, app: Application) -> None:
+    app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    world.publish(b"quotes", b"k", b"x")
+    waiting = feed.connection.outbox.size
+    for _ in range(3):
+        world.advance(IDLE_SECONDS)
+        feed.connection.now = world.clock.now
+        feed.session.on_deadline(world.clock.now)
+    assert feed.connection.outbox.size == waiting

@@ -147,3 +147,23 @@ async def test_a_client_that_says_no_lease_is_closed_in_time() -> None:
     assert texts(peer.wait(1)) == ["503 INVALID no lease came in time"]
     assert peer.connection.finished
     assert world.broker.counts.too_late == 1
+
+
+async def test_a_feed_is_leased_anew_when_its_connection_has_closed(app: Application) -> None:
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine")
+    assert queue.feed_lease is not None
+    feed.close()
+    assert queue.feed_lease is None
+    app.feed(b"mine")
+
+
+async def test_a_sink_that_is_gone_is_not_found(world: World, app: Application) -> None:
+    lease = app.sink_lease(b"quotes")
+    world.topology.delete_exchange(b"quotes")
+    assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"
+    app.exchange(b"quotes")
+    lease = app.sink_lease(b"quotes")
+    world.topology.delete_exchange(b"quotes")
+    app.exchange(b"quotes")  # another one of that name
+    assert answers(world, lease)[1][1] == "404 NOT-FOUND the exchange is gone"

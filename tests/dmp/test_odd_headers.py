@@ -80,7 +80,7 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     leave(world, queue, reason)
     assert ready(dead) == [b"before", b"odd", b"after"]
     assert world.broker.counts.dead_letters_lost == 0
-    head = dead.row.ready[1].head
+    head = [*dead.row.ready][1].head
     assert kept in head.properties
     newest = field(head, b"x-death")[0]
     assert (newest["queue"], newest["reason"]) == ("q", reason)
@@ -96,7 +96,7 @@ async def test_a_dead_letter_keeps_its_publishers_bytes_and_counts_in_one_type(w
         message = queue.get(False)
         assert message is not None
         queue.reject([message])
-        kept = queue.row.ready[0].head.properties
+        kept = queue.row.ready.first().head.properties
         assert fields in kept
         assert b"\x05countl" + struct.pack(">q", count) in kept
 
@@ -155,7 +155,7 @@ async def test_a_letter_whose_headers_are_bytes_does_not_expire_again(world: Wor
     for _ in range(3):
         world.advance(1)
     assert ready(dead) == [b"x"]
-    head = dead.row.ready[0].head
+    head = dead.row.ready.first().head
     assert head.ttl_ms is None
     assert head.properties.startswith(b"\xa0\0\x04text")
 

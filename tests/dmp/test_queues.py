@@ -85,7 +85,7 @@ async def test_messages_too_old_are_dead_letters(world: World) -> None:
     world.publish(b"", b"q", b"young")
     world.advance(0.6)
     assert ready(dead) == [b"old"]
-    (death,) = dead.row.ready[0].head.headers["x-death"]
+    (death,) = dead.row.ready.first().head.headers["x-death"]
     assert (death["reason"], death["queue"], death["count"]) == ("expired", "q", 1)
     world.advance(1)
     assert ready(dead) == [b"old", b"young"]
@@ -145,7 +145,7 @@ async def test_persistent_messages_are_seen_after_the_sync_and_again_after_a_res
     after = await world.again()
     found = after.broker.queues[b"q"]
     assert ready(found) == [b"kept"]
-    assert found.row.ready[0].redelivered
+    assert found.row.ready.first().redelivered
 
 
 async def test_durable_exchanges_queues_and_bindings_come_back(world: World) -> None:

@@ -11,9 +11,7 @@ from pamqp import base, commands
 from dmp.amqp.wire import encode
 from dmp.data_types import short
 from dmp.listener import DmpService
-from dmp.message import Message
 from dmp.queues import Queue
-from dmp.row import ReadyRow
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready
 from tests.support.commits import fail, journal_write
@@ -313,16 +311,6 @@ async def test_what_is_acknowledged_is_written_before_the_server_has_stopped(wor
     world.store.commit_pending()
     after = await world.again()
     assert ready(after.broker.queues[b"q"]) == []
-
-
-def test_what_comes_back_finds_its_place_however_much_comes_back_at_once() -> None:
-    for several in (1, 5, 40):
-        row = ReadyRow(Message(head(), b"", number) for number in range(1000, 1200))
-        numbers = [*range(0, 1000, 7), *range(3, 1000, 7)]
-        for start in range(0, len(numbers), several):
-            those = sorted(numbers[start : start + several])
-            row.put_back([Message(head(), b"", number) for number in those])
-        assert [message.number for message in row] == [*sorted(numbers), *range(1000, 1200)]
 
 
 async def many_bindings(world: World, exchange: str, count: int) -> Peer:

@@ -395,3 +395,21 @@ async def test_a_closed_client_says_so(peer: Peer) -> None:
     with pytest.raises(Unreachable, match="closed"):
         async with client.consume("jobs"):
             raise AssertionError("consuming")
+
+
+async def test_refusals_keep_their_places_when_the_rest_is_sent_again(
+    peer: Peer, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def refuses_one(stream: trio.StapledStream) -> None:
+        await peer.greet(stream)
+        for answer in (spec.frame(spec.PRODUCE + 1, 2), error(3, spec.FULL, b"full")):
+            await read_frame(stream)
+            await stream.send_all(answer)
+
+    peer.scripts = [refuses_one]
+    peer.queues["jobs"] = deque()
+    async with connect() as client:
+        with pytest.raises(dms.QueueFull) as caught:
+            await client.produce_many("jobs", [b"0", b"1", b"2", b"3"], again=True)
+        assert caught.value.refused == (1,)
+        assert [body for _, body in peer.queues["jobs"]] == [b"2", b"3"]

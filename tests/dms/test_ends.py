@@ -5,7 +5,7 @@ import pytest
 from dms import wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
-from shared.net.session import Stop
+from shared.net.stops import Stop
 from tests.dms.world import NAME, World, statuses, with_queue
 
 

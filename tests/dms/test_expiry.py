@@ -143,6 +143,16 @@ def test_where_the_dead_have_no_place_they_are_held_back_and_tried_again(world: 
     assert world.engine.counts.held_back > 0
 
 
+@pytest.mark.parametrize("option", ["ttl_ms", "delay_ms"])
+def test_no_message_is_due_before_its_time_though_others_came_just_before(world: World, option: str) -> None:
+    peer = made(world, **{option: 1_000_000})
+    peer.produce("orders", b"a")
+    world.advance(1.9)
+    peer.produce("orders", b"b")
+    world.advance(999.6)  # the first may be late by a second; the other one's time comes 0.4 s from now
+    assert [body for _, body in peer.consume("orders", 2)] == [b"a" if option == "delay_ms" else b"b"]
+
+
 def test_a_delayed_message_comes_when_it_is_due(world: World) -> None:
     peer = made(world, delay_ms=20_000)
     peer.produce("orders", b"a")

@@ -118,11 +118,13 @@ RUNS = st.lists(
 
 
 TWO_QUEUES = each(Type.CONSUME, 10, 4, NAME) + each(Type.CONSUME, 14, 4, OTHER)
+TURNS_OF_TWO = turns(0, 4, NAME) + turns(4, 4, OTHER)
 
 
 @pytest.mark.parametrize("persist", [False, True], ids=["memory", "disk"])
 @given(st.lists(st.tuples(st.integers(0, 1), RUNS), max_size=8))
 @example([(0, each(Type.PRODUCE, 1, 9, NAME + b"x") + each(Type.CONSUME, 9, 1, NAME)), (0, TWO_QUEUES)])
+@example([(0, each(Type.PRODUCE, 1, 20, NAME + b"x") + each(Type.CONSUME, 21, 8, NAME)), (0, TURNS_OF_TWO)])
 def test_both_paths_say_the_same_of_runs(persist: bool, reads: list[tuple[int, bytes]]) -> None:
     found = said(persist, reads, depth=20)
     assert found == said(persist, reads, depth=20, fast_path=False)

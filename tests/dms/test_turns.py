@@ -220,7 +220,7 @@ def test_consumes_that_wait_end_with_their_right_and_what_is_held_may_be_acknowl
     world = World()
     access = Access()
     peer, bodies = holding(world)
-    peer.session.admit(access.guard("dms"))
+    peer.session.identity.admit(access.guard("dms"))
     assert peer.consume("orders", 3) == []
     access.replace({ANONYMOUS: User(ANONYMOUS, (Rule.parse("dms:*:other"),))})
     assert statuses(peer.take()) == [Status.DENIED] * 3

@@ -83,13 +83,12 @@ class Finding:
 
 @attrs.frozen
 class FsckReport:
-    """What was read and found. `repairs`: what was done, in words."""
+    """What was read and found."""
 
     findings: tuple[Finding, ...]
     logs: int
     records: int
     bytes_read: int
-    repairs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

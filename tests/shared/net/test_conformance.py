@@ -14,7 +14,8 @@ from shared.errors import RemoteProtocolError
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.outbox import Policy
-from shared.net.session import SessionBase, Stop
+from shared.net.session import SessionBase
+from shared.net.stops import Stop
 from tests.shared.net.served import (
     Recorder,
     Serve,

@@ -95,8 +95,8 @@ class Silent(SessionBase):
 
     def __init__(self, connection: Connection, required: Required) -> None:
         super().__init__(connection)
-        self.admit(Access({}).guard("echo", required))
-        self.await_first_request(b"bye")
+        self.identity.admit(Access({}).guard("echo", required))
+        self.identity.await_first_request(b"bye")
 
     def release(self) -> None:
         pass

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from shared.access import Access
 from shared.errors import RemoteProtocolError, StoreError
-from shared.net.session import SessionBase, Stop
+from shared.net.session import SessionBase
+from shared.net.stops import Stop
 from tests.support.connections import HandTicket, MemoryConnection
 
 SECONDS = 30.0
@@ -244,8 +245,8 @@ def test_what_is_behind_a_login_goes_on_in_a_turn_of_the_driver_which_commits_it
     access, told = Access({}), list[bool]()
     access.check_password = lambda user, password, peer, done: checks.append(done)
     checks: list[Callable[[bool], None]] = []
-    session.admit(access.guard("lines"))
-    session.log_in("ann", b"right", told.append)
+    session.identity.admit(access.guard("lines"))
+    session.identity.log_in("ann", b"right", told.append)
     session.receive(b"a\n")
     checks[0](True)
     assert (told, session.user, session.done) == ([True], "ann", [])
@@ -255,7 +256,7 @@ def test_what_is_behind_a_login_goes_on_in_a_turn_of_the_driver_which_commits_it
 
 def test_a_peer_that_does_not_take_its_answers_is_not_read_until_it_has() -> None:
     session, connection = opened(bound=100)
-    session.push(bytes(101))
+    session.connection.write(bytes(101))
     assert session.stop_if_crowded()
     session.receive(b"a\n")
     assert (session.done, connection.reading) == ([], False)
@@ -308,10 +309,10 @@ def test_answers_leave_in_the_order_of_requests_and_the_last_finishes() -> None:
     session, connection = opened()
     good, bad = HandTicket(), HandTicket()
     session.reply(b"1")
-    session.reply_after(good, b"2")  # type: ignore[arg-type]
+    session.replies.reply_after(good, b"2")  # type: ignore[arg-type]
     session.reply(b"3")
-    session.reply_after(bad, b"45", 2)  # type: ignore[arg-type]
-    session.push(b"!")
+    session.replies.reply_after(bad, b"45", 2)  # type: ignore[arg-type]
+    session.connection.write(b"!")
     session.receive_eof()
     bad.resolve(StoreError("no"))
     assert (connection.taken(), connection.finished) == (b"1!", False)

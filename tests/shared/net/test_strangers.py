@@ -125,8 +125,8 @@ class LogsIn(SessionBase):
 
     def __init__(self, connection: Connection, access: Access) -> None:
         super().__init__(connection)
-        self.admit(access.guard("test", "always"))
-        self.await_first_request()
+        self.identity.admit(access.guard("test", "always"))
+        self.identity.await_first_request()
 
     def apply(self, data: bytes, at: int) -> int:
         while at < len(data) and not self.stopped:
@@ -134,7 +134,7 @@ class LogsIn(SessionBase):
             if self.user or data[at:end] == b"who?\n":
                 self.reply(data[at:end])
             else:
-                self.log_in("ann", data[at : end - 1], self._answer)
+                self.identity.log_in("ann", data[at : end - 1], self._answer)
             at = end
         return at
 

@@ -1,0 +1,224 @@
+"""A real server in a test's own process: ready in milliseconds, on a disk in memory, its time moved by hand.
+
+    pytest_plugins = ["brokers.testing"]
+
+    def test_an_order_is_delivered_again_after_a_nack(broker: Broker) -> None:
+        with brokers.sync.connect(broker.url("dms")) as client:
+            client.create("orders", QueueOptions(retry_ms=60_000))
+            ...
+            broker.advance(60)  # seconds of the server's time; the test waits for none of them
+            assert broker.rows("queues", "dms")[0]["ready"] == 1
+
+It serves in a thread of its own, on loopback, so trio, asyncio and blocking tests use it alike. Its time goes
+as the world's does, and `advance` moves it; the clients' own time is the world's. Needs `brokers[serve]`.
+"""
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NoReturn, TypeVar
+
+import attrs
+import pytest
+import structlog
+import trio
+import trio.testing
+
+from brokers import plugins
+from shared.errors import BrokerError
+from shared.net.network import Group, Network
+from shared.net.settings import NetSettings
+from shared.objects import Objects
+from shared.plugin import Context, Service, TcpEndpoint, UdpEndpoint
+from shared.storage.settings import StorageSettings
+from shared.storage.store import Store
+
+STORAGE = StorageSettings(segment_bytes=1 << 20, zero_fill=False)
+MEMORY = Path("/dev/shm")
+"""Where Linux keeps files in memory. Elsewhere the folder is among temporary files."""
+FOLLOWING_STEPS = 20
+
+Result = TypeVar("Result")
+
+
+@attrs.frozen
+class _VirtualClock:
+    """The store's clock: virtual seconds since a moment of the real world."""
+
+    virtual: trio.testing.MockClock
+    began_ms: int = attrs.field(factory=lambda: time.time_ns() // 1_000_000)
+
+    def wall_ms(self) -> int:
+        return self.began_ms + int(self.virtual.current_time() * 1000)
+
+    def monotonic(self) -> float:
+        return self.virtual.current_time()
+
+
+@attrs.define(eq=False)
+class Broker:
+    """A server that runs; made by `serve`, and by the fixture `broker`. `ports`: by protocol."""
+
+    ports: Mapping[str, int]
+    _services: Mapping[str, Service]
+    _clock: trio.testing.MockClock
+    _loop: trio.lowlevel.TrioToken
+
+    def url(self, protocol: str) -> str:
+        """What `brokers.connect` takes."""
+        return f"{protocol}://127.0.0.1:{self.ports[protocol]}"
+
+    def advance(self, seconds: float) -> None:
+        """Move the server's time, and wait until what was due by then has been done.
+
+        What that leads to is due a moment later, so the time is moved by `FOLLOWING_STEPS` milliseconds more.
+        """
+
+        async def move() -> None:
+            self._clock.jump(seconds)
+            for _ in range(FOLLOWING_STEPS):
+                await trio.testing.wait_all_tasks_blocked()
+                self._clock.jump(0.001)
+            await trio.testing.wait_all_tasks_blocked()
+
+        self._ask(move)
+
+    def rows(self, kind: str, protocol: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """The server's objects of a kind, as `queues`, `topics` or `groups`: rows of the API's lists."""
+
+        async def rows() -> list[Mapping[str, Any]]:
+            rows: list[Mapping[str, Any]] = []
+            for name, objects in self._objects(protocol):
+                if objects.kind.name == kind:
+                    listed = map(objects.row, objects.items())
+                    rows += [{"protocol": name, **row} for row in listed if row is not None]
+            return rows
+
+        return self._ask(rows)
+
+    def metric(self, name: str) -> float:
+        """A metric by its name behind brokers_, as dms_messages_produced_total; labels are summed."""
+
+        async def metric() -> float:
+            samples = [sample for service in self._services.values() for sample in service.samples()]
+            return sum(sample.value for sample in samples if sample.name == name)
+
+        return self._ask(metric)
+
+    def _objects(self, protocol: str | None) -> Iterator[tuple[str, Objects]]:
+        for name, service in self._services.items():
+            if protocol in (None, name):
+                yield from ((name, objects) for objects in getattr(service, "objects", ()))
+
+    def _ask(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """What `work` returns, run on the server's loop."""
+        answers: SimpleQueue[Callable[[], Result]] = SimpleQueue()
+
+        async def run() -> None:
+            try:
+                result = await work()
+                answers.put(lambda: result)
+            except Exception as error:
+                answers.put(partial(_fail, error))
+
+        self._loop.run_sync_soon(lambda: trio.lowlevel.spawn_system_task(run))
+        return answers.get()()
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
+
+
+@contextmanager
+def serve(settings: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Broker]:
+    """Serve all protocols, each with fresh data. `settings`: by protocol, as `{"dms": {"depth": 20}}`.
+
+    What the server logs goes to `logging`, unless structlog is set up already.
+    """
+    configured = structlog.is_configured()
+    if not configured:
+        structlog.configure(
+            processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
+    memory = MEMORY if MEMORY.is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="brokers-", dir=memory))
+    started: SimpleQueue[Broker | BaseException] = SimpleQueue()
+    stop = trio.Event()
+    clock = trio.testing.MockClock(rate=1.0)
+
+    def run() -> None:
+        try:
+            trio.run(_serve, folder, settings or {}, clock, started.put, stop, clock=clock)
+        except BaseException as error:
+            started.put(error)
+
+    thread = threading.Thread(target=run, name="brokers.testing", daemon=True)
+    thread.start()
+    try:
+        broker = started.get()
+        if isinstance(broker, BaseException):
+            raise broker
+        yield broker
+        broker._loop.run_sync_soon(stop.set)
+        thread.join()
+        if not started.empty():
+            raise BrokerError(f"the server of the test failed: {started.get()!r}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not configured:
+            structlog.reset_defaults()
+
+
+async def _serve(
+    folder: Path,
+    settings: Mapping[str, Mapping[str, Any]],
+    clock: trio.testing.MockClock,
+    started: Callable[[Broker], None],
+    stop: trio.Event,
+) -> None:
+    store = await Store.open(folder / "data", STORAGE, clock=_VirtualClock(clock))
+    log = structlog.stdlib.get_logger("brokers.testing")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(store.run)
+        services: dict[str, Service] = {}
+        ports: dict[str, int] = {}
+        for plugin in plugins.load_all()[0]:
+            own = plugin.settings(**settings.get(plugin.name, {}))
+            service = services[plugin.name] = await plugin.open(Context(store, log), own)
+            network = Network(NetSettings())
+            group = Group(plugin.name, network, after_turn=store.commit_pending, log=log, tls=None)
+            ports[plugin.name] = _bind(group, service, plugin.name)
+            await nursery.start(group.serve)
+            nursery.start_soon(service.run)
+        started(Broker(ports, services, clock, trio.lowlevel.current_trio_token()))
+        await stop.wait()
+        nursery.cancel_scope.cancel()
+    await store.close()
+
+
+def _bind(group: Group, service: Service, name: str) -> int:
+    """Bind all endpoints of a service to one port; returns it."""
+    datagrams = [endpoint for endpoint in service.endpoints if isinstance(endpoint, UdpEndpoint)]
+    port = 0
+    for endpoint in service.endpoints:
+        if isinstance(endpoint, TcpEndpoint):
+            opens = endpoint.open_session
+            ((_, port),) = group.bind_tcp(name, "127.0.0.1", port, opens, pushes=endpoint.pushes)
+    for endpoint in datagrams:
+        group.bind_udp("127.0.0.1", port, endpoint.sink)
+    return port
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A server of the test's own, with the usual settings."""
+    with serve() as broker:
+        yield broker
