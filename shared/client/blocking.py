@@ -112,8 +112,8 @@ class BlockingLoop(Loop):
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
-        if main.error is not None:
-            raise main.error
+        if (error := main.error) is not None:
+            raise error
         return main.result
 
     def _step(self, task: _Task, error: BaseException | None = None) -> None:

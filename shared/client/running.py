@@ -27,8 +27,9 @@ async def open_loop() -> AsyncIterator[Loop]:
 
 
 def _in_asyncio() -> bool:
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
+    """Whether asyncio runs the caller. A trio task may run while asyncio's loop does, as in its guest mode."""
+    asyncio, trio = sys.modules.get("asyncio"), sys.modules.get("trio")
+    if asyncio is None or (trio is not None and trio.lowlevel.in_trio_task()):
         return False
     try:
         asyncio.get_running_loop()
