@@ -80,6 +80,8 @@ class BlockingLoop(Loop):
         self._poller = select.poll()
         self._using = threading.RLock()
         self._running = False
+        self.deadline = inf
+        """When calls raise TimeoutError; see `Blocking.timeout`."""
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run to the end. Other threads' calls wait meanwhile. Ctrl-C is raised where the coroutine waits."""
@@ -135,11 +137,13 @@ class BlockingLoop(Loop):
             return
         for transport in self._transports.values():
             transport.watch(self._poller)
-        deadline = min(each.deadline for each in self._waiting.values())
+        deadline = min(self.deadline, *(each.deadline for each in self._waiting.values()))
         milliseconds = None if deadline == inf else max(0.0, deadline - monotonic()) * 1000
         for number, _ in self._poller.poll(milliseconds if wait else 0):
             if number in self._transports:
                 self._transports[number].happened()
+        if wait and self.deadline <= monotonic():
+            raise TimeoutError("the call took longer than its timeout")
 
     def _wake(self) -> None:
         now = monotonic()
@@ -340,6 +344,18 @@ class Blocking(Generic[Core]):
     def __init__(self, core: Core, loop: BlockingLoop) -> None:
         self.core = core
         self.loop = loop
+
+    @contextmanager
+    def timeout(self, seconds: float) -> Iterator[None]:
+        """Calls of this client and of all it made raise TimeoutError once the block is so old.
+
+        A call that ends so may or may not have been done. The connection stays good.
+        """
+        before, self.loop.deadline = self.loop.deadline, min(self.loop.deadline, monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self.loop.deadline = before
 
 
 def method(

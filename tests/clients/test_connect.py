@@ -82,6 +82,7 @@ def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Callable[[
     [
         ("localhost:8080", "begins with one of dmp://, dms://"),
         ("redis://localhost", "begins with one of dmp://, dms://"),
+        ("dmp://localhost", "dmp has no client that is connected so"),
         ("dms://localhost?retries=3", "a URL has no parameter retries; it has password-file, ca,"),
         ("dms://localhost?retry-seconds=often", "retry-seconds of a URL is a number"),
         ("dms://ann:secret@localhost", "a URL holds no password"),
@@ -116,6 +117,18 @@ def test_an_interrupted_call_of_blocking_code_leaves_the_client_good(url: Url) -
             with next(messages) as message:
                 assert message.body == b"x"
         client.delete("interrupted")
+
+
+def test_a_call_of_blocking_code_takes_no_longer_than_its_timeout(url: Url) -> None:
+    with sync.connect(url("dms")) as client:
+        client.create("timed")
+        with client.consume("timed") as messages:
+            with client.timeout(0.1), pytest.raises(TimeoutError):
+                next(messages)
+            client.produce("timed", b"x")
+            with next(messages) as message:
+                assert message.body == b"x"
+        client.delete("timed")
 
 
 def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) -> None:
