@@ -27,7 +27,7 @@ async def open_loop() -> AsyncIterator[Loop]:
 
 
 def _in_asyncio() -> bool:
-    """Whether asyncio runs the caller. A trio task may run while asyncio's loop does, as in its guest mode."""
+    """Whether asyncio runs the caller. Beside it a trio task may run, as in guest mode."""
     asyncio, trio = sys.modules.get("asyncio"), sys.modules.get("trio")
     if asyncio is None or (trio is not None and trio.lowlevel.in_trio_task()):
         return False
