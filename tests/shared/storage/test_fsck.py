@@ -238,6 +238,7 @@ def test_a_missing_or_short_log_is_damage_and_no_repair_hides_it(folder: Path) -
 def test_files_that_no_log_owns_are_moved_not_removed(folder: Path) -> None:
     (folder / "logmq/stranger.log").write_bytes(b"precious")
     (folder / "notes.txt").write_text("mine")
+    (folder / "users.toml").write_text("the server's own")
     findings = check(folder).findings
     assert [(f.severity, f.kind, f.path) for f in findings] == [
         (Severity.WARNING, FindingKind.ORPHAN, "logmq/stranger.log"),
