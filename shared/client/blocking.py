@@ -114,8 +114,8 @@ class BlockingLoop(Loop):
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
-        if (error := main.error) is not None:
-            raise error
+        if (failure := main.error) is not None:
+            raise failure
         return main.result
 
     def _step(self, task: _Task, error: BaseException | None = None) -> None:
