@@ -4,6 +4,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sniffio import AsyncLibraryNotFoundError, current_async_library
+
 from shared.client.loop import Loop
 
 
@@ -27,12 +29,8 @@ async def open_loop() -> AsyncIterator[Loop]:
 
 
 def _in_asyncio() -> bool:
-    """Whether asyncio runs the caller. Beside it a trio task may run, as in guest mode."""
-    asyncio, trio = sys.modules.get("asyncio"), sys.modules.get("trio")
-    if asyncio is None or (trio is not None and trio.lowlevel.in_trio_task()):
-        return False
+    """Whether asyncio runs the caller, and not a trio task beside it, as in guest mode."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+        return current_async_library() == "asyncio"
+    except AsyncLibraryNotFoundError:
         return False
-    return True
