@@ -123,8 +123,8 @@ class BlockingLoop(Loop):
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
-        if main.error is not None:
-            raise main.error
+        if (failure := main.error) is not None:
+            raise failure
         return main.result
 
     def _turn(self, main: _Task) -> None:
