@@ -166,7 +166,8 @@ class AsyncioTransport(Transport, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none of its classes
-        self._transport.set_write_buffer_limits(0)  # `drain` waits for the kernel
+        # `drain` waits for the kernel. With a high mark of 0 TLS would pause with nothing to send.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._connection.transport = self
         self._living.add(self)
 

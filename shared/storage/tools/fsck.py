@@ -83,12 +83,13 @@ class Finding:
 
 @attrs.frozen
 class FsckReport:
-    """What was read and found."""
+    """What was read and found. `repairs`: what was done, in words."""
 
     findings: tuple[Finding, ...]
     logs: int
     records: int
     bytes_read: int
+    repairs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -19,7 +19,7 @@ class UvloopTransport:
     def __init__(self) -> None:
         self.written: list[bytes] = []
 
-    def set_write_buffer_limits(self, high: int) -> None: ...
+    def set_write_buffer_limits(self, high: int, low: int) -> None: ...
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
