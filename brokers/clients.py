@@ -5,6 +5,7 @@ The URL's scheme is a protocol's name, as `logmq` or `logmq+tls`. The protocol's
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from brokers.plugins import installed
@@ -18,4 +19,8 @@ def connected(url: str, module: str, options: dict[str, Any]) -> Any:
         known = ", ".join(f"{name}://" for name in sorted(installed()))
         raise ValueError(f"the URL of a server begins with one of {known}")
     package = installed()[name][0].module.rpartition(".")[0]
-    return import_module(f"{package}.{module}").connect(url, **options)
+    place = f"{package}.{module}"
+    connect = None if find_spec(place) is None else getattr(import_module(place), "connect", None)
+    if connect is None:
+        raise ValueError(f"{name} has no client that is connected so: see CLIENTS.md")
+    return connect(url, **options)

@@ -94,9 +94,9 @@ class Link(PipelinedConnection[Answer]):
             if not await self.loop.wait(self._greeting, seconds):
                 raise Disconnected(f"it says nothing to a handshake in {seconds:g} s")
             if self._refusal is not None:
-                raise self._refusal
+                raise self._refusal.with_traceback(None)
             if self.lost is not None:
-                raise self.lost
+                raise self.lost.with_traceback(None)
         except BaseException:
             self.lose(ClientClosed())
             raise

@@ -633,6 +633,9 @@ class Producer:
                     self._wake()
         except Exception as error:  # the server's, or that of `on_written`
             self._failure = error
+        finally:
+            if self._failure is None:
+                self._failure = Disconnected("the producer was interrupted")
             self._wake_waiting()
 
     async def _send_batches(self) -> None:

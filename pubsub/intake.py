@@ -5,7 +5,7 @@ reason and logged, a line of the log for each batch and reason.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pubsub.fanout import Fanout
@@ -76,6 +76,7 @@ class LineSink:
         self.layout = LAYOUT
         self._intake = intake
         self._left: Frames | None = None  # messages that the fan-out has put off
+        self._lines: Iterator[bytes] | None = None  # those of the first datagram that are left
 
     def receive_frames(self, frames: bytes, lengths: Sequence[int]) -> Frames | None:
         """Forward the lines in these datagrams. Returns the rest for another turn, or None."""
@@ -87,7 +88,7 @@ class LineSink:
         return None if self._left is None and not lengths else (frames, lengths)
 
     def _make(self, frames: bytes, lengths: Sequence[int], turn: Turn) -> int:
-        """Make messages of datagrams until the turn is over. Returns how many datagrams that were."""
+        """Make messages of lines until the turn is over. Returns how many datagrams are done."""
         intake = self._intake
         made: list[bytes] = []
         sizes: list[int] = []
@@ -100,10 +101,17 @@ class LineSink:
             if length > DATAGRAM_BYTES_MAX:
                 intake.drop("long")
             else:
-                for line in intake.kind.lines(frames[start : start + length]):
+                lines = self._lines or iter(intake.kind.lines(frames[start : start + length]))
+                self._lines = None
+                for line in lines:
                     if (message := intake.message(line, sender)) is not None:
                         made.append(frame(sender, message[0], Kind.STRING, message[1]))
                         sizes.append(DATAGRAM_BYTES_MIN + len(message[1]))
+                    if turn.over():
+                        self._lines = lines
+                        break
+            if self._lines is not None:
+                break
             done += 1
             if turn.over_now():
                 break
@@ -142,7 +150,7 @@ class SyslogSession(SessionBase):
                 self.yield_turn()  # earlier messages are still being written
                 break
             at = end
-            if self.turn.over() and at < len(data):
+            if self.turn.over_now() and at < len(data):  # each message may have many receivers
                 self.yield_turn()
                 break
         self._intake.tell(self._sender)

@@ -145,6 +145,8 @@ def _rows(
             with ExitStack() as stack:
                 address = running
                 if address is None:
+                    if data_dir is not None:
+                        data_dir.mkdir(parents=True, exist_ok=True)
                     folder = tempfile.TemporaryDirectory(prefix="bench-", dir=data_dir)
                     home = Path(stack.enter_context(folder))
                     environ = {**adapter.environ, "BROKERS_ADMIN_ENABLED": "false"}

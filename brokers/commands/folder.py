@@ -17,7 +17,8 @@ from shared.cli.progress import progress
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (
-    "Do what a start does, and make lost indexes anew (marked unverified). Damaged data is never deleted."
+    "Put right what can be: rebuild lost indexes (marked unverified), move what no log owns aside. Damaged "
+    "data is never deleted."
 )
 _NEXT = (
     "these ranges are lost here and cannot be repaired: brokers restore brings them from a backup. A server "
@@ -37,15 +38,12 @@ def fsck(
     """Check a data folder that no server uses.
 
     Everything is read, and what is wrong is listed. Exit code 1: data is damaged.
-    What a repair does is told on standard error.
     """
     folder = require_folder(local_folder(data_dir, config))
     with progress(f"checking {folder}"), folder_errors(folder):
         if repair:
-            from brokers.host import logs
             from shared.storage.tools.repair import repair as mend
 
-            logs.configure("info", "text")
             report = mend(folder)
         else:
             from shared.storage.tools.fsck import check
@@ -63,7 +61,8 @@ def fsck(
     }
     if not report.ok:
         sums["next"] = _NEXT if repair else "brokers fsck --repair puts right what can be"
-    return CommandResult(Several((*filter(None, (report.findings,)), sums)), code)
+    repairs = [{"repair": text} for text in report.repairs]
+    return CommandResult(Several((*filter(None, (report.findings, repairs)), sums)), code)
 
 
 log, command = host_app(

@@ -112,7 +112,8 @@ def _create(spark: "SparkSession", table: str, kind: str, options: Mapping[str, 
     own = {"fixed": dict(options), "name": classmethod(lambda cls: format_)}
     with active(spark):
         spark.dataSource.register(type("Own", (base,), own))
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS {database} LOCATION '{nowhere()}/{database}'")
+    if not spark.catalog.databaseExists(database):  # IF NOT EXISTS would warn of each that is there
+        spark.sql(f"CREATE DATABASE {database} LOCATION '{nowhere()}/{database}'")
     spark.sql(f"DROP TABLE IF EXISTS {table}")
     spark.sql(f"CREATE TABLE {table} USING `{format_}`")
 

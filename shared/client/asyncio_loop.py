@@ -5,6 +5,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 from shared.client.dial import CONNECT_SECONDS, Address, broke, not_reached, probe, tls_failed
 from shared.client.loop import ClientConnection, Event, Loop, Place, Transport
@@ -164,9 +165,9 @@ class AsyncioTransport(Transport, asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(0)  # `drain` waits for the kernel
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none of its classes
+        # `drain` waits for the kernel. With a high mark of 0 TLS would pause with nothing to send.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._connection.transport = self
         self._living.add(self)
 

@@ -11,7 +11,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from math import inf
 from time import monotonic
 from types import coroutine
@@ -76,20 +76,29 @@ class BlockingLoop(Loop):
     def __init__(self) -> None:
         self._ready: deque[_Task] = deque()
         self._waiting: dict[_Task, _Wait] = {}
+        self._beside: set[_Task] = set()
         self._transports: dict[int, BlockingTransport] = {}
         self._poller = select.poll()
         self._using = threading.RLock()
         self._running = False
+        self._resting = False
+        self.deadline = inf
+        """When calls raise TimeoutError; see `Blocking.timeout`."""
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run to the end. Other threads' calls wait meanwhile. Ctrl-C is raised where the coroutine waits."""
+        """Run to the end. Other threads' calls wait meanwhile. Ctrl-C is raised where the coroutine waits.
+
+        Where an interrupt comes at work, not while the thread waits, something may be half done. Then all
+        connections are lost, and what runs beside the caller ends.
+        """
         with self._using:
             if self._running:
                 work.close()
                 raise RuntimeError("a client is called from within one of its own callbacks")
-            self._running = True
-            before, _current.loop = _current.loop, self
+            before = _current.loop
             try:
+                self._running = True
+                _current.loop = self
                 result: Result = self._run(_Task(work))
                 return result
             finally:
@@ -98,34 +107,62 @@ class BlockingLoop(Loop):
 
     def _run(self, main: _Task) -> Any:
         self._ready.append(main)
-        while True:
-            while self._ready:
-                self._step(self._ready.popleft())
-            if main.done:
-                break
+        interrupt: BaseException | None = None
+        while not main.done:
+            self._resting = False
             try:
-                self._poll()
+                if interrupt is not None:
+                    self._step(main, interrupt)
+                self._turn(main)
+                interrupt = None
             except BaseException as error:
-                self._waiting.pop(main)
-                self._step(main, error)
-            self._wake()
+                if error is not interrupt and not self._resting:
+                    self._lose_all(main, error)
+                self._forget(main)
+                interrupt = error
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
-        if main.error is not None:
-            raise main.error
+        if (failure := main.error) is not None:
+            raise failure
         return main.result
 
+    def _turn(self, main: _Task) -> None:
+        """Run what is ready; then wait until more is."""
+        while self._ready:
+            self._step(self._ready.popleft())
+        if not main.done:
+            self._poll()
+            self._wake()
+
     def _step(self, task: _Task, error: BaseException | None = None) -> None:
-        """Run a coroutine until it waits, or ends."""
+        """Run a coroutine until it waits, or ends. Raises what interrupts it."""
         try:
             wait = task.work.send(None) if error is None else task.work.throw(error)
         except StopIteration as stop:
             task.done, task.result = True, stop.value
         except BaseException as raised:
             task.done, task.error = True, raised
+            if not isinstance(raised, Exception):
+                raise
         else:
             self._waiting[task] = wait
+
+    def _lose_all(self, main: _Task, error: BaseException) -> None:
+        """Something was interrupted half-way: give up the connections, and what runs beside the caller."""
+        for transport in tuple(self._transports.values()):
+            transport.end(Disconnected("a call was interrupted"))
+        for task in tuple(self._beside):
+            self._forget(task)
+            if not task.done:
+                with suppress(type(error)):
+                    self._step(task, error)
+
+    def _forget(self, task: _Task) -> None:
+        """It is not run until it is stepped."""
+        self._waiting.pop(task, None)
+        if task in self._ready:
+            self._ready.remove(task)
 
     def _poll(self, *, wait: bool = True) -> None:
         """Send what is written, and wait until something has happened."""
@@ -135,11 +172,17 @@ class BlockingLoop(Loop):
             return
         for transport in self._transports.values():
             transport.watch(self._poller)
-        deadline = min(each.deadline for each in self._waiting.values())
+        deadline = min(self.deadline, *(each.deadline for each in self._waiting.values()))
         milliseconds = None if deadline == inf else max(0.0, deadline - monotonic()) * 1000
-        for number, _ in self._poller.poll(milliseconds if wait else 0):
+        self._resting = True
+        happened = self._poller.poll(milliseconds if wait else 0)
+        self._resting = False
+        for number, _ in happened:
             if number in self._transports:
                 self._transports[number].happened()
+        if wait and self.deadline <= monotonic():
+            self._resting = True
+            raise TimeoutError("the call took longer than its timeout")
 
     def _wake(self) -> None:
         now = monotonic()
@@ -166,10 +209,12 @@ class BlockingLoop(Loop):
             await work()
 
         task = _Task(run())
+        self._beside.add(task)
         self._ready.append(task)
 
         def cancel() -> None:
-            self._waiting.pop(task, None)
+            self._beside.discard(task)
+            self._forget(task)
             task.work.close()
 
         return cancel
@@ -260,9 +305,13 @@ class BlockingTransport(Transport):
         events = select.POLLOUT if self._outgoing else 0
         if not self._paused:
             events |= select.POLLIN
-        if events != self.watched:
+        if events == self.watched:
+            return
+        if events:
             poller.register(self.number, events)
-            self.watched = events
+        else:  # registered it would be reported again and again once the server has closed
+            poller.unregister(self.number)
+        self.watched = events
 
     def happened(self) -> None:
         """It can be read or written, or it is broken."""
@@ -287,7 +336,7 @@ class BlockingTransport(Transport):
     def _send_eof(self) -> None:
         if isinstance(self._socket, ssl.SSLSocket):  # both ends close with a TLS alert
             self._socket.unwrap()
-            self._end(None)
+            self.end(None)
         else:
             self._socket.shutdown(socket.SHUT_WR)
             self._eof = False
@@ -297,21 +346,21 @@ class BlockingTransport(Transport):
             while not self._closed:
                 received = self._socket.recv(RECEIVE_BYTES)
                 if not received:
-                    return self._end(None)
+                    return self.end(None)
                 self._connection.received(received)
                 if not isinstance(self._socket, ssl.SSLSocket) or not self._socket.pending():
                     return None
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except OSError as error:
-            return self._end(broke(error))
+            return self.end(broke(error))
 
     def _end_with_last_words(self, error: Disconnected) -> None:
         """The server takes no more. What it has said is read before the end."""
         self._receive()
-        self._end(error)
+        self.end(error)
 
-    def _end(self, error: Disconnected | None) -> None:
+    def end(self, error: Disconnected | None) -> None:
         if not self._closed:
             self.close()
             self._connection.ended(error)
@@ -340,6 +389,18 @@ class Blocking(Generic[Core]):
     def __init__(self, core: Core, loop: BlockingLoop) -> None:
         self.core = core
         self.loop = loop
+
+    @contextmanager
+    def timeout(self, seconds: float) -> Iterator[None]:
+        """Calls of this client and of all it made raise TimeoutError once the block is so old.
+
+        A call that ends so may or may not have been done. The connection stays good.
+        """
+        before, self.loop.deadline = self.loop.deadline, min(self.loop.deadline, monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self.loop.deadline = before
 
 
 def method(

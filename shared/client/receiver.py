@@ -98,7 +98,11 @@ class Receiver(ClientConnection, Generic[Item]):
     async def _connect_again(self, lost: Disconnected) -> None:
         if self._retry is None:
             raise lost.with_traceback(None)
-        await keep_trying(self._loop, self._address, self._retry, self.begin, lost)
+        try:
+            await keep_trying(self._loop, self._address, self._retry, self.begin, lost)
+        except BaseException:
+            self._lost = lost  # the next call connects again: who waited was cancelled, or gave up
+            raise
 
     # What the loop calls.
 

@@ -87,10 +87,10 @@ class Reconnecting(Generic[LinkKind]):
             if self._connecting is not None:  # the first task connects, the others find the link
                 await self._connecting.wait()
                 continue
-            self._connecting = self.loop.event()
             lost = None if self.link is None else self.link.lost
             if self.link is not None and self.link.heard:
                 self._retry.heard()
+            self._connecting = self.loop.event()
             try:
                 self.link = await keep_trying(self.loop, self._address, self._retry, self._dial, lost)
             finally:

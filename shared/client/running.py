@@ -4,6 +4,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sniffio import AsyncLibraryNotFoundError, current_async_library
+
 from shared.client.loop import Loop
 
 
@@ -27,11 +29,8 @@ async def open_loop() -> AsyncIterator[Loop]:
 
 
 def _in_asyncio() -> bool:
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None:
-        return False
+    """Whether asyncio runs the caller, and not a trio task beside it, as in guest mode."""
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+        return current_async_library() == "asyncio"
+    except AsyncLibraryNotFoundError:
         return False
-    return True

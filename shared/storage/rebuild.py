@@ -15,7 +15,7 @@ from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.replay import JournalChanges, Pieces, Segments
 
 QUARANTINE = "quarantine"
-"""Where `brokers fsck --repair` of earlier versions put what it replaced."""
+"""Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
 BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
 LOST_AND_FOUND = "lost+found"

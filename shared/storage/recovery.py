@@ -32,7 +32,8 @@ MISSING = (
 @attrs.frozen
 class Recovered:
     """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made.
-    `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged.
+    `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged. `lost_of` and
+    `torn_of`: the logs of which the journal's damage, and its torn tail, seem to have told.
     """
 
     journal_id: int
@@ -45,6 +46,9 @@ class Recovered:
     torn_bytes: int
     damage: list[replay.Damage]
     in_files: DamagedPlaces
+    lost_of: str
+    torn_of: str
+    is_journal_missing: bool = False
     seconds: float = 0.0
 
 
@@ -71,6 +75,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         )
     segments = replay.segment_files(disk)
     uncopied: dict[SegmentFile, str] = {}
+    lost_of = torn_of = ""
     next_lsn = max([found.replay_lsn, *(segment.end for segment in segments)])
     if found.clean:
         scanned = Replay([], segments, [], found.replay_lsn, 0)
@@ -80,7 +85,8 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         changes = _gather(disk, scanned)
         lines = [*found.logs, *changes.created.values()]
         paths = {line.id: line.log_path for line in lines if line.id not in changes.deleted}
-        _report(scanned, scanned.hinted.named(paths), scanned.torn.named(paths))
+        lost_of, torn_of = scanned.hinted.named(paths), scanned.torn.named(paths)
+        _report(scanned, lost_of, torn_of)
         if scanned.missing:
             in_files.in_file(segment_path(found.replay_lsn), MISSING)
         uncopied = _keep_damaged(disk, scanned)
@@ -112,6 +118,9 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         torn_bytes=scanned.torn_bytes,
         damage=scanned.damage,
         in_files=in_files,
+        lost_of=lost_of,
+        torn_of=torn_of,
+        is_journal_missing=scanned.missing,
         seconds=seconds,
     )
 

@@ -4,8 +4,11 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import attrs
 import pytest
 import trustme
 
@@ -14,46 +17,61 @@ from brokers import aio, sync
 from dms.errors import Denied
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User
+from shared.client.blocking import BlockingTransport
+from shared.client.dial import Disconnected
 from tests.e2e.users import server_of
 from tests.support.ends import Connect, End
 from tests.support.forked import quick_passwords
+from tests.support.server import Server, counter
 
 Url = Callable[[str], str]
 PASSWORD = "planted pass:word"
 
 
+@attrs.frozen
+class Secured:
+    """A server that asks for logins and certificates."""
+
+    server: Server
+
+    @property
+    def data(self) -> Path:
+        return self.server.data
+
+    def url(self, protocol: str, password: str) -> str:
+        """Of one of its protocols, with that password."""
+        folder = self.server.folder
+        file = folder / password.replace(" ", "-")
+        file.write_text(password)
+        port = self.server.address(protocol)[1]
+        files = f"password-file={file}&ca={folder}/ca.pem&certificate={folder}/client.pem"
+        return f"{protocol}+tls://ann@localhost:{port}?{files}"
+
+
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, str], str]]:
-    """A server that asks for logins and certificates: the URL of one of its protocols, with that password."""
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
     with quick_passwords():
         secret = Secret.make(PASSWORD.encode(), bytes(16))
     users = {"ann": User("ann", (Rule.parse("*:*:*"),), secret)}
     authority = trustme.CA()
-    server = server_of(folder, users, enable="dms,logmq", authority=authority)
+    server = server_of(folder, users, enable="dms,kqmsgq,logmq", authority=authority)
     ours = authority.issue_cert(common_name="client")
     ours.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
-    def url(protocol: str, password: str) -> str:
-        file = folder / password.replace(" ", "-")
-        file.write_text(password)
-        port = server.address(protocol)[1]
-        files = f"password-file={file}&ca={folder}/ca.pem&certificate={folder}/client.pem"
-        return f"{protocol}+tls://ann@localhost:{port}?{files}"
-
     with server:
-        yield url
+        yield Secured(server)
 
 
-def test_a_url_says_who_logs_in_and_whom_to_trust(end: End, secured: Callable[[str, str], str]) -> None:
+def test_a_url_says_who_logs_in_and_whom_to_trust(end: End, secured: Secured) -> None:
     async def program(connect: Connect) -> None:
-        async with connect(secured("logmq", PASSWORD)) as client:
+        async with connect(secured.url("logmq", PASSWORD)) as client:
             topic = f"secured-{end.name}"
             await client.produce_many(topic, [bytes(1000)] * 1000)
             assert len([record async for record in client.records(topic)]) == 1000
             async with client.tail(topic) as tail:
                 assert (await anext(tail)).payload == bytes(1000)
-        async with connect(secured("dms", PASSWORD)) as client:
+        async with connect(secured.url("dms", PASSWORD)) as client:
             await client.create(f"secured-{end.name}")
             async with client.consume(f"secured-{end.name}") as messages:
                 await client.produce(f"secured-{end.name}", b"x")
@@ -63,13 +81,27 @@ def test_a_url_says_who_logs_in_and_whom_to_trust(end: End, secured: Callable[[s
     end.run(program)
 
 
-def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Callable[[str, str], str]) -> None:
+def test_over_tls_too_all_is_read_when_the_block_of_a_sender_ends(end: End, secured: Secured) -> None:
+    def produced() -> int:
+        return counter(secured.data, "kqmsgq_messages_produced_total")
+
+    async def program(connect: Connect) -> None:
+        before = produced()
+        async with connect(secured.url("kqmsgq", PASSWORD)) as client:
+            await client.send_many([(end.name, bytes(1000))] * 1000)
+            await client.send(end.name, b"last")
+        assert produced() - before == 1001
+
+    end.run(program)
+
+
+def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Secured) -> None:
     async def program(connect: Connect) -> None:
         with pytest.raises(Denied) as dms:
-            async with connect(secured("dms", "a wrong one")):
+            async with connect(secured.url("dms", "a wrong one")):
                 raise AssertionError("logged in")
         with pytest.raises(LogmqError, match="DENIED") as logmq:
-            async with connect(secured("logmq", "a wrong one")):
+            async with connect(secured.url("logmq", "a wrong one")):
                 raise AssertionError("logged in")
         assert "wrong one" not in f"{dms.value!r}{dms.value}{logmq.value!r}{logmq.value}"
 
@@ -82,6 +114,7 @@ def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Callable[[
     [
         ("localhost:8080", "begins with one of dmp://, dms://"),
         ("redis://localhost", "begins with one of dmp://, dms://"),
+        ("dmp://localhost", "dmp has no client that is connected so"),
         ("dms://localhost?retries=3", "a URL has no parameter retries; it has password-file, ca,"),
         ("dms://localhost?retry-seconds=often", "retry-seconds of a URL is a number"),
         ("dms://ann:secret@localhost", "a URL holds no password"),
@@ -118,6 +151,18 @@ def test_an_interrupted_call_of_blocking_code_leaves_the_client_good(url: Url) -
         client.delete("interrupted")
 
 
+def test_a_call_of_blocking_code_takes_no_longer_than_its_timeout(url: Url) -> None:
+    with sync.connect(url("dms")) as client:
+        client.create("timed")
+        with client.consume("timed") as messages:
+            with client.timeout(0.1), pytest.raises(TimeoutError):
+                next(messages)
+            client.produce("timed", b"x")
+            with next(messages) as message:
+                assert message.body == b"x"
+        client.delete("timed")
+
+
 def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) -> None:
     async def program() -> None:
         async with aio.connect(url("logmq")) as client:
@@ -132,3 +177,66 @@ def test_tasks_of_asyncio_share_one_connection_and_may_be_cancelled(url: Url) ->
             await client.delete("gathered")
 
     asyncio.run(program())
+
+
+@pytest.mark.parametrize("moment", ["send", "_receive"])
+def test_an_interrupt_in_the_middle_of_work_sends_and_answers_nothing_twice(
+    url: Url, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A signal may come behind each call of the operating system, too."""
+    with sync.connect(url("dms")) as client:
+        client.create("halfway")
+        with monkeypatch.context() as patch:
+            interrupt_once(patch, BlockingTransport, moment)
+            with pytest.raises(KeyboardInterrupt):
+                client.produce("halfway", b"maybe")
+        client.produce("halfway", b"surely")
+        with client.consume("halfway", prefetch=2) as messages:
+            bodies = []
+            for message in messages:
+                with message:
+                    bodies.append(message.body)
+                if message.body == b"surely":
+                    break
+        assert bodies in ([b"surely"], [b"maybe", b"surely"])
+        client.delete("halfway")
+
+
+def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Ctrl-C right after that method has done its work once."""
+    method = getattr(owner, name)
+
+    def call(self: object) -> None:
+        method(self)
+        patch.setattr(owner, name, method)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, call)
+
+
+def test_an_interrupt_of_a_producer_at_work_is_told_and_its_next_call_too(url: Url) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def program() -> None:
+        with client.producer("interrupted", on_written=interrupted) as producer:
+            producer.send(b"x")
+            with pytest.raises(KeyboardInterrupt):
+                producer.flush()
+
+    with sync.connect(url("logmq")) as client:
+        with pytest.raises(Disconnected, match="the producer was interrupted"):
+            program()
+        client.delete("interrupted")
+
+
+def test_a_full_tail_that_blocking_code_leaves_costs_nothing(url: Url) -> None:
+    with sync.connect(url("logmq")) as client:
+        client.produce_many("tailed", [bytes(50_000)] * 100)
+        with client.tail("tailed") as tail:
+            next(tail)  # more has arrived than is read ahead
+            client.ping()
+        begun = time.process_time()
+        client.fetch("tailed", client.offsets("tailed").end, wait_ms=500)
+        assert time.process_time() - begun < 0.25
+        client.delete("tailed")

@@ -342,7 +342,7 @@ async def test_a_store_that_takes_no_writes_is_an_internal_error(world: World, a
 
 
 @given(st.lists(st.tuples(st.lists(plain, min_size=1, max_size=4), st.integers(1, 12)), max_size=8))
-@example([([*[(b"a", b"", 5, b"", 0, 1), (b"b", b"", 5, b"", 0, 1)] * 10, (b"c", b"", 5, b"", 0, 3)], 1)])
+@example([([(key, b"", 5, wire.NO_PROPERTIES, 0, 3) for key in (*[b"a", b"b"] * 10, b"c")], 1)])
 async def test_names_that_go_round_reach_feeds_as_any_others(
     reads: list[tuple[list[tuple[bytes, bytes, int, bytes, int, int]], int]],
 ) -> None:

@@ -122,6 +122,7 @@ def test_every_topic_and_every_table_is_there_in_one_call_until_another_folder_t
     passed: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def asked(query: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = spark.sql(query).toArrow().to_pylist()
@@ -134,7 +135,18 @@ def test_every_topic_and_every_table_is_there_in_one_call_until_another_folder_t
     assert asked("SELECT count(*) AS count FROM kept") == [{"count": 0}]
     others = {("logmq", name): [name.encode()] for name in ("a.b-c", "a.b.c", "orders", "records")}
     fill(tmp_path / "other", others)
-    made = views(spark, tmp_path / "other")
+    statements: list[str] = []
+    sql = spark.sql
+
+    def noted(statement: str) -> Any:
+        statements.append(statement)
+        return sql(statement)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spark, "sql", noted)
+        made = views(spark, tmp_path / "other")
+    assert any(statement.startswith("CREATE TABLE") for statement in statements)
+    assert not any(statement.startswith("CREATE DATABASE") for statement in statements), "Spark would warn"
     assert "logmq.a_b_c" in made
     said = capsys.readouterr().err
     assert "topic 'a.b.c' gets no table: logmq.a_b_c is another's" in said

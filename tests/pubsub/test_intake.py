@@ -102,6 +102,14 @@ def test_many_lines_take_several_turns_and_keep_their_order(monkeypatch: pytest.
     assert [value for _, value in lines.got()] == [b"%d" % number for number in range(60)]
 
 
+def test_one_datagram_of_many_lines_takes_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(CLOCK, "now", lambda: float(next(clock)))
+    lines = LineWorld(LINES)
+    assert lines.receive(b"\n".join(b"%d" % number for number in range(1000)), b"1000") > 10
+    assert [value for _, value in lines.got()] == [b"%d" % number for number in range(1001)]
+
+
 def test_datagrams_of_lines_go_where_the_user_udp_may_write() -> None:
     lines = LineWorld(SYSLOG, guard(udp=["pubsub:write:syslog/auth/*"]))
     lines.receive(b"<32>su: x", b"<8>su: x")

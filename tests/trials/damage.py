@@ -264,9 +264,9 @@ async def _checked(folder: Path) -> list[str]:
 
 
 async def _repaired(folder: Path) -> list[str]:
-    with capture_logs() as said:
+    with capture_logs():
         report = repair.repair(folder)
-    return [*map(str, said), *(f"{each.path}: {each.text}" for each in report.findings if not report.ok)]
+    return [*report.repairs, *(f"{each.path}: {each.text}" for each in report.findings if not report.ok)]
 
 
 PREPARED = {"as it is": _checked, "repaired": _repaired}

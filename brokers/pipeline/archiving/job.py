@@ -20,7 +20,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.parquet import Work, Written
 from brokers.pipeline.archiving.plan import Ripeness, RoundTarget, TaskPiece
-from brokers.pipeline.source.ranges import Cut
+from brokers.pipeline.source.ranges import Cut, LogRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,11 +80,27 @@ class Archiver:
     _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
 
     def once(self) -> Iterator[Round]:
-        """Archive all that is there now."""
-        with self.feed.look() as look:
-            ends = {name: log.stop for name, log in look.logs(self.folder.manifest)}
-        while not self.stop.is_set() and (done := self._round(ends=ends)) is not None:
+        """Archive all that is there now, but for logs that are deleted meanwhile."""
+        logs = self._logs()
+        while not self.stop.is_set():
+            try:
+                done = self._round(ends={name: log.stop for name, log in logs.items()})
+            except Failure:
+                raise
+            except Exception:
+                there = {name: log.log_id for name, log in self._logs().items()}
+                left = {name: log for name, log in logs.items() if there.get(name) == log.log_id}
+                if len(left) == len(logs):
+                    raise
+                logs = left  # a task asked for what was deleted behind its look
+                continue
+            if done is None:
+                return
             yield done
+
+    def _logs(self) -> dict[str, LogRange]:
+        with self.feed.look() as look:
+            return dict(look.logs(self.folder.manifest))
 
     def follow(self) -> Iterator[Round]:
         """Archive what comes, until `stop` is set; then what is there."""

@@ -35,7 +35,7 @@ from shared.storage.tools.view import (
 
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH}
-    | {"control.sock", "admin.token"}
+    | {"control.sock", "admin.token", "users.toml"}
     | NO_LOGS
 )
 
@@ -83,12 +83,13 @@ class Finding:
 
 @attrs.frozen
 class FsckReport:
-    """What was read and found."""
+    """What was read and found. `repairs`: what was done, in words."""
 
     findings: tuple[Finding, ...]
     logs: int
     records: int
     bytes_read: int
+    repairs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

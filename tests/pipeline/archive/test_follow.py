@@ -133,6 +133,34 @@ def test_what_was_refused_is_not_tried_again() -> None:
     assert warned == []
 
 
+def test_what_is_archived_once_goes_on_without_a_log_that_is_deleted_meanwhile() -> None:
+    deleted: NamedLog = "deleted@x", LogRange("x", "deleted", 8, 0, 50)
+    feed = Feed(0, [deleted, orders(100)])
+    job, _ = archiver(feed)
+
+    class Deletes(GapsArchiver):
+        def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+            if any(target.name == "deleted@x" for target in wanted):
+                feed.there = [orders(100)]
+                raise RuntimeError("the log has been deleted")
+            return super().write(wanted, cut)
+
+    job = Deletes(job.spark, job.feed, job.folder, job.root, job.settings)
+    assert len(list(itertools.islice(job.once(), 5))) == 1
+    assert [log.name for log in job.folder.manifest.current().values()] == ["orders@x"]
+
+
+def test_what_fails_with_all_logs_there_ends_what_is_archived_once() -> None:
+    class Fails(GapsArchiver):
+        def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+            raise RuntimeError("no space")
+
+    job, _ = archiver(Feed(0, [orders(100)]))
+    job = Fails(job.spark, job.feed, job.folder, job.root, job.settings)
+    with pytest.raises(RuntimeError, match="no space"):
+        list(job.once())
+
+
 def test_a_jvm_that_has_ended_ends_it_at_once() -> None:
     job, warned = archiver(Feed(1 << 30), Spark(lives=False))
     with pytest.raises(OSError, match="not reached"):

@@ -66,3 +66,43 @@ async def test_who_is_turned_away_at_once_gives_up_in_time(autojump_clock: trio.
         with pytest.raises(Unreachable, match="no connection stays: closed"):
             await be_turned_away()
         assert trio.current_time() - begun == pytest.approx(30)
+
+
+async def test_who_stopped_waiting_while_it_connected_comes_back(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[trio.abc.Stream] = []
+    away = False
+    back = trio.Event()
+
+    async def connect(_: Address) -> trio.abc.Stream:
+        if away:
+            raise ConnectionRefusedError("nobody listens")
+        ours, theirs = trio.testing.memory_stream_pair()
+        made.append(theirs)
+        if len(made) == 2:
+            back.set()
+        return ours
+
+    monkeypatch.setattr(Address, "open", connect)
+    with trio.fail_after(600):
+        async with trio_loop() as loop:
+            receiver = Bytes(loop, ADDRESS, 30.0)
+            await receiver.begin()
+            away = True
+            await made[-1].aclose()
+            with trio.move_on_after(1):
+                await anext(receiver)
+            with pytest.raises(Unreachable, match="nobody listens"):
+                await anext(receiver)
+            with trio.move_on_after(1):
+                await anext(receiver)
+            away = False
+            async with trio.open_nursery() as nursery:
+
+                @nursery.start_soon
+                async def speak() -> None:
+                    await back.wait()
+                    await made[-1].send_all(b"news")
+
+                assert await anext(receiver) == b"news"

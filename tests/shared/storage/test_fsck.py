@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from structlog.testing import capture_logs
 
 from shared.errors import LogMissing, StoreFormat, StoreInUse
 from shared.storage import catalog, format
@@ -201,16 +200,18 @@ def test_a_damaged_index_entry_is_made_anew_unverified(folder: Path) -> None:
     original = path.read_bytes()
     assert len(original) > entry_position(2)
     flip(path, 8 * entry_position(1) + 70)
+    broken = path.read_bytes()
     assert damage(check(folder)) == [(FindingKind.INDEX, "logmq/orders.idx")]
     report = repair(folder)
     assert report.ok
     assert [f.text.partition(":")[0] for f in report.findings] == ["the index was rebuilt"]
+    assert len(report.repairs) == 1
     assert contents(folder) == WORDS
+    (kept,) = (folder / "quarantine").rglob("orders.idx")
+    assert kept.read_bytes() == broken
     _, sums = checked(folder, "logmq", "orders")
     assert sums.keys() == {Trust.GOOD, Trust.UNVERIFIED}
-    mended = path.read_bytes()
-    repair(folder)
-    assert path.read_bytes() == mended, "there is nothing left to do"
+    assert repair(folder).repairs == (), "there is nothing left to do"
 
 
 def test_a_missing_index_is_made_anew(folder: Path) -> None:
@@ -234,16 +235,18 @@ def test_a_missing_or_short_log_is_damage_and_no_repair_hides_it(folder: Path) -
     assert len(kept) >= 10
 
 
-def test_files_that_no_log_owns_are_renamed_not_removed(folder: Path) -> None:
+def test_files_that_no_log_owns_are_moved_not_removed(folder: Path) -> None:
     (folder / "logmq/stranger.log").write_bytes(b"precious")
     (folder / "notes.txt").write_text("mine")
+    (folder / "users.toml").write_text("the server's own")
     findings = check(folder).findings
     assert [(f.severity, f.kind, f.path) for f in findings] == [
         (Severity.WARNING, FindingKind.ORPHAN, "logmq/stranger.log"),
         (Severity.NOTE, FindingKind.ORPHAN, "notes.txt"),
     ]
     repair(folder)
-    assert (folder / "logmq/stranger.log.stray-0").read_bytes() == b"precious"
+    (moved,) = (folder / "quarantine").rglob("stranger.log")
+    assert moved.read_bytes() == b"precious"
     assert (folder / "notes.txt").read_text() == "mine"
 
 
@@ -260,9 +263,10 @@ def test_a_lost_catalog_is_rebuilt_from_the_logs(folder: Path, how: str) -> None
     assert contents(folder.parent / "copy") == wanted, "a start makes it anew by itself"
     report = repair(folder)
     assert report.ok
+    assert any("CATALOG" in text for text in report.repairs)
     assert contents(folder) == wanted
     if how == "flipped":
-        assert (folder / "CATALOG.damaged-1").exists()
+        assert list((folder / "quarantine").rglob("CATALOG"))
 
 
 def test_a_rebuilt_catalog_never_uses_an_id_again(folder: Path) -> None:
@@ -341,11 +345,11 @@ def test_a_torn_journal_is_a_warning_and_a_hole_in_it_is_damage(folder: Path) ->
     lost = FindingKind.LOG, "logmq/few.log"
     assert damage(check(folder)) == [(FindingKind.JOURNAL, "journal"), lost]
     copy = segment.read_bytes()
-    with capture_logs() as lines:
-        report = repair(folder)
+    report = repair(folder)
     assert any("damaged" in path and data[: len(copy)] == copy for path, data in tree(folder).items())
-    (told,) = [line for line in lines if line["event"].startswith("the journal is damaged")]
-    assert told["of"] == "logmq/few.log"
+    assert (
+        "what a damaged place in the journal held is lost; it seems to be of logmq/few.log" in report.repairs
+    )
     assert damage(report) == [lost]
     assert payloads(folder, "logmq", "young") == [b"y"]
     assert [type(row) for row in log_dump(folder, "logmq", "few")] == [RecordRow, RecordRow, DamagedRow]
@@ -363,9 +367,9 @@ def test_a_journal_that_is_not_there_after_a_kill_is_told(folder: Path, how: str
             segment.write_bytes(b"")
     (finding,) = check(folder).findings
     assert (finding.severity, finding.kind) == (Severity.WARNING, FindingKind.JOURNAL)
-    with capture_logs() as lines:
-        assert repair(folder).findings == ()
-    assert MISSING in [line["event"] for line in lines]
+    repaired = repair(folder)
+    assert repaired.repairs == (MISSING,)
+    assert repaired.findings == ()
     assert contents(folder)["logmq", "few"] == [b"one", b"two"]
 
 
