@@ -1,4 +1,4 @@
-"""An AMQP 0-9-1 client on trio: publish with confirms, consume with acknowledgements.
+"""An AMQP 0-9-1 client: publish with confirms, consume with acknowledgements.
 
     async with open_amqp() as client:
         await client.declare_queue("jobs")
@@ -26,7 +26,6 @@ from itertools import takewhile
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 import attrs
-import trio
 from pamqp import base, commands
 
 from dmp.amqp import wire
@@ -35,8 +34,9 @@ from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_
 from dmp.properties import unpack_readable
 from dmp.refusals import Refusal
 from dmp.wire import Message
-from shared.client.dial import Address, Disconnected, How, broken
-from shared.client.nursery import open_nursery
+from shared.client.dial import Address, Disconnected, How
+from shared.client.loop import ClientConnection, Event, Loop
+from shared.client.running import open_loop
 from shared.errors import BrokerError, RemoteProtocolError
 
 __all__ = [
@@ -51,7 +51,6 @@ __all__ = [
     "open_amqp",
 ]
 
-RECEIVE_BYTES = 256 * 1024
 UNSENT_BYTES_MAX = 1024 * 1024  # while more waits to be sent, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
@@ -79,8 +78,8 @@ class _Answer(Generic[T]):
 
     __slots__ = ("_done", "_outcome")
 
-    def __init__(self) -> None:
-        self._done = trio.Event()
+    def __init__(self, loop: Loop) -> None:
+        self._done = loop.event()
         self._outcome: T | BrokerError | None = None
 
     def set(self, outcome: T | BrokerError) -> None:
@@ -141,12 +140,12 @@ class Deliveries:
 class _Published:
     """A message that waits for its confirm. A return has no number, so it is matched by its content."""
 
-    exchange: str
-    key: str
-    body: bytes
-    mandatory: bool
+    confirmed: _Answer[bool]
+    exchange: str = ""
+    key: str = ""
+    body: bytes = b""
+    mandatory: bool = False
     returned: bool = False
-    confirmed: _Answer[bool] = attrs.field(factory=_Answer)
 
 
 class _Channel:
@@ -159,7 +158,7 @@ class _Channel:
         self._published = 0
         self._unconfirmed: dict[int, _Published] = {}
         self._delivered: deque[Delivery] = deque()
-        self._arrival = trio.Event()
+        self._arrival = client.loop.event()
         self._lost: BrokerError | None = None
         self._contents = Contents()
 
@@ -175,7 +174,7 @@ class _Channel:
         if self._lost is not None:
             raise self._lost.with_traceback(None)
         data = encode(method, self.number)  # first: it raises for wrong arguments, and then nothing is sent
-        asked: _Answer[base.Frame] = _Answer()
+        asked: _Answer[base.Frame] = _Answer(self._client.loop)
         self._asked.append(asked)
         self._client._write(data)
         found = await asked.wait()
@@ -189,20 +188,21 @@ class _Channel:
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
-        published = _Published(exchange, key, body, mandatory)
+        published = _Published(_Answer(self._client.loop), exchange, key, body, mandatory)
         self._post(method, properties.marshal(), body, published)
         await self._client._wait_for_room()
         await published.confirmed.wait()
 
     async def publish_many(self, messages: Iterable[Message], mandatory: bool) -> None:
         published = []
+        loop = self._client.loop
         for message in messages:
             method = wire.publish_frame(self.number, message.exchange, message.key, mandatory)
             if mandatory:
                 exchange, key = (name.decode(errors="replace") for name in (message.exchange, message.key))
-                published.append(_Published(exchange, key, message.body, mandatory=True))
+                published.append(_Published(_Answer(loop), exchange, key, message.body, mandatory=True))
             else:
-                published.append(_Published("", "", b"", mandatory=False))
+                published.append(_Published(_Answer(loop)))
             self._post(method, message.properties, message.body, published[-1])
             await self._client._wait_for_room()
         for one in published:
@@ -286,7 +286,7 @@ class _Channel:
             properties = unpack_readable(message.properties)
             self._delivered.append(Delivery(body, exchange, key, redelivered, properties, tag, self))
             self._arrival.set()
-            self._arrival = trio.Event()
+            self._arrival = self._client.loop.event()
         else:
             # It comes before its confirm, and in the order of publishing.
             for published in self._unconfirmed.values():
@@ -296,22 +296,21 @@ class _Channel:
                     break
 
 
-class Client:
+class Client(ClientConnection):
     """A connection that is logged in; made by `open_amqp`. Names and keys are text, bodies bytes.
 
     What the server refuses raises Refused with AMQP's code; `NotThere` for 404.
     """
 
-    def __init__(self, stream: trio.abc.Stream, frame_bytes: int) -> None:
+    def __init__(self, loop: Loop, frame_bytes: int) -> None:
+        self.loop = loop
         self.frame_bytes = frame_bytes
-        self._stream = stream
-        self._unsent: list[bytes] = []
+        self._frames = ServerFrames()
         self._unsent_bytes = 0
-        self._more = trio.Event()
-        self._room = trio.Event()
+        self._end = loop.event()
         self._lost: BrokerError | None = None
         self._channels: dict[int, _Channel] = {}
-        self._opening = trio.Lock()
+        self._opening: Event | None = None
         self._main: _Channel | None = None
 
     async def declare_queue(
@@ -456,20 +455,24 @@ class Client:
     async def _leave(self) -> None:
         """Say goodbye after all that is unsent, and wait until the server has closed the connection."""
         self._write(encode(commands.Connection.Close(200, "bye", 0, 0), 0))
-        with trio.move_on_after(CLOSING_SECONDS):
-            while self._lost is None:
-                await self._room.wait()
+        await self.loop.wait(self._end, CLOSING_SECONDS, shield=True)
 
     async def _call(self, method: base.Frame, answer: type[M]) -> M:
         return await (await self._opened()).call(method, answer)
 
     async def _opened(self) -> _Channel:
         """The channel that all but consumers share; a new one if a refusal has closed the last."""
-        async with self._opening:
-            if self._main is None or self._channels.get(self._main.number) is not self._main:
+        while self._opening is not None:  # the first task opens it, the others find it
+            await self._opening.wait()
+        if self._main is None or self._channels.get(self._main.number) is not self._main:
+            self._opening = opening = self.loop.event()
+            try:
                 self._main = await self._open_channel()
                 await self._main.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
-            return self._main
+            finally:
+                self._opening = None
+                opening.set()
+        return self._main
 
     async def _open_channel(self) -> _Channel:
         if self._lost is not None:
@@ -481,7 +484,7 @@ class Client:
         channel = self._channels[number] = _Channel(self, number)
         try:
             await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
-        except trio.Cancelled:
+        except BaseException:  # the caller was cancelled
             self._end_channel(channel)
             raise
         return channel
@@ -498,41 +501,29 @@ class Client:
             self._write(encode(commands.Channel.CloseOk(), channel.number))
 
     def _write(self, data: bytes) -> None:
-        self._unsent.append(data)
         self._unsent_bytes += len(data)
-        self._more.set()
+        self.transport.write(data)
 
     async def _wait_for_room(self) -> None:
-        while self._unsent_bytes > UNSENT_BYTES_MAX and self._lost is None:
-            await self._room.wait()
+        if self._unsent_bytes > UNSENT_BYTES_MAX and self._lost is None:
+            await self.transport.drain()
+            self._unsent_bytes = 0
 
-    async def run(self) -> None:
-        """Send and receive until the connection is lost."""
+    # What the loop calls.
+
+    def received(self, data: bytes | bytearray) -> None:
+        if self._lost is not None:
+            return
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send)
-                await self._receive()
-        except* (trio.BrokenResourceError, trio.ClosedResourceError) as errors:
-            self._lose(broken(errors.exceptions[0], "closed"))
-        except* (BrokerError, Refusal) as errors:
-            error = errors.exceptions[0]
-            self._lose(error if isinstance(error, BrokerError) else RemoteProtocolError(str(error)))
-
-    async def _send(self) -> None:
-        while True:
-            await self._more.wait()
-            self._more = trio.Event()
-            data, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
-            self._room.set()
-            self._room = trio.Event()
-            await self._stream.send_all(data)
-
-    async def _receive(self) -> None:
-        frames = ServerFrames()
-        while received := await self._stream.receive_some(RECEIVE_BYTES):
-            for kind, number, payload in frames.feed(bytes(received)):
+            for kind, number, payload in self._frames.feed(data):
                 self._frame(kind, number, payload)
-        raise Disconnected("the server closed the connection")
+        except BrokerError as error:
+            self._lose(error)
+        except Refusal as error:
+            self._lose(RemoteProtocolError(str(error)))
+
+    def ended(self, error: Disconnected | None) -> None:
+        self._lose(error or Disconnected("the server closed the connection"))
 
     def _frame(self, kind: int, number: int, payload: bytes) -> None:
         if number:
@@ -546,10 +537,12 @@ class Client:
                 raise error_for(method.reply_code or 0, method.reply_text)
 
     def _lose(self, error: BrokerError) -> None:
+        if self._lost is not None:
+            return
         self._lost = error
         for channel in self._channels.values():
             channel.lose(error)
-        self._room.set()
+        self._end.set()
 
 
 @asynccontextmanager
@@ -566,9 +559,9 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
-    async with logged_in(address) as (principal, frame_bytes), open_nursery() as nursery:
-        client = Client(principal.stream, frame_bytes)
-        nursery.start_soon(client.run)
+    async with open_loop() as loop, logged_in(loop, address) as (principal, frame_bytes):
+        client = Client(loop, frame_bytes)
+        principal.dialog.hand_over(client)
         try:
             yield client
         finally:

@@ -22,18 +22,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Unpack
 
 import attrs
-import trio
 from pamqp import commands
 
 from dmp import wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
-from dmp.principal import PORT, Principal, Refused, Returned, error_for, open_principal, receive
+from dmp.principal import PORT, Dialog, Principal, Refused, Returned, error_for, open_principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
-from shared.client.dial import Address, Disconnected, How, Unreachable, broken
+from shared.client.dial import Address, Disconnected, How, Unreachable
+from shared.client.loop import Loop
 from shared.client.receiver import Receiver
+from shared.client.running import open_loop
 from shared.client.sender import Sender
-from shared.client.trio_loop import TrioLoop, trio_loop
 
 __all__ = [
     "Disconnected",
@@ -47,7 +47,6 @@ __all__ = [
     "open_sink",
 ]
 
-RECEIVE_BYTES = 256 * 1024
 DIALOG_SECONDS = 30.0
 
 Properties = commands.Basic.Properties
@@ -98,9 +97,8 @@ class Feed(Receiver[Message]):
     does not read waits in the server; when the connection closes, all that was on its way is gone.
     """
 
-    def __init__(self, loop: TrioLoop, lessee: "_Lessee", retry_seconds: float | None) -> None:
+    def __init__(self, loop: Loop, lessee: "_Lessee", retry_seconds: float | None) -> None:
         super().__init__(loop, lessee.address, retry_seconds)
-        self._trio_loop = loop
         self._lessee = lessee
 
     @property
@@ -109,9 +107,9 @@ class Feed(Receiver[Message]):
 
     async def begin(self) -> None:
         """Lease the queue, and connect. Raises Refused, Disconnected."""
-        stream, data = await self._lessee.connect()
-        self.restart(data)
-        self._trio_loop.attach(stream, self)
+        dialog, data = await self._lessee.connect(self._loop)
+        self.restart()
+        dialog.hand_over(self, data)
 
     def _take(self, data: bytearray) -> tuple[list[Message], int]:
         return wire.take_messages(bytes(data))
@@ -134,13 +132,13 @@ async def open_sink(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
-    async with open_principal(address) as principal, trio_loop() as loop:
+    async with open_loop() as loop, open_principal(loop, address) as principal:
         if declare is not None:
             await principal.declare_exchange(exchange, declare)
         lease = await principal.sink_lease(exchange)
-        stream, _ = await open_leased(address, lease)
+        dialog, data = await _open_leased(loop, address, lease)
         sender = Sender(loop, _refusal_in)
-        loop.attach(stream, sender)
+        dialog.hand_over(sender, data)
         sink = Sink(sender, principal)
         yield sink
         await sink.finish()
@@ -164,16 +162,16 @@ async def open_feed(
     """
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
     lessee = _Lessee(address, queue, tuple(bind))
-    try:
-        async with trio_loop() as loop:
+    async with open_loop() as loop:
+        try:
             feed = Feed(loop, lessee, retry_seconds)
             await feed.begin()
             try:
                 yield feed
             finally:
                 feed.close()
-    finally:
-        await lessee.principal.aclose()
+        finally:
+            await lessee.principal.aclose()
 
 
 @attrs.define(eq=False)
@@ -186,37 +184,37 @@ class _Lessee:
     queue: str = ""
     principal: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
-    async def connect(self) -> tuple[trio.abc.Stream, bytes]:
+    async def connect(self, loop: Loop) -> tuple[Dialog, bytes]:
         await self.principal.aclose()
         self.principal = AsyncExitStack()
-        principal = await self.principal.enter_async_context(open_principal(self.address))
+        principal = await self.principal.enter_async_context(open_principal(loop, self.address))
         self.queue = await principal.declare_queue(self.asked)
         for exchange, key in self.bindings:
             await principal.bind(self.queue, exchange, key)
-        return await open_leased(self.address, await principal.feed_lease(self.queue))
+        return await _open_leased(loop, self.address, await principal.feed_lease(self.queue))
 
 
-async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
+async def _open_leased(loop: Loop, address: Address, lease: bytes) -> tuple[Dialog, bytes]:
     """A DMP connection by that lease, and what has come behind its answer. Raises Refused, Disconnected."""
-    stream = await address.open()
+    dialog = Dialog(loop)
+    await loop.connect(address, dialog)
     try:
-        with trio.move_on_after(DIALOG_SECONDS):
-            await stream.send_all(DMP_HEADER + short(lease))
-            data = b""
-            for _ in ("the greeting", "the answer to the lease"):
-                while (text := take_short(data)) is None:
-                    data += await receive(stream, RECEIVE_BYTES)
-                code, _ = wire.read_reply(text)
-                if code != wire.Reply.OK:
-                    raise error_for(code, text.decode(errors="backslashreplace"))
-                data = data[1 + len(text) :]
-            return stream, data
-        raise Disconnected(f"the server did not answer in {DIALOG_SECONDS:g} s")
-    except trio.BrokenResourceError as error:
-        await trio.aclose_forcefully(stream)
-        raise broken(error) from error
+        deadline = loop.now() + DIALOG_SECONDS
+        dialog.send(DMP_HEADER + short(lease))
+        data = b""
+        for _ in ("the greeting", "the answer to the lease"):
+            while (text := take_short(data)) is None:
+                received = await dialog.receive(deadline)
+                if received is None:
+                    raise Disconnected(f"the server did not answer in {DIALOG_SECONDS:g} s")
+                data += received
+            code, _ = wire.read_reply(text)
+            if code != wire.Reply.OK:
+                raise error_for(code, text.decode(errors="backslashreplace"))
+            data = data[1 + len(text) :]
+        return dialog, data
     except BaseException:
-        await trio.aclose_forcefully(stream)
+        dialog.transport.close()
         raise
 
 

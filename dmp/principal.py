@@ -10,19 +10,18 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import attrs
-import trio
 from pamqp import base, commands
 
 from dmp.amqp import wire
 from dmp.amqp.wire import Direct, encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
-from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, broken, check_plain
+from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, check_plain
 from shared.client.login import Login
+from shared.client.loop import ClientConnection, Loop
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
-RECEIVE_BYTES = 64 * 1024
 CLOSING_SECONDS = 5.0
 CALL_SECONDS = 60.0  # for an answer: a durable declaration waits for a disk
 # Messages that came back and were not looked at; further ones are dropped.
@@ -69,7 +68,7 @@ class ServerFrames:
 
     _data: bytearray = attrs.Factory(bytearray)
 
-    def feed(self, received: bytes) -> Iterator[tuple[int, int, bytes]]:
+    def feed(self, received: bytes | bytearray) -> Iterator[tuple[int, int, bytes]]:
         """Yield the kind, channel and payload of each whole frame. Raises RemoteProtocolError."""
         data = self._data
         data += received
@@ -131,15 +130,71 @@ class Contents:
         return whole
 
 
+class Dialog(ClientConnection):
+    """A connection on which one task asks, and waits for the answer, until it is handed over."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._data = bytearray()
+        self._heard = False
+        self._arrival = loop.event()
+        self._lost: Disconnected | None = None
+        self._successor: ClientConnection | None = None
+
+    def send(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    async def receive(self, deadline: float) -> bytes | None:
+        """What has arrived; None: nothing until `deadline` on the loop's clock. Raises Disconnected."""
+        while not self._data:
+            if self._lost is not None:
+                raise self._lost
+            if not await self.loop.wait(self._arrival, max(0.0, deadline - self.loop.now())):
+                return None
+        if not self._heard:
+            check_plain(self._data)
+            self._heard = True
+        data = bytes(self._data)
+        self._data.clear()
+        return data
+
+    def hand_over(self, successor: ClientConnection, data: bytes = b"") -> None:
+        """The dialog is over: `successor` gets `data`, and all that arrives from now on."""
+        self._successor, successor.transport = successor, self.transport
+        if data or self._data:
+            successor.received(data + self._data)
+        if self._lost is not None:
+            successor.ended(self._lost)
+
+    # What the loop calls.
+
+    def received(self, data: bytes | bytearray) -> None:
+        if self._successor is not None:
+            self._successor.received(data)
+        else:
+            self._data += data
+            self._tell()
+
+    def ended(self, error: Disconnected | None) -> None:
+        if self._successor is not None:
+            self._successor.ended(error)
+        else:
+            self._lost = error or Disconnected("the server closed the connection")
+            self._tell()
+
+    def _tell(self) -> None:
+        self._arrival.set()
+        self._arrival = self.loop.event()
+
+
 class Principal:
     """Made by `open_principal`."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
-        self.stream = stream
+    def __init__(self, dialog: Dialog) -> None:
+        self.dialog = dialog
         self._frames = ServerFrames()
         self._contents = Contents()
         self._methods: deque[base.Frame] = deque()
-        self._heard = False
         self._mechanisms: list[str] = []
         self.returned: list[Returned] = []
         """At most `RETURNED_MAX`; all there are once it is closed."""
@@ -168,7 +223,7 @@ class Principal:
         start_ok = commands.Connection.StartOk(properties, *said, "en_US")
         tune = await self.call(start_ok, commands.Connection.Tune, channel=0)
         frame_bytes = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
-        await self._send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
+        self.dialog.send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
         await self.call(commands.Connection.Open("/"), commands.Connection.OpenOk, channel=0)
         return frame_bytes
 
@@ -203,35 +258,39 @@ class Principal:
         lease: str = (await self.call(method, answer)).lease
         return lease.encode()
 
-    async def call(self, method: base.Frame, answer: type[M], *, channel: int = _CHANNEL) -> M:
+    async def call(
+        self,
+        method: base.Frame,
+        answer: type[M],
+        *,
+        channel: int = _CHANNEL,
+        seconds: float = CALL_SECONDS,
+    ) -> M:
         """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
-        return await self._ask(encode(method, channel), answer, method.name)
+        return await self._ask(encode(method, channel), answer, method.name, seconds)
 
     async def close(self) -> None:
         """Say goodbye; what comes back until the server agrees is in `returned`."""
         try:
-            with trio.move_on_after(CLOSING_SECONDS):
-                await self.call(
-                    commands.Connection.Close(200, "bye", 0, 0), commands.Connection.CloseOk, channel=0
-                )
+            goodbye = commands.Connection.Close(200, "bye", 0, 0)
+            await self.call(goodbye, commands.Connection.CloseOk, channel=0, seconds=CLOSING_SECONDS)
         except BrokerError:
-            pass  # it was faster
+            pass  # it was faster, or has not answered
 
-    async def _ask(self, data: bytes, answer: type[M], what: str, seconds: float = CALL_SECONDS) -> M:
-        with trio.move_on_after(seconds):
-            await self._send(data)
-            return await self._expect(answer)
-        raise Disconnected(f"no answer to {what} in {seconds:g} s")
-
-    async def _expect(self, answer: type[M]) -> M:
+    async def _ask(self, data: bytes, answer: type[M], what: str, seconds: float) -> M:
+        self.dialog.send(data)
+        deadline = self.dialog.loop.now() + seconds
         while True:
             while self._methods:
-                found = self._methods.popleft()
-                if isinstance(found, answer):
-                    return found
-                if isinstance(found, commands.Connection.Close | commands.Channel.Close):
-                    raise error_for(found.reply_code or 0, found.reply_text)
-            self._take(await self._receive())
+                method = self._methods.popleft()
+                if isinstance(method, answer):
+                    return method
+                if isinstance(method, commands.Connection.Close | commands.Channel.Close):
+                    raise error_for(method.reply_code or 0, method.reply_text)
+            received = await self.dialog.receive(deadline)
+            if received is None:
+                raise Disconnected(f"no answer to {what} in {seconds:g} s")
+            self._take(received)
 
     def _take(self, data: bytes) -> None:
         """Raises RemoteProtocolError."""
@@ -247,54 +306,31 @@ class Principal:
         except Refusal as error:
             raise RemoteProtocolError(str(error)) from error
 
-    async def _send(self, data: bytes) -> None:
-        try:
-            await self.stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise broken(error, "closed") from error
-
-    async def _receive(self) -> bytes:
-        data = await receive(self.stream, RECEIVE_BYTES)
-        if not self._heard:
-            check_plain(data)
-            self._heard = True
-        return data
-
-
-async def receive(stream: trio.abc.Stream, bytes_max: int) -> bytes:
-    """What has come. Raises Disconnected."""
-    try:
-        data = bytes(await stream.receive_some(bytes_max))
-    except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-        raise broken(error, "closed") from error
-    if not data:
-        raise Disconnected("the server closed the connection")
-    return data
-
 
 @asynccontextmanager
-async def logged_in(address: Address) -> AsyncIterator[tuple[Principal, int]]:
-    """A principal, and how large frames may be; its stream is closed at the end.
+async def logged_in(loop: Loop, address: Address) -> AsyncIterator[tuple[Principal, int]]:
+    """A principal, and how large frames may be; its connection is closed at the end.
 
     Raises Refused, Disconnected (`Unreachable` where somebody is there who does not answer as AMQP does),
     ConnectionRefusedError.
     """
-    stream = await address.open()
+    dialog = Dialog(loop)
+    await loop.connect(address, dialog)
     try:
-        principal = Principal(stream)
+        principal = Principal(dialog)
         try:
             await principal.greet()
         except (Disconnected, RemoteProtocolError) as error:
             raise address.not_answered(error) from error
         yield principal, await principal.log_in(address.login)
     finally:
-        await trio.aclose_forcefully(stream)
+        dialog.transport.close()
 
 
 @asynccontextmanager
-async def open_principal(address: Address) -> AsyncIterator[Principal]:
+async def open_principal(loop: Loop, address: Address) -> AsyncIterator[Principal]:
     """Logged in, with its channel open; says goodbye at the end. Raises as `logged_in` does."""
-    async with logged_in(address) as (principal, _):
+    async with logged_in(loop, address) as (principal, _):
         await principal.open_channel()
         yield principal
         await principal.close()

@@ -4,6 +4,7 @@ basic.consume without acknowledgements.
 Each reader gets everything of one producer.
 """
 
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ from brokers.bench.load import STAMPED_BYTES_MIN, Address, FanOut, Measured, sta
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.data_types import short
-from dmp.principal import Principal
+from dmp.principal import Dialog, Principal
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.client.login import Login, Password
+from shared.client.trio_loop import trio_loop
 
 EXCHANGE = "bench"
 TAG = "t"
@@ -38,19 +40,22 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
     """Sinks, and feeds of queues, each bound with the keys of one sink, which live as long as this does."""
 
     async def leases() -> tuple[int, list[bytes]]:
-        stream = await trio.open_tcp_stream(*address)
-        principal = Principal(stream)
-        await principal.greet()
-        await principal.log_in(load.who)
-        await principal.open_channel()
-        await principal.declare_exchange(EXCHANGE, _kind(keys))
-        found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
-        for number in range(feeds):
-            queue = await principal.declare_queue("")
-            for key in keys[number % sinks :: sinks]:
-                await principal.bind(queue, EXCHANGE, key.decode())
-            found.append(await principal.feed_lease(queue))
-        return stream.socket.detach(), found
+        async with trio_loop() as loop:
+            stream = await trio.open_tcp_stream(*address)
+            dialog = Dialog(loop)
+            loop.attach(stream, dialog)
+            principal = Principal(dialog)
+            await principal.greet()
+            await principal.log_in(load.who)
+            await principal.open_channel()
+            await principal.declare_exchange(EXCHANGE, _kind(keys))
+            found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
+            for number in range(feeds):
+                queue = await principal.declare_queue("")
+                for key in keys[number % sinks :: sinks]:
+                    await principal.bind(queue, EXCHANGE, key.decode())
+                found.append(await principal.feed_lease(queue))
+            return os.dup(stream.socket.fileno()), found
 
     fd, found = trio.run(leases)
     body = stamped_body(size)

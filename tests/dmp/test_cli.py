@@ -13,6 +13,7 @@ from dmp.data_types import short
 from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
+from shared.client.trio_loop import trio_loop
 from tests.support.leaving import run_and_leave
 from tests.support.server import Begun, Command, Server, run, run_here, speak, until
 
@@ -78,7 +79,7 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
     def listed() -> str:
         return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
 
-    async with open_principal(Address(host, port, kind="DMP")) as principal:
+    async with trio_loop() as loop, open_principal(loop, Address(host, port, kind="DMP")) as principal:
         word = await principal.sink_lease("amq.topic")
         said = listed()
         (row,) = map(json.loads, said.splitlines())

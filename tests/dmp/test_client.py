@@ -12,9 +12,10 @@ from pamqp import commands
 import dmp
 from dmp.amqp_client import open_amqp
 from dmp.client import Disconnected, Feed, Message, Refused
-from dmp.principal import Principal
+from dmp.principal import Dialog, Principal
 from dmp.settings import DmpSettings
 from shared.client.dial import Unreachable
+from shared.client.trio_loop import trio_loop
 from tests.dmp.served import Served, served
 
 PATIENCE_SECONDS = 60.0
@@ -143,5 +144,8 @@ async def test_a_server_that_says_nothing_to_the_amqp_header_is_given_up(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     near, _far = trio.testing.memory_stream_pair()
-    with trio.fail_after(15), pytest.raises(Disconnected, match="no answer to the AMQP header in 3 s"):
-        await Principal(near).greet()
+    async with trio_loop() as loop:
+        dialog = Dialog(loop)
+        loop.attach(near, dialog)
+        with trio.fail_after(15), pytest.raises(Disconnected, match="no answer to the AMQP header in 3 s"):
+            await Principal(dialog).greet()

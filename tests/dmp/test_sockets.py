@@ -10,9 +10,11 @@ import trio
 import trustme
 
 from dmp import client, wire
+from dmp.data_types import short, take_short
 from dmp.principal import open_principal
 from dmp.settings import DmpSettings
 from shared.client.dial import Address
+from shared.client.trio_loop import trio_loop
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.dmp.served import Served, served
@@ -48,6 +50,18 @@ def _pem(folder: Path) -> Path:
     return folder / "dmp-server.pem"
 
 
+async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
+    """A DMP connection by that lease, and what has come behind its answer."""
+    stream, data = await address.open(), b""
+    await stream.send_all(wire.DMP_HEADER + short(lease))
+    for _ in ("the greeting", "the answer to the lease"):
+        while (text := take_short(data)) is None:
+            data += await stream.receive_some(1 << 16)
+        assert wire.read_reply(text)[0] == wire.Reply.OK
+        data = data[1 + len(text) :]
+    return stream, data
+
+
 class Reader:
     """A feed's connection, read as far as asked."""
 
@@ -58,7 +72,7 @@ class Reader:
 
     @classmethod
     async def open(cls, address: Address, lease: bytes) -> "Reader":
-        return cls(*await client.open_leased(address, lease))
+        return cls(*await open_leased(address, lease))
 
     async def read(self, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
         while True:
@@ -81,10 +95,10 @@ async def test_a_reader_that_goes_away_loses_what_was_on_its_way_and_nothing_els
     address = Address("127.0.0.1", server.port, context, "localhost", kind="DMP")
     names = [b"%05d" % number + bytes(SIZE) for number in range(count)]
     with trio.fail_after(PATIENCE_SECONDS):
-        async with open_principal(address) as principal:
+        async with trio_loop() as loop, open_principal(loop, address) as principal:
             name = await principal.declare_queue("left")
             first = await Reader.open(address, await principal.feed_lease(name))
-            sink, _ = await client.open_leased(address, await principal.sink_lease(""))
+            sink, _ = await open_leased(address, await principal.sink_lease(""))
             await sink.send_all(b"".join(wire.message(wire.Message(b"", b"left", each)) for each in names))
             begun = await first.read(lambda bodies: len(bodies) >= 100)
             queue = server.broker.queues[b"left"]
