@@ -48,6 +48,8 @@ class Message:
             await self.ack()
         elif issubclass(kind, Exception):
             await self.nack()
+        else:  # cancelled: what waits now is cancelled, too, or delays the end
+            await self._consumer.give_back(self)
 
 
 class Consumer:
@@ -130,6 +132,11 @@ class Consumer:
     async def nack(self, *messages: Message) -> bool:
         """Give several back at once."""
         return await self._settle(Type.NACK, messages)
+
+    async def give_back(self, message: Message) -> None:
+        """Give one back without waiting for the server's answer."""
+        request = wire.pack(Type.NACK, message.id)
+        await _reaches(message._link.ask(request, Answer(Type.NACK, [message.id])))
 
     async def _settle(self, type_: Type, messages: Sequence[Message]) -> bool:
         links = dict.fromkeys(message._link for message in messages)

@@ -63,6 +63,24 @@ def test_a_message_is_acknowledged_by_its_block_and_given_back_where_that_fails(
     end.run(program)
 
 
+def test_a_message_whose_block_is_cancelled_is_given_back(end: End, url: Url) -> None:
+    """BaseException stands for the cancellation of each loop, which is none of Exception's kind."""
+    queue = f"cancelled-{end.name}"
+
+    async def program(connect: Connect) -> None:
+        async with connect(url("dms")) as client:
+            await client.create(queue)
+            await client.produce(queue, b"again")
+            async with client.consume(queue, prefetch=1) as messages:
+                with pytest.raises(BaseException, match="cancelled"):
+                    async with await anext(messages):
+                        raise BaseException("cancelled")
+                assert (await anext(messages)).body == b"again"
+            await client.delete(queue)
+
+    end.run(program)
+
+
 def test_of_many_messages_those_that_were_refused_are_named(end: End, url: Url) -> None:
     queue = f"refused-{end.name}"
 

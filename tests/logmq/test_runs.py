@@ -86,26 +86,6 @@ def test_a_run_is_taken_exactly_when_every_line_belongs_to_it(bodies: list[bytes
     assert runs.ok_lines(first, count, lengths) == slow_ok_lines(first, [len(body) for body in expected])
 
 
-@given(same_sizes, st.binary(max_size=30), st.data())
-def test_alike_appends_are_taken_at_once_and_no_others(
-    bodies: list[bytes], tail: bytes, data: st.DataObject
-) -> None:
-    word = b"APPEND t %d\n" % len(bodies[0])
-    requests = [word + body for body in bodies]
-    odd = data.draw(st.booleans())
-    if odd:
-        place = data.draw(st.integers(1, len(requests)))
-        requests.insert(place, b"APPEND u %d\n" % len(bodies[0]) + bodies[0])
-    stream = b"".join(requests) + (tail[: len(word) - 1] if not tail.startswith(word) else b"")
-    blob, count = runs.appended(stream, word, len(bodies[0]))
-    if odd:
-        assert (blob, count) == (b"", 0)
-    else:
-        whole = len(stream) // len(requests[0])
-        assert count in (0, len(bodies)) if whole == len(bodies) else count == 0
-        assert blob == (records(*bodies) if count else b"")
-
-
 @given(payloads)
 @example([b"z" * 5000, b""])
 def test_encoding_gives_records_and_their_lengths(bodies: list[bytes]) -> None:

@@ -390,7 +390,15 @@ class Model:
                 )
 
     def restarted(self) -> None:
-        """Every topic was seen."""
+        """Every topic was seen. What a power cut may have taken was answered, and is not certain for that."""
+        deletions_safe = self._safe.get("always", math.inf)
+        for topic in self.topics.values():
+            for commitments in topic.commitments.values():
+                for commitment in commitments:
+                    if not self.is_safe(topic, commitment.known_seconds):
+                        commitment.ended = math.inf
+            for deletion in topic.deletions:
+                deletion.acked &= deletion.known_seconds <= deletions_safe
         self._safe.clear()
 
     def settle(self, commits: Mapping[str, Mapping[str, int]]) -> None:
