@@ -22,5 +22,5 @@ def connected(url: str, module: str, options: dict[str, Any]) -> Any:
     place = f"{package}.{module}"
     connect = None if find_spec(place) is None else getattr(import_module(place), "connect", None)
     if connect is None:
-        raise ValueError(f"{name} has no client that is connected so: see CLIENTS.md")
+        raise ValueError(f"{name} has no client that is connected so")
     return connect(url, **options)

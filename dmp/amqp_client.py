@@ -20,7 +20,7 @@ Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification ha
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import takewhile
 from typing import Any, Generic, Self, TypeVar, Unpack
@@ -60,6 +60,7 @@ _PERSISTENT = 2
 Properties = commands.Basic.Properties
 M = TypeVar("M", bound=base.Frame)
 T = TypeVar("T")
+Made = TypeVar("Made", bound="Client")
 
 
 class Unroutable(BrokerError):
@@ -559,8 +560,15 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
+    async with opened(address, Client) as client:
+        yield client
+
+
+@asynccontextmanager
+async def opened(address: Address, make: Callable[[Loop, int], Made]) -> AsyncIterator[Made]:
+    """A client that `make` makes, of its loop and the bytes that a frame may have."""
     async with open_loop() as loop, logged_in(loop, address) as (principal, frame_bytes):
-        client = Client(loop, frame_bytes)
+        client = make(loop, frame_bytes)
         principal.dialog.hand_over(client)
         try:
             yield client

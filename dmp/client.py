@@ -19,12 +19,13 @@ the same.
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Unpack
 
 import attrs
 from pamqp import commands
 
-from dmp import wire
+from dmp import amqp_client, wire
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
 from dmp.principal import PORT, Dialog, Principal, Refused, Returned, error_for, open_principal
 from dmp.properties import NO_PROPERTIES
@@ -36,6 +37,7 @@ from shared.client.running import open_loop
 from shared.client.sender import Sender
 
 __all__ = [
+    "Client",
     "Disconnected",
     "Feed",
     "Message",
@@ -43,6 +45,7 @@ __all__ = [
     "Returned",
     "Sink",
     "Unreachable",
+    "connect",
     "open_feed",
     "open_sink",
 ]
@@ -115,6 +118,42 @@ class Feed(Receiver[Message]):
         return wire.take_messages(bytes(data))
 
 
+class Client(amqp_client.Client):
+    """AMQP's client, which also opens sinks and feeds; made by `connect`."""
+
+    def __init__(self, loop: Loop, frame_bytes: int, address: Address) -> None:
+        super().__init__(loop, frame_bytes)
+        self._address = address
+
+    @asynccontextmanager
+    async def sink(self, exchange: str, *, declare: str | None = None) -> AsyncIterator[Sink]:
+        """A sink over connections of its own; see `open_sink`."""
+        async with _sink(self.loop, self._address, exchange, declare) as sink:
+            yield sink
+
+    @asynccontextmanager
+    async def feed(self, bind: Iterable[tuple[str, str]], *, queue: str = "") -> AsyncIterator[Feed]:
+        """A feed over connections of its own; see `open_feed`. With `retry_seconds` of the client a lost
+        connection is made again."""
+        async with _feed(self.loop, self._address, bind, queue) as feed:
+            yield feed
+
+
+@asynccontextmanager
+async def connect(
+    host: str = "127.0.0.1", port: int = PORT, *, retry_seconds: float | None = None, **how: Unpack[How]
+) -> AsyncIterator[Client]:
+    """A client that is logged in, as `amqp_client.open_amqp`, and raises the same.
+
+    `retry_seconds`: of its feeds. A lost connection of the client itself is not made again.
+    """
+    address = Address.of(
+        host, port, kind="AMQP", protocol="dmp", usual_user="guest", retry_seconds=retry_seconds, **how
+    )
+    async with amqp_client.opened(address, partial(Client, address=address)) as client:
+        yield client
+
+
 @asynccontextmanager
 async def open_sink(
     exchange: str,
@@ -132,16 +171,8 @@ async def open_sink(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
-    async with open_loop() as loop, open_principal(loop, address) as principal:
-        if declare is not None:
-            await principal.declare_exchange(exchange, declare)
-        lease = await principal.sink_lease(exchange)
-        dialog, data = await _open_leased(loop, address, lease)
-        sender = Sender(loop, _refusal_in)
-        dialog.hand_over(sender, data)
-        sink = Sink(sender, principal)
+    async with open_loop() as loop, _sink(loop, address, exchange, declare) as sink:
         yield sink
-        await sink.finish()
 
 
 @asynccontextmanager
@@ -160,18 +191,41 @@ async def open_feed(
     again, tried for so long, by whoever reads. Without it that raises Disconnected. Raises what `open_sink`
     does.
     """
-    address = Address.of(host, port, kind="DMP", protocol="dmp", usual_user="guest", **how)
+    address = Address.of(
+        host, port, kind="DMP", protocol="dmp", usual_user="guest", retry_seconds=retry_seconds, **how
+    )
+    async with open_loop() as loop, _feed(loop, address, bind, queue) as feed:
+        yield feed
+
+
+@asynccontextmanager
+async def _sink(loop: Loop, address: Address, exchange: str, declare: str | None) -> AsyncIterator[Sink]:
+    async with open_principal(loop, address) as principal:
+        if declare is not None:
+            await principal.declare_exchange(exchange, declare)
+        lease = await principal.sink_lease(exchange)
+        dialog, data = await _open_leased(loop, address, lease)
+        sender = Sender(loop, _refusal_in)
+        dialog.hand_over(sender, data)
+        sink = Sink(sender, principal)
+        yield sink
+        await sink.finish()
+
+
+@asynccontextmanager
+async def _feed(
+    loop: Loop, address: Address, bind: Iterable[tuple[str, str]], queue: str
+) -> AsyncIterator[Feed]:
     lessee = _Lessee(address, queue, tuple(bind))
-    async with open_loop() as loop:
+    try:
+        feed = Feed(loop, lessee, address.retry_seconds)
+        await feed.begin()
         try:
-            feed = Feed(loop, lessee, retry_seconds)
-            await feed.begin()
-            try:
-                yield feed
-            finally:
-                feed.close()
+            yield feed
         finally:
-            await lessee.principal.aclose()
+            feed.close()
+    finally:
+        await lessee.principal.aclose()
 
 
 @attrs.define(eq=False)

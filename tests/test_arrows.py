@@ -116,7 +116,7 @@ def knows_no_protocol_by_name(module: Module) -> Iterator[str]:
 
 ENDS = {
     "dmp": (
-        "admin amqp_client broker cli client definitions listener principal replay topology "
+        "admin amqp_client blocking broker cli client definitions listener principal replay topology "
         "topology_table wide"
     ),
     "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",

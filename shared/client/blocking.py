@@ -24,6 +24,7 @@ from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Pla
 
 P = ParamSpec("P")
 Core = TypeVar("Core")
+Core_co = TypeVar("Core_co", covariant=True)
 Result = TypeVar("Result")
 Shown = TypeVar("Shown")
 
@@ -120,6 +121,8 @@ class BlockingLoop(Loop):
                     self._lose_all(main, error)
                 self._forget(main)
                 interrupt = error
+        for transport in tuple(self._transports.values()):
+            transport.send()  # also what the call did not wait for
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
@@ -383,10 +386,10 @@ def current_loop() -> BlockingLoop | None:
 # -- blocking clients
 
 
-class Blocking(Generic[Core]):
+class Blocking(Generic[Core_co]):
     """A client's object for blocking code. `core`: the asynchronous one, whose methods `loop` runs."""
 
-    def __init__(self, core: Core, loop: BlockingLoop) -> None:
+    def __init__(self, core: Core_co, loop: BlockingLoop) -> None:
         self.core = core
         self.loop = loop
 

@@ -30,7 +30,7 @@ PROTOCOLS = {"9090": "dms", "8080": "logmq", "7070": "pubsub", "8000": "kqmsgq",
 
 
 def test_every_program_is_run() -> None:
-    assert len(PROGRAMS) == DOCUMENT.count("```python") == 10
+    assert len(PROGRAMS) == DOCUMENT.count("```python") == 11
     assert not any("trio" in program for _, program, _ in ON_ASYNCIO)
 
 

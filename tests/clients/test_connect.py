@@ -14,6 +14,7 @@ import trustme
 
 import brokers
 from brokers import aio, sync
+from dmp.principal import Refused
 from dms.errors import Denied
 from logmq.connector import LogmqError
 from shared.access import Rule, Secret, User
@@ -55,7 +56,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         secret = Secret.make(PASSWORD.encode(), bytes(16))
     users = {"ann": User("ann", (Rule.parse("*:*:*"),), secret)}
     authority = trustme.CA()
-    server = server_of(folder, users, enable="dms,kqmsgq,logmq", authority=authority)
+    server = server_of(folder, users, enable="dms,kqmsgq,logmq,dmp", authority=authority)
     ours = authority.issue_cert(common_name="client")
     ours.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
@@ -77,6 +78,17 @@ def test_a_url_says_who_logs_in_and_whom_to_trust(end: End, secured: Secured) ->
                 await client.produce(f"secured-{end.name}", b"x")
                 async with await anext(messages) as message:
                     assert message.body == b"x"
+        async with (
+            connect(secured.url("dmp", PASSWORD)) as client,
+            client.feed([("amq.topic", end.name)]) as feed,
+        ):
+            async with client.sink("amq.topic") as sink:
+                await sink.send(end.name, b"x")
+            assert (await anext(feed)).body == b"x"
+            queue = await client.declare_queue(exclusive=True)
+            await client.publish(queue, bytes(300_000))
+            async with client.consume(queue) as deliveries:
+                assert (await anext(deliveries)).body == bytes(300_000)
 
     end.run(program)
 
@@ -103,7 +115,11 @@ def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Secured) -
         with pytest.raises(LogmqError, match="DENIED") as logmq:
             async with connect(secured.url("logmq", "a wrong one")):
                 raise AssertionError("logged in")
-        assert "wrong one" not in f"{dms.value!r}{dms.value}{logmq.value!r}{logmq.value}"
+        with pytest.raises(Refused, match="ACCESS_REFUSED") as amqp:
+            async with connect(secured.url("dmp", "a wrong one")):
+                raise AssertionError("logged in")
+        said = [f"{caught.value!r}{caught.value}" for caught in (dms, logmq, amqp)]
+        assert "wrong one" not in "".join(said)
 
     end.run(program)
 
@@ -114,7 +130,6 @@ def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Secured) -
     [
         ("localhost:8080", "begins with one of dmp://, dms://"),
         ("redis://localhost", "begins with one of dmp://, dms://"),
-        ("dmp://localhost", "dmp has no client that is connected so"),
         ("dms://localhost?retries=3", "a URL has no parameter retries; it has password-file, ca,"),
         ("dms://localhost?retry-seconds=often", "retry-seconds of a URL is a number"),
         ("dms://ann:secret@localhost", "a URL holds no password"),
