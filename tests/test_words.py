@@ -17,7 +17,7 @@ SAME_EVERYWHERE = frozenset(
     # The field's nouns. A client's class and the server's stand for the two ends of one thing.
     | {"Consumer", "Feed", "Message", "Producer", "Queue", "QueueLog", "Record", "Sink", "Tail"}
     # For blocking code a client's class has the same name again.
-    | {"GroupReader", "Publisher", "Records", "Subscriber"}
+    | {"Deliveries", "Delivery", "GroupReader", "Publisher", "Records", "Subscriber"}
     # Why an answer says no: a code of the wire, and what is wrong with a message that gets no answer.
     | {"Code", "Fault", "NotThere"}
     # An answer that is waited for, a client's connection, a list of a folder's files, what a check has found.
