@@ -148,7 +148,7 @@ class Dialog(ClientConnection):
         """What has arrived; None: nothing until `deadline` on the loop's clock. Raises Disconnected."""
         while not self._data:
             if self._lost is not None:
-                raise self._lost
+                raise self._lost.with_traceback(None)
             if not await self.loop.wait(self._arrival, max(0.0, deadline - self.loop.now())):
                 return None
         if not self._heard:
