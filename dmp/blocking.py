@@ -10,11 +10,10 @@ with connect() as client:
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 from dmp import amqp_client, client
 from dmp.principal import Returned
-from shared.client.blocking import Blocking, as_it_is, block, following, method, opener
+from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
 class Delivery(Blocking[amqp_client.Delivery]):
@@ -47,9 +46,7 @@ class Delivery(Blocking[amqp_client.Delivery]):
 class Deliveries(Blocking[amqp_client.Deliveries]):
     """An iterator over what a queue delivers; as `dmp.amqp_client.Deliveries`."""
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(amqp_client.Deliveries.__anext__, Delivery)
 
 
@@ -74,9 +71,7 @@ class Feed(Blocking[client.Feed]):
     def queue(self) -> str:
         return self.core.queue
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.Feed.__anext__, as_it_is)
 
 

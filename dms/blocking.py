@@ -13,7 +13,7 @@ A client is for one thread at a time. Between calls nothing is sent and nothing 
 from typing import Self
 
 from dms import client, consumer
-from shared.client.blocking import Blocking, block, following, method, opener
+from shared.client.blocking import Blocking, block, following, itself, method, opener
 
 
 class Message(Blocking[consumer.Message]):
@@ -40,9 +40,7 @@ class Message(Blocking[consumer.Message]):
 class Consumer(Blocking[consumer.Consumer]):
     """An iterator over a queue's messages; as `dms.client.Consumer`."""
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(consumer.Consumer.__anext__, Message)
 
     def receive(self) -> Message | None:

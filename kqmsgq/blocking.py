@@ -5,10 +5,8 @@ with connect() as producer, producer.consume("orders") as messages:
     print(next(messages).body)
 """
 
-from typing import Self
-
 from kqmsgq import client
-from shared.client.blocking import Blocking, as_it_is, block, following, method, opener
+from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
 class Consumer(Blocking[client.Consumer]):
@@ -20,9 +18,7 @@ class Consumer(Blocking[client.Consumer]):
     unsubscribe_all = method(client.Consumer.unsubscribe_all)
     batch = method(client.Consumer.batch)
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.Consumer.__anext__, as_it_is)
 
 

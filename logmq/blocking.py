@@ -9,10 +9,8 @@ A client is for one thread at a time. Between calls nothing is sent and nothing 
 gathers goes out with its next `send`, and at the end of its block at the latest.
 """
 
-from typing import Self
-
 from logmq import client
-from shared.client.blocking import Blocking, as_it_is, block, following, method, opener
+from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
 class Records(Blocking[client.Records]):
@@ -20,9 +18,7 @@ class Records(Blocking[client.Records]):
 
     chunk = method(client.Records.chunk)
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.Records.__anext__, as_it_is)
 
     @property
@@ -33,9 +29,7 @@ class Records(Blocking[client.Records]):
 class Tail(Blocking[client.Tail]):
     """An iterator over records as they are written; as `logmq.client.Tail`."""
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.Tail.__anext__, as_it_is)
 
     @property
@@ -48,9 +42,7 @@ class GroupReader(Blocking[client.GroupReader]):
 
     commit = method(client.GroupReader.commit)
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.GroupReader.__anext__, as_it_is)
 
 

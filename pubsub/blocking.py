@@ -5,10 +5,8 @@ with connect() as publisher, publisher.subscribe("A", "hall/+/temperature") as m
     print(next(messages).value)
 """
 
-from typing import Self
-
 from pubsub import client
-from shared.client.blocking import Blocking, as_it_is, block, following, method, opener
+from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
 class Subscriber(Blocking[client.Subscriber]):
@@ -19,9 +17,7 @@ class Subscriber(Blocking[client.Subscriber]):
     disconnect = method(client.Subscriber.disconnect)
     batch = method(client.Subscriber.batch)
 
-    def __iter__(self) -> Self:
-        return self
-
+    __iter__ = itself
     __next__ = following(client.Subscriber.__anext__, as_it_is)
 
 

@@ -459,6 +459,11 @@ def following(
     return call
 
 
+def itself(iterator: Shown) -> Shown:
+    """`__iter__` of what iterates itself."""
+    return iterator
+
+
 def as_it_is(result: Result, _: BlockingLoop) -> Result:
     """What needs no blocking form."""
     return result
