@@ -35,6 +35,7 @@ class Topics:
         """Called with each topic that is created."""
         for name, log in namespace.logs.items():
             log.retention = settings.retention(name)
+        namespace.adopted = self._made
 
     async def take_settings(self, settings: LogmqSettings) -> None:
         """Use other limits and patterns from now on; each topic's retention follows in slices."""
@@ -127,12 +128,16 @@ class Topics:
         except StoreError as error:
             raise refusal_for(error) from None
         self._of_users.take(log.id, user)
-        log.retention = self._settings.retention(name)
-        place = bisect_left(self._names, name)
-        if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed
-            self._names.insert(place, name)
+        self._made(log)
+        return log, ticket
+
+    def _made(self, log: Log) -> None:
+        """There is a new topic."""
+        log.retention = self._settings.retention(log.name)
+        place = bisect_left(self._names, log.name)
+        if self._names[place : place + 1] != [log.name]:  # it may be left from a topic whose creation failed
+            self._names.insert(place, log.name)
         self._count()
         self.waiters.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
-        return log, ticket
