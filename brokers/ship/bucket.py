@@ -1,7 +1,7 @@
 """The bucket: objects by name, of which one is made only where there is none, or replaced only unchanged.
 
 A `Bucket` is asked from the loop; its store works in threads, a few at a time. What the store answers is told
-by errors: `Exists`, `Changed`, `Missing`, and `Away` for all that may be better later. An answer may be lost
+by errors: `Exists`, `Stale`, `Missing`, and `Away` for all that may be better later. An answer may be lost
 after the store has done what was asked. So where an object is there already, or was changed, it is read back;
 where it has the very bytes that were to be written, they were written by us.
 """
@@ -36,7 +36,7 @@ class Exists(BucketError):
     """There is such an object already."""
 
 
-class Changed(BucketError):
+class Stale(BucketError):
     """The object is not the one that was read."""
 
 
@@ -48,7 +48,7 @@ class Away(BucketError):
     """The store does not answer, or not now; whether it did what was asked is unknown."""
 
 
-class Refused(BucketError):
+class Unusable(BucketError):
     """The store does not let us: credentials, rights, or a name that it does not take."""
 
 
@@ -66,7 +66,7 @@ class ObjectStore(Protocol):
         """Make an object that is not there; its ETag. Raises Exists."""
 
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
-        """Replace an object whose ETag is still this one; its new ETag. Raises Changed, or Missing."""
+        """Replace an object whose ETag is still this one; its new ETag. Raises Stale, or Missing."""
 
     def get(self, key: str) -> tuple[bytes, str]:
         """An object, and its ETag. Raises Missing."""
@@ -109,7 +109,7 @@ class Bucket:
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(CONCURRENT))
 
     async def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Make an object that is not there; its ETag. Raises Exists, Away, Refused.
+        """Make an object that is not there; its ETag. Raises Exists, Away, Unusable.
 
         Without error too where the object is there with the same bytes: then the answer was lost before.
         """
@@ -122,25 +122,25 @@ class Bucket:
             return etag
 
     async def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
-        """Replace an object whose ETag is still this one; its new ETag. Raises Changed, Missing, Away,
-        Refused. Without error where it has the same bytes already.
+        """Replace an object whose ETag is still this one; its new ETag. Raises Stale, Missing, Away,
+        Unusable. Without error where it has the same bytes already.
         """
         try:
             made: str = await self._ask("replace", len(data), self._replace, key, data, etag)
             return made
-        except Changed:
+        except Stale:
             if (ours := await self._own(key, data)) is None:
                 raise
             return ours
 
     async def get(self, key: str) -> tuple[bytes, str]:
-        """An object, and its ETag. Raises Missing, Away, Refused."""
+        """An object, and its ETag. Raises Missing, Away, Unusable."""
         found: tuple[bytes, str] = await self._ask("get", 0, self._get, key)
         self.counts["get"].bytes += len(found[0])
         return found
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
-        """A part of an object; fewer bytes at its end. Raises Missing, Away, Refused."""
+        """A part of an object; fewer bytes at its end. Raises Missing, Away, Unusable."""
         found: bytes = await self._ask("get", 0, self._get_range, key, start, length)
         self.counts["get"].bytes += len(found)
         return found
@@ -185,7 +185,7 @@ class Bucket:
             count.errors += 1
             self.last_error = f"{operation}: no answer in {self.timeout:g} s"
             raise Away(self.last_error) from None
-        except (Away, Refused) as error:
+        except (Away, Unusable) as error:
             count.errors += 1
             self.last_error = f"{operation}: {error}"
             raise
@@ -223,4 +223,4 @@ def _deciphering(key: str) -> Iterator[None]:
         yield
     except Undecipherable as error:
         advice = "is ship.encrypt the key file that encrypted it?"
-        raise Refused(f"{key} cannot be decrypted, {error}: {advice}") from error
+        raise Unusable(f"{key} cannot be decrypted, {error}: {advice}") from error

@@ -208,10 +208,11 @@ def unpack_wal_head(data: bytes | memoryview, key: str = "wal") -> WalHead:
     """
     if len(data) < WAL_HEAD_BYTES or bytes(data[:8]) != _WAL_MAGIC:
         raise BadObject(f"{key}: not a WAL object")
-    _, crc, number, *fields = _WAL.unpack_from(data)
+    _, crc, number, *fields, _ = _WAL.unpack_from(data)
     if number > FORMAT:
         raise BadObject(f"{key}: written by a newer version")
-    return WalHead._make([*fields[:10], crc])
+    numbers = dict(zip(WalHead._fields, fields, strict=False))
+    return WalHead(**numbers, crc32c=crc)
 
 
 def unpack_wal(data: bytes | bytearray | memoryview, key: str = "wal") -> Wal:

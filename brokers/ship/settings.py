@@ -36,8 +36,8 @@ class ShipSettings:
     region: str = attrs.field(default="", metadata=RESTART)
     """The bucket's region, where the store asks for one."""
     credentials: Path | None = attrs.field(default=None, metadata=RESTART)
-    """A TOML file of what the store takes, as `access_key_id` and `secret_access_key` of S3. Without it the
-    environment and the machine's role are asked, as the provider's own tools do."""
+    """A TOML file of what the store takes: for S3 a key and its secret. Without it the environment
+    and the machine's role are asked."""
     interval: float = _seconds(1.0, 0.01, 3600)
     """How often what came is shipped; nothing is sent when nothing came. With `ack = "disk"` a machine that
     is lost takes so much with it at most, and the time of one request."""

@@ -21,12 +21,12 @@ from brokers.ship.bucket import (
     Away,
     Bucket,
     BucketError,
-    Changed,
     Exists,
     Listed,
     Missing,
     ObjectStore,
-    Refused,
+    Stale,
+    Unusable,
 )
 from brokers.ship.cipher import Cipher
 from brokers.ship.settings import ShipSettings
@@ -77,7 +77,7 @@ def _remote(settings: ShipSettings, scheme: str) -> ObjectStore:
     # The shipper tries again by itself, and counts it.
     retry: dict[str, Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=REQUEST_SECONDS)}
     try:
-        store = from_url(settings.url, config=config, client_options=options, retry_config=retry)  # type: ignore[call-overload]
+        store = from_url(settings.url, config=config, client_options=options, retry_config=retry)  # type: ignore[call-overload, unused-ignore]
     except (BaseError, ValueError) as error:
         raise ConfigError("ship.url", _first_line(error)) from error
     return ObstoreStore(store)
@@ -161,13 +161,13 @@ def _told(key: str) -> Iterator[None]:
     except exceptions.AlreadyExistsError:
         raise Exists(key) from None
     except exceptions.PreconditionError:
-        raise Changed(key) from None
+        raise Stale(key) from None
     except FileNotFoundError:
         raise Missing(key) from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-        raise Refused(_first_line(error)) from None
+        raise Unusable(_first_line(error)) from None
     except (exceptions.NotSupportedError, exceptions.InvalidPathError) as error:
-        raise Refused(_first_line(error)) from None
+        raise Unusable(_first_line(error)) from None
     except (exceptions.BaseError, OSError) as error:
         raise Away(_first_line(error)) from None
 
@@ -190,7 +190,7 @@ class FolderStore:
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         with self._written(key, data) as path, self._locked():
             if self.get(key)[1] != etag:
-                raise Changed(key)
+                raise Stale(key)
             os.rename(path, self.folder / key)
             _sync((self.folder / key).parent)
         return _tag(data)
@@ -263,6 +263,6 @@ def _folder_told(key: str) -> Iterator[None]:
     except FileNotFoundError:
         raise Missing(key) from None
     except PermissionError as error:
-        raise Refused(f"{key}: {error.strerror}") from None
+        raise Unusable(f"{key}: {error.strerror}") from None
     except OSError as error:
         raise Away(f"{key}: {error.strerror}") from None

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
-from brokers.ship.bucket import Away, Bucket, Changed, Exists, Listed, Missing
+from brokers.ship.bucket import Away, Bucket, Exists, Listed, Missing, Stale
 from brokers.ship.cipher import Cipher
 
 Fault = Literal["refused", "lost", "doubled", "crash", "crash after"]
@@ -85,7 +85,7 @@ class FakeStore:
 
     def _replace(self, key: str, data: bytes, etag: str) -> str:
         if not self.overwrites and self._get(key)[1] != etag:
-            raise Changed(key)
+            raise Stale(key)
         return self._put(key, data)
 
     def _get(self, key: str) -> tuple[bytes, str]:
