@@ -133,7 +133,7 @@ ENDS = {
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
-        "loop_turn network poll slots strangers stream tls"
+        "loop_turn network poll slots strangers stream tls tls_stream"
     ),
     "shared/queues": "timers",
     "shared/recording": "recorder",
