@@ -10,7 +10,8 @@ import attrs
 
 from logmq.settings import RETENTIONS
 from shared.storage.settings import Retention
-from shared.storage.store import Log, Namespace, Ticket
+from shared.storage.inventory import Namespace
+from shared.storage.log import Log, Ticket
 from shared.storage.table import Table
 
 _ID_BYTES = 8
