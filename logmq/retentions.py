@@ -9,9 +9,9 @@ from typing import Self
 import attrs
 
 from logmq.settings import RETENTIONS
-from shared.storage.settings import Retention
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Ticket
+from shared.storage.settings import Retention
 from shared.storage.table import Table
 
 _ID_BYTES = 8
