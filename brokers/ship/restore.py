@@ -171,7 +171,7 @@ async def plan(bucket: Bucket, cut: Cut) -> Plan:
         if cut.time_ms is not None and line.time_ms > cut.time_ms:
             continue
         snapshot = unpack_snapshot((await bucket.retried(lambda key=line.key: bucket.get(key)))[0], line.key)  # type: ignore[misc]
-        listed = await bucket.retried(lambda: bucket.list(WAL_PREFIX))
+        listed = await bucket.retried(lambda: bucket.listed(WAL_PREFIX))
         numbers = [(wal_number(each.key), each.bytes) for each in listed]
         wal = [(number, size) for number, size in numbers if number is not None and number >= snapshot.wal]
         return Plan(manifest, line, snapshot, sorted(wal))

@@ -5,7 +5,23 @@ from pathlib import Path
 import attrs
 
 from brokers.ship.assembling import ALL, Assembler, Cut
-from brokers.ship.formats import Piece, Wal, pack_wal, unpack_wal
+from brokers.ship.bucket import Bucket
+from brokers.ship.formats import (
+    MANIFEST_KEY,
+    Manifest,
+    NewSection,
+    Piece,
+    Section,
+    SnapshotLine,
+    Wal,
+    pack_part,
+    pack_snapshot,
+    pack_wal,
+    part_key,
+    snapshot_key,
+    unpack_wal,
+    wal_key,
+)
 from shared.storage import catalog, format, index, replay
 from shared.storage.catalog import Catalog
 from shared.storage.disk import opened
@@ -14,6 +30,8 @@ from shared.storage.os_disk import OsDisk
 from shared.storage.store import Store
 from tests.support.stores import ALWAYS, open_store, read_all
 
+TIME_MS = 1_700_000_000_000
+"""Of all that the stores of tests write."""
 Content = dict[str, tuple[int, list[bytes]]]
 """By log: its first offset and its records."""
 
@@ -42,7 +60,8 @@ class Apart:
                 entries = [entry for entry in stored.entries if entry is not None and entry.end <= line.end]
                 start = index.checked_from(entries, line.first)
                 with opened(disk, line.log_path) as fd:
-                    self.sections[line.id] = disk.read(fd, line.end - start, start), entries
+                    data = disk.read(fd, line.end - start, start)
+                self.sections[line.id] = data, [entry for entry in entries if entry.offset >= start]
 
     def started(self) -> None:
         with OsDisk(self.folder, read_only=True) as disk:
@@ -75,17 +94,61 @@ class Apart:
     def unpacked(self, at: int) -> Wal:
         data = self.batches[at]
         lsn = batch_lsn(data)
-        packed = pack_wal(
-            number=at,
+        packed = self._packed(at, lsn, lsn + len(data), [data], self.pieces[at])
+        return unpack_wal(packed)
+
+    async def fill(self, bucket: Bucket, every: int = 1) -> None:
+        """Put it into a bucket as a shipper does: one snapshot, parts of two logs each, and a WAL object for
+        every so many batches, behind the empty one of the epoch."""
+        logs = [line for line in self.snapshot.logs if line.id in self.sections]
+        sections: dict[int, list[tuple[str, Section]]] = {}
+        for number in range(0, len(logs), 2):
+            new = []
+            for line in logs[number : number + 2]:
+                data, entries = self.sections[line.id]
+                start = line.end - len(data)
+                new.append(NewSection(line.id, line.namespace, line.name, start, line.end, data, entries))
+            key = part_key(1, self.snapshot.replay_lsn, number)
+            packed, directory = pack_part(new, journal_id=self.snapshot.journal_id, epoch=1)
+            await bucket.create(key, packed)
+            for section in directory:
+                sections[section.log_id] = [(key, section)]
+        lsn = self.snapshot.replay_lsn
+        key = snapshot_key(1, lsn)
+        packed = pack_snapshot(
+            epoch=1,
+            wal=3,
+            time_ms=TIME_MS,
+            whole_from=lsn,
+            catalog_text=self.snapshot.pack(),
+            sections=sections,
+        )
+        await bucket.create(key, packed)
+        journal_id = f"{self.snapshot.journal_id:016x}"
+        snapshots = (SnapshotLine(key, lsn, lsn, TIME_MS, 3, 1, journal_id, len(packed)),)
+        manifest = Manifest(1, "writer", journal_id, 3, 4, snapshots, url="file:///bucket")
+        await bucket.create(MANIFEST_KEY, manifest.pack())
+        await bucket.create(wal_key(3), self._packed(3, lsn, lsn, [], []))
+        for number, at in enumerate(range(0, len(self.batches), every), 4):
+            batches = self.batches[at : at + every]
+            end = batch_lsn(batches[-1]) + len(batches[-1])
+            pieces = [piece for each in self.pieces[at : at + every] for piece in each]
+            await bucket.create(wal_key(number), self._packed(number, lsn, end, batches, pieces))
+            lsn = end
+
+    def _packed(
+        self, number: int, first: int, end: int, batches: list[bytes], pieces: list[Piece]
+    ) -> bytearray:
+        return pack_wal(
+            number=number,
             epoch=1,
             journal_id=self.snapshot.journal_id,
-            first_lsn=lsn,
-            next_lsn=lsn + len(data),
+            first_lsn=first,
+            next_lsn=end,
             now_ms=0,
-            batches=[data],
-            pieces=self.pieces[at],
+            batches=batches,
+            pieces=pieces,
         )
-        return unpack_wal(packed)
 
     def put_together(
         self, target: Path, cut: Cut = ALL, only: str = "", without: tuple[int, ...] = ()
