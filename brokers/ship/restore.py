@@ -131,7 +131,7 @@ class Restored:
 
 
 @attrs.frozen
-class Plan:
+class RestorePlan:
     """What a restore would do. `wal`: (number, stored bytes) of the objects to read, as far as listed."""
 
     manifest: Manifest
@@ -161,7 +161,7 @@ async def read_manifest(bucket: Bucket) -> Manifest:
     return unpack_manifest(data)
 
 
-async def plan(bucket: Bucket, cut: Cut) -> Plan:
+async def plan(bucket: Bucket, cut: Cut) -> RestorePlan:
     """Choose the snapshot for an instant. Raises Failure where it cannot be had, and as `read_manifest`."""
     manifest = await read_manifest(bucket)
     lines = sorted(manifest.snapshots, key=lambda line: (line.epoch, line.lsn), reverse=True)
@@ -174,7 +174,7 @@ async def plan(bucket: Bucket, cut: Cut) -> Plan:
         listed = await bucket.retried(lambda: bucket.listed(WAL_PREFIX))
         numbers = [(wal_number(each.key), each.bytes) for each in listed]
         wal = [(number, size) for number, size in numbers if number is not None and number >= snapshot.wal]
-        return Plan(manifest, line, snapshot, sorted(wal))
+        return RestorePlan(manifest, line, snapshot, sorted(wal))
     if not lines:
         text = "the bucket has no snapshot yet: the first one was not finished"
     else:
@@ -184,7 +184,7 @@ async def plan(bucket: Bucket, cut: Cut) -> Plan:
     raise Failure(text, ExitCode.MISSING)
 
 
-class _Piece(NamedTuple):
+class _PartRange(NamedTuple):
     """A part of an object, and the index entries that it has, with their places in the piece."""
 
     key: str
@@ -265,7 +265,7 @@ class Restore:
     # -- parts
 
     async def _fetch_parts(self, parts: dict[str, list[Section]]) -> None:
-        send, receive = trio.open_memory_channel[_Piece](FETCHES)
+        send, receive = trio.open_memory_channel[_PartRange](FETCHES)
         async with trio.open_nursery() as nursery:
             for _ in range(FETCHES):
                 nursery.start_soon(self._place_pieces, receive.clone())
@@ -275,7 +275,7 @@ class Restore:
                     for piece in await self._pieces(key, sorted(sections, key=lambda section: section.at)):
                         await send.send(piece)
 
-    async def _pieces(self, key: str, sections: list[Section]) -> Sequence[_Piece]:
+    async def _pieces(self, key: str, sections: list[Section]) -> Sequence[_PartRange]:
         """Read the index entries of an object's sections, and cut what they cover into pieces."""
         start = min(section.entries_at for section in sections)
         end = max(section.entries_at + section.entries * INDEX_ENTRY_BYTES for section in sections)
@@ -293,12 +293,12 @@ class Restore:
             return ()
         return list(_cut_into_pieces(key, places))
 
-    async def _place_pieces(self, pieces: trio.MemoryReceiveChannel[_Piece]) -> None:
+    async def _place_pieces(self, pieces: trio.MemoryReceiveChannel[_PartRange]) -> None:
         async with pieces:
             async for piece in pieces:
                 await self._place(piece)
 
-    async def _place(self, piece: _Piece) -> None:
+    async def _place(self, piece: _PartRange) -> None:
         key, at, length = piece.key, piece.at, piece.length
         try:
             data = await self._bucket.retried(lambda: self._bucket.get_range(key, at, length))
@@ -311,7 +311,7 @@ class Restore:
         self._done += length
         self._progress(self._done, self._total)
 
-    def _put(self, piece: _Piece, data: memoryview) -> int:
+    def _put(self, piece: _PartRange, data: memoryview) -> int:
         """Put a piece's bytes in their places, those whose CRC is good. In a thread."""
         bad = 0
         for log_id, places in groupby(piece.entries, key=lambda place: place[1]):
@@ -427,7 +427,7 @@ class Restore:
 
     # -- the folder
 
-    def _mark(self, found: Plan, lsn: int) -> Catalog:
+    def _mark(self, found: RestorePlan, lsn: int) -> Catalog:
         """Have the folder ship on where the bucket ends; one that is not all of it begins a journal of its
         own, so that nothing takes it for the bucket's. Returns its catalog. In a thread."""
         whole = self._wanted.all and not self._assembler.reached and not self.missing
@@ -438,7 +438,7 @@ class Restore:
                 mark = FolderMark(
                     found.manifest.url,
                     f"{catalog.journal_id:016x}",
-                    self.head.epoch,
+                    found.manifest.epoch,
                     self.head.number,
                     self.head.next_lsn,
                     starts=((lsn, catalog.replay_lsn),),
@@ -457,7 +457,7 @@ def _unpacked(log_id: int, raw: bytes) -> Iterator[IndexEntry]:
         yield entry
 
 
-def _cut_into_pieces(key: str, places: Iterable[tuple[int, int, IndexEntry]]) -> Iterator[_Piece]:
+def _cut_into_pieces(key: str, places: Iterable[tuple[int, int, IndexEntry]]) -> Iterator[_PartRange]:
     start = end = 0
     group: list[tuple[int, int, IndexEntry]] = []
     for at, log_id, entry in sorted(places):
@@ -465,14 +465,14 @@ def _cut_into_pieces(key: str, places: Iterable[tuple[int, int, IndexEntry]]) ->
             continue
         behind = at + entry.length
         if group and (behind - start > PIECE_BYTES or at - end > APART_BYTES_MAX):
-            yield _Piece(key, start, end - start, group)
+            yield _PartRange(key, start, end - start, group)
             group = []
         if not group:
             start = at
         group.append((at, log_id, entry))
         end = behind
     if group:
-        yield _Piece(key, start, end - start, group)
+        yield _PartRange(key, start, end - start, group)
 
 
 def _stands(folder: Path, catalog: Catalog) -> list[Stands]:
