@@ -23,6 +23,7 @@ from crc32c import crc32c
 from brokers.errors import ExitCode, Failure
 from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
 from brokers.ship.bucket import Bucket, Missing
+from brokers.ship.epochs import wal_head
 from brokers.ship.follow import FOLLOW_PATH, pack_follow
 from brokers.ship.formats import (
     MANIFEST_KEY,
@@ -102,7 +103,8 @@ class Wanted:
         return named is not None and (part not in ("", "queues") or bool(named(line.name)))
 
 
-class Stands(NamedTuple):
+@attrs.frozen
+class Stands:
     """What a folder has of a protocol."""
 
     protocol: str
@@ -264,6 +266,8 @@ class Restore:
                 await self._follow_wal(found.snapshot.wal, dict(found.wal))
                 if made.position < found.line.whole_from:
                     self.missing.append(f"{found.line.key} is whole from LSN {found.line.whole_from} on only")
+                if self.head is None:  # nothing came behind the snapshot
+                    self.head = await wal_head(self._bucket, found.snapshot.wal - 1)
                 lsn = await self._in_thread(made.finish, time.time_ns() // 1_000_000)
             finally:
                 made.abandon()
@@ -468,7 +472,7 @@ class Restore:
                     at.epoch,
                     at.number,
                     at.next_lsn,
-                    at.next_lsn,
+                    lsn,
                     self._assembler.time_ms or found.snapshot.time_ms,
                     catalog.next_log_id,
                 )
