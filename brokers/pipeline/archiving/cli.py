@@ -23,8 +23,8 @@ from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from brokers.pipeline.archiving.feed import ArchiveInput
-    from brokers.pipeline.archiving.job import Account, Round, Settings
-    from brokers.pipeline.archiving.places import Place
+    from brokers.pipeline.archiving.job import ArchiveAccount, Round, Settings
+    from brokers.pipeline.archiving.places import ArchivePlace
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
@@ -204,7 +204,7 @@ def archived(
     return CommandResult(rows, ExitCode.FAILED) if any(fault.what != REMOVED for fault in wrong) else rows
 
 
-def _a_place(text: str) -> "Place":
+def _a_place(text: str) -> "ArchivePlace":
     from brokers.pipeline.archiving.places import place_of
 
     try:
@@ -225,8 +225,8 @@ def _a_day(text: str) -> date:
 
 @contextmanager
 def _opened(
-    place: "Place | None", table: str | None, origin: str, *, by_hour: bool
-) -> Iterator[tuple["Account", "Place"]]:
+    place: "ArchivePlace | None", table: str | None, origin: str, *, by_hour: bool
+) -> Iterator[tuple["ArchiveAccount", "ArchivePlace"]]:
     """Open what the archive is kept in, and where its files go."""
     from brokers.pipeline.archiving.folder import opened
 
@@ -245,7 +245,7 @@ def _opened(
 
 
 def _rounds(
-    place: "Place | None",
+    place: "ArchivePlace | None",
     table: str | None,
     feed: "ArchiveInput",
     settings: "Settings",

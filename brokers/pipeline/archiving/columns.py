@@ -110,7 +110,7 @@ class JsonColumns:
             self.fresh = merged((self.fresh, {name: kind}))
 
     def _name(self, key: str) -> str | None:
-        """Return the column of a key: in one spelling, since engines do not tell `Id` from `id`."""
+        """Return the column of a key: in one spelling, since engines do not tell capitals apart."""
         name: str | None = _NOT_IN_NAMES.sub("_", key)[:_NAME_MAX]
         if name and name.lower() in _OURS:
             name = f"json_{name}"

@@ -20,9 +20,9 @@ from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
 from brokers.errors import ExitCode, Failure
-from brokers.pipeline.archiving.lake import Conflict, TableAccount
+from brokers.pipeline.archiving.lake import CommitConflict, TableAccount
 from brokers.pipeline.archiving.manifest import LogState, Manifest
-from brokers.pipeline.archiving.places import Place, place_of, written_path
+from brokers.pipeline.archiving.places import ArchivePlace, place_of, written_path
 
 APP = "brokers-archive"
 _SIGNED = 1 << 63
@@ -58,7 +58,7 @@ class DeltaAccount(TableAccount):
             description=f"brokers archive of {origin}",
             storage_options=_options(),
         )
-        account._load()
+        account.load()
         of, _, found = (account.table.metadata().description or "").partition(" of ")
         if of != "brokers archive":
             raise Failure(f"{url} is no table of this command", ExitCode.CONFIGURATION)
@@ -66,7 +66,7 @@ class DeltaAccount(TableAccount):
         account.require_partition("hour" in account.table.metadata().partition_columns)
         return account
 
-    def _load(self) -> tuple[int, int]:
+    def load(self) -> tuple[int, int]:
         self.table = DeltaTable(self.url, storage_options=_options())
         version = self.table.transaction_version(APP) or 0
         if not hasattr(self, "manifest"):
@@ -96,13 +96,13 @@ class DeltaAccount(TableAccount):
             raise Failure(text, ExitCode.CONFIGURATION)
         self.manifest = attrs.evolve(self.manifest, logs=logs)
 
-    def _commit(self, following: Manifest, place: Place, replaced: Sequence[str]) -> None:
+    def try_commit(self, following: Manifest, place: ArchivePlace, replaced: Sequence[str]) -> None:
         there = {field.name for field in self.table.schema().fields}
         if fresh := {name: kind for name, kind in following.columns.items() if name not in there}:
             fields = [Field(name, PrimitiveType(_TYPES[kind])) for name, kind in fresh.items()]
             with self._told(following):
                 self.table.alter.add_columns(fields)
-            self._load()
+            self.load()
         if place.url("") != self.place.url(""):
             text = "its files can be registered in a Delta table of the same folder only"
             raise Failure(f"{place.url('')}: {text}", ExitCode.CONFIGURATION)
@@ -140,13 +140,13 @@ class DeltaAccount(TableAccount):
 
     @contextmanager
     def _told(self, following: Manifest) -> Iterator[None]:
-        """Raise Conflict where the table has had another commit, and OSError where this one was not made."""
+        """Raise CommitConflict where the table has had another commit, and OSError where this one was not made."""
         try:
             yield
         except CommitFailedError as error:
-            raise Conflict from error
+            raise CommitConflict from error
         except (DeltaError, OSError) as error:
-            if self._load() != (following.version, self.by):
+            if self.load() != (following.version, self.by):
                 raise OSError(str(error)) from error
 
     def day_files(self, day: date) -> list[str]:

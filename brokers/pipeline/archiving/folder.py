@@ -35,7 +35,7 @@ from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.bucket import BucketFiles
 from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import BucketPlace, Place
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace
 from shared.errors import StoreInUse
 from shared.storage import format
 from shared.storage.lock import FolderLock
@@ -58,7 +58,7 @@ class ArchiveInUse(Failure):
 
 
 @contextmanager
-def opened(place: Place, origin: str) -> Iterator["ArchiveFolder"]:
+def opened(place: ArchivePlace, origin: str) -> Iterator["ArchiveFolder"]:
     """Lock, recover and open the archive in a folder, which is made if missing, or in a bucket.
 
     `origin`: the kind of source that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Failure
@@ -83,7 +83,7 @@ def opened(place: Place, origin: str) -> Iterator["ArchiveFolder"]:
         yield folder
 
 
-def files_at(place: Place) -> Files:
+def files_at(place: ArchivePlace) -> Files:
     """Return the files of an archive, to read."""
     if isinstance(place, BucketPlace):
         return BucketFiles(place.store())

@@ -36,12 +36,13 @@ from pyiceberg.types import (
     StringType,
     TimestamptzType,
 )
+from pyiceberg.utils.config import Config
 
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
-from brokers.pipeline.archiving.lake import Conflict, TableAccount
+from brokers.pipeline.archiving.lake import CommitConflict, TableAccount
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import BucketPlace, Place, place_of, written_path
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, place_of, written_path
 
 ACCOUNT = "brokers.archive"
 MARK = "brokers.archive.version"
@@ -83,7 +84,8 @@ class IcebergAccount(TableAccount):
     def open(cls, name: str, origin: str, *, by_hour: bool) -> "IcebergAccount":
         catalog_name, _, table = name.partition(".")
         try:
-            catalog = load_catalog(catalog_name)
+            config: dict[str, Any] = {**(Config().get_catalog_config(catalog_name) or {})}
+            catalog = load_catalog(catalog_name, **config)
         except ValueError as error:
             where = "it is looked for in .pyiceberg.yaml and in the environment"
             text = f"catalog {catalog_name}: {error} ({where})"
@@ -94,10 +96,10 @@ class IcebergAccount(TableAccount):
 
     def _open(self) -> None:
         try:
-            self._load()
+            self.load()
         except NoSuchTableError:
             self._create()
-            self._load()
+            self.load()
         self.require_origin(self.manifest.origin)
         transforms = [each.transform for each in self.table.spec().fields]
         self.require_partition(any(isinstance(each, HourTransform) for each in transforms))
@@ -126,7 +128,7 @@ class IcebergAccount(TableAccount):
         except TableAlreadyExistsError:
             pass
 
-    def _load(self) -> tuple[int, int]:
+    def load(self) -> tuple[int, int]:
         self.table = self.catalog.load_table(self.name)
         data = self.table.properties.get(ACCOUNT, "").encode()
         found = manifests.unpack(data)
@@ -143,7 +145,7 @@ class IcebergAccount(TableAccount):
             self.manifest = attrs.evolve(found, columns=columns)
         return found.version, int(self.table.properties.get(f"{ACCOUNT}.by", 0))
 
-    def _commit(self, following: Manifest, place: Place, replaced: Sequence[str]) -> None:
+    def try_commit(self, following: Manifest, place: ArchivePlace, replaced: Sequence[str]) -> None:
         table = self.table
         # pyiceberg would try again by itself, on top of what another archiver has committed.
         table.metadata = table.metadata.model_copy(
@@ -168,13 +170,13 @@ class IcebergAccount(TableAccount):
         try:
             transaction.commit_transaction()
         except CommitFailedException as error:
-            raise Conflict from error
+            raise CommitConflict from error
         except Exception as error:  # pyiceberg's own, a catalog's, a file system's
-            version, by = self._load()
+            version, by = self.load()
             if (version, by) != (following.version, self.by):
                 raise OSError(str(error)) from error
 
-    def _data_file(self, part: Part, place: Place, metadata: TableMetadata) -> DataFile:
+    def _data_file(self, part: Part, place: ArchivePlace, metadata: TableMetadata) -> DataFile:
         path = place.url(written_path(place, part) if part.token else part.path)
         if not isinstance(place, BucketPlace):
             path = f"file://{path}"
@@ -214,4 +216,4 @@ class IcebergAccount(TableAccount):
         older = f"timestamp < '{moment.isoformat()}'"
         if any(True for _ in self.table.scan(row_filter=older).plan_files()):
             self.table.delete(older)
-            self._load()
+            self.load()

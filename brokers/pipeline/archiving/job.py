@@ -19,8 +19,8 @@ from brokers.pipeline.archiving import names, parquet, plan
 from brokers.pipeline.archiving.columns import merged
 from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest
-from brokers.pipeline.archiving.parquet import Layout, Work, Written
-from brokers.pipeline.archiving.places import Place, written_path
+from brokers.pipeline.archiving.parquet import FileLayout, Work, Written
+from brokers.pipeline.archiving.places import ArchivePlace, written_path
 from brokers.pipeline.archiving.plan import Ripeness, RoundTarget, TaskPiece
 from brokers.pipeline.source.ranges import Cut, LogRange
 
@@ -71,7 +71,7 @@ class Round:
     unparsed: int = 0
 
 
-class Account(Protocol):
+class ArchiveAccount(Protocol):
     """What says up to where each log is archived: a folder's manifests, or a table."""
 
     @property
@@ -99,8 +99,8 @@ class Archiver:
 
     spark: "SparkSession"
     feed: ArchiveInput
-    folder: Account
-    place: Place
+    folder: ArchiveAccount
+    place: ArchivePlace
     settings: Settings = attrs.field(factory=Settings)
     stop: threading.Event = attrs.field(factory=threading.Event)
     """When it is set, the round under way is the last. A signal handler may set it."""
@@ -288,7 +288,7 @@ class Archiver:
             bytes_least=settings.task_bytes,
         )
         feed, place = self.feed, self.place
-        layout = Layout(settings.compression, settings.by_hour, columns)
+        layout = FileLayout(settings.compression, settings.by_hour, columns)
 
         def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
             works = [work for _, work in share]

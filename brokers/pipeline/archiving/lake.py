@@ -21,7 +21,7 @@ from brokers.pipeline.archive import committed
 from brokers.pipeline.archiving.bucket import BucketReader
 from brokers.pipeline.archiving.folder import ArchiveFolder, ArchiveInUse
 from brokers.pipeline.archiving.manifest import Manifest, Part
-from brokers.pipeline.archiving.places import BucketPlace, Place, require
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace, require
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 COMMIT_TRIES = 10
 
 
-class Conflict(Exception):
+class CommitConflict(Exception):
     """The table has had another commit since it was loaded."""
 
 
@@ -43,7 +43,7 @@ class TableAccount:
 
     origin: str
     by_hour: bool
-    place: Place = attrs.field(init=False)
+    place: ArchivePlace = attrs.field(init=False)
     manifest: Manifest = attrs.field(init=False)
     by: int = attrs.field(factory=lambda: secrets.randbits(62), init=False)
 
@@ -54,13 +54,13 @@ class TableAccount:
         """Add the files that `following` moves, and its account, in one transaction. Raises ArchiveInUse."""
         self.commit_files(following, self.place)
 
-    def commit_files(self, following: Manifest, place: Place, replaced: Sequence[str] = ()) -> None:
+    def commit_files(self, following: Manifest, place: ArchivePlace, replaced: Sequence[str] = ()) -> None:
         """Commit files that lie at another place, or in place of others, whose paths `replaced` has."""
         for _ in range(COMMIT_TRIES):
             try:
-                self._commit(following, place, replaced)
-            except Conflict:
-                version, by = self._load()
+                self.try_commit(following, place, replaced)
+            except CommitConflict:
+                version, by = self.load()
                 if version == following.version and by == self.by:
                     break
                 if version != self.manifest.version:
@@ -76,12 +76,12 @@ class TableAccount:
         self.commit_files(following, self.place, paths)
 
     @abstractmethod
-    def _load(self) -> tuple[int, int]:
+    def load(self) -> tuple[int, int]:
         """Load the table as it is now. Returns the last batch's number, and who committed it."""
 
     @abstractmethod
-    def _commit(self, following: Manifest, place: Place, replaced: Sequence[str]) -> None:
-        """Try one transaction. Raises Conflict, and OSError where it was not made, or nobody can tell."""
+    def try_commit(self, following: Manifest, place: ArchivePlace, replaced: Sequence[str]) -> None:
+        """Try one transaction. Raises CommitConflict, and OSError where it was not made, or nobody can tell."""
 
     @abstractmethod
     def day_files(self, day: date) -> list[str]:
@@ -126,7 +126,7 @@ def open_table(text: str, origin: str, *, by_hour: bool) -> TableAccount:
     return DeltaAccount.open(name, origin, by_hour=by_hour)
 
 
-def register(account: TableAccount, folder: ArchiveFolder, place: Place) -> int:
+def register(account: TableAccount, folder: ArchiveFolder, place: ArchivePlace) -> int:
     """Add the files of an archive that is there to a new table, as they are. Returns how many."""
     found = committed(folder.files)
     parts = []
@@ -142,7 +142,7 @@ def register(account: TableAccount, folder: ArchiveFolder, place: Place) -> int:
     return len(parts)
 
 
-def measured(place: Place, path: str) -> tuple[int, int]:
+def measured(place: ArchivePlace, path: str) -> tuple[int, int]:
     """Return the bytes and the records of a Parquet file."""
     import pyarrow.parquet as pq
 

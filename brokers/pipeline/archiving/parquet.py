@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.columns import TYPES, JsonColumns
 from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
-from brokers.pipeline.archiving.places import Place, written_path
+from brokers.pipeline.archiving.places import ArchivePlace, written_path
 from shared.storage.format import LENGTH_BYTES
 
 SCHEMA = pa.schema(
@@ -49,7 +49,7 @@ class Work:
 
 
 @attrs.frozen
-class Layout:
+class FileLayout:
     """How files are made. `columns`: those of what is JSON, and their types; None: nothing is parsed."""
 
     compression: str = "zstd"
@@ -75,16 +75,18 @@ class Written:
     unparsed: int = 0
 
 
-PLAIN = Layout()
+PLAIN = FileLayout()
 
 
-def write(place: Place, work: Work, batches: Iterable[pa.RecordBatch], layout: Layout = PLAIN) -> Written:
+def write(
+    place: ArchivePlace, work: Work, batches: Iterable[pa.RecordBatch], layout: FileLayout = PLAIN
+) -> Written:
     """Write the records to new files, and sync them: one for each day or hour, and one behind each gap.
 
     `batches` have the columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises.
     """
     parsed = JsonColumns(layout.columns or {})
-    writing = _Writing(place, work, layout, parsed)
+    writing = _RangeWriter(place, work, layout, parsed)
     try:
         parts, gaps = writing.run(batches)
     except BaseException:
@@ -93,10 +95,10 @@ def write(place: Place, work: Work, batches: Iterable[pa.RecordBatch], layout: L
     return Written(parts, gaps, parsed.fresh, parsed.conflicts, parsed.unparsed)
 
 
-class _Writing:
+class _RangeWriter:
     """One range on its way into files."""
 
-    def __init__(self, place: Place, work: Work, layout: Layout, parsed: JsonColumns) -> None:
+    def __init__(self, place: ArchivePlace, work: Work, layout: FileLayout, parsed: JsonColumns) -> None:
         self._place, self._work, self._layout, self._parsed = place, work, layout, parsed
         self._file: _ParquetFile | None = None
 
@@ -176,7 +178,7 @@ def _gap(work: Work, gap: ByteRange) -> ByteRange:
 class _ParquetFile:
     """A Parquet file that is being written, under a name that no reader knows."""
 
-    def __init__(self, place: Place, work: Work, date: str, start: int, layout: Layout) -> None:
+    def __init__(self, place: ArchivePlace, work: Work, date: str, start: int, layout: FileLayout) -> None:
         self.date = date
         self._place, self._work, self._start, self._schema = place, work, start, layout.schema
         self._key = names.log_key(work.identity)

@@ -1,6 +1,6 @@
 """Where an archive lies: a folder of this machine, or a prefix in an object store's bucket.
 
-A `Place` travels to executors, which put finished Parquet files there. A file is seen under its name whole or
+A `ArchivePlace` travels to executors, which put finished Parquet files there. A file is seen under its name whole or
 not at all: a folder renames it, and an object store makes an object of it with its last byte.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _BUCKET = re.compile(r"(s3|gs|az)://[^/]+")
 
 
-class Place(Protocol):
+class ArchivePlace(Protocol):
     """Where executors put files. `below`: the folder above the topics' own."""
 
     @property
@@ -124,7 +124,7 @@ def require(module: str, extra: str) -> None:
         raise Failure(text, ExitCode.CONFIGURATION)
 
 
-def place_of(text: str | Path, below: str = names.FRESH, config: Mapping[str, str] = {}) -> Place:
+def place_of(text: str | Path, below: str = names.FRESH, config: Mapping[str, str] = {}) -> ArchivePlace:
     """Parse `/srv/archive`, `file:///srv/archive` or `s3://bucket/prefix`. Raises ValueError."""
     text = str(text)
     if _BUCKET.match(text) is not None:
@@ -132,6 +132,6 @@ def place_of(text: str | Path, below: str = names.FRESH, config: Mapping[str, st
     return FolderPlace(local_path(text).absolute(), below)
 
 
-def written_path(place: Place, part: Part) -> str:
+def written_path(place: ArchivePlace, part: Part) -> str:
     """Return where a part lies before a commit names it."""
     return "/".join(filter(None, (place.below, part.written_name)))

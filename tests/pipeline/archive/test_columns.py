@@ -63,6 +63,5 @@ def test_what_json_can_say_and_a_column_cannot_does_not_end_it() -> None:
 
 
 def test_keys_without_end_make_no_columns_without_end() -> None:
-    rows, found = parsed([{f"key{number}": number} for number in range(3 * COLUMNS_MAX)])
+    rows, _ = parsed([{f"key{number}": number} for number in range(3 * COLUMNS_MAX)])
     assert len(rows[0]) == COLUMNS_MAX
-    assert len(found._names) <= 16 * COLUMNS_MAX

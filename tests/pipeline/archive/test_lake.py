@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import pytest
-from pyiceberg.utils.config import Config
 
 from brokers.errors import Failure
 from brokers.pipeline.archiving import delta, iceberg, lake
@@ -17,7 +16,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.folder import ArchiveInUse, opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
 from brokers.pipeline.archiving.lake import TableAccount, open_table, register
-from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange
+from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest
 from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.source.options import parse
 from shared.errors import UsageError
@@ -42,7 +41,6 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/catalog.db")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/warehouse")
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # else read when it is imported
     return "iceberg:lake.logs.everything" if request.param == "iceberg" else f"delta:{tmp_path}/table"
 
 
@@ -98,12 +96,12 @@ for point in ("written", "committed"):
     if not child:
         archiver = job(table, Path(data))
         kind = type(archiver.folder)
-        commit = kind._commit
+        commit = kind.try_commit
         def killed(*arguments):
             if point == "committed":
                 commit(*arguments)
             os.kill(os.getpid(), signal.SIGKILL)
-        kind._commit = killed
+        kind.try_commit = killed
         list(archiver.once())
     print(point, os.waitpid(child, 0)[1], flush=True)
     input()
@@ -161,13 +159,13 @@ def test_a_commit_whose_answer_is_lost_is_found_to_be_made(
     fill(data, {("logmq", "orders"): [b"one"]})
     archiver = job(table, data)
     kind = type(archiver.folder)
-    commit = kind._commit
+    commit = kind.try_commit
 
     def lost(*arguments: Any) -> None:
         commit(*arguments)
-        raise lake.Conflict
+        raise lake.CommitConflict
 
-    monkeypatch.setattr(kind, "_commit", lost)
+    monkeypatch.setattr(kind, "try_commit", lost)
     assert [each.records for each in archiver.once()] == [1]
     assert plain(table) == [("orders", 0, b"one")]
 
@@ -204,12 +202,19 @@ def test_a_table_of_something_else_is_refused(table: str, tmp_path: Path) -> Non
             open_table(wrong, "servers", by_hour=False)
 
 
+def name_of(data: Path) -> str:
+    """The name of the only log."""
+    with ArchiveInput(parse({"path": str(data), "subscribePattern": ".*"})).look() as look:
+        ((name, _),) = look.logs(Manifest())
+    return name
+
+
 def test_a_gap_alone_is_a_commit(table: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     fill(data, {("logmq", "orders"): [b"one"]})
     once(table, data)
     found = account(table)
-    found.learn(job(table, data)._logs())
+    found.learn([name_of(data)])
     (log,) = found.manifest.logs.values()
     span = ArchivedSpan(log.identity, log.name, log.topic, log.seen, ByteRange(7, 20), [], [ByteRange(7, 20)])
     found.commit(found.manifest.advance([span], 0))

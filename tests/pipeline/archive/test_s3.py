@@ -6,7 +6,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from moto.server import ThreadedMotoServer
-from pyiceberg.utils.config import Config
 
 from brokers.errors import Failure
 from brokers.pipeline import archive
@@ -50,7 +49,6 @@ def bucket(
         "PYICEBERG_CATALOG__LAKE__S3__SECRET_ACCESS_KEY": "secret",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
     name = tmp_path.name.replace("_", "-")
     boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint).create_bucket(Bucket=name)
     return f"s3://{name}"
