@@ -140,7 +140,7 @@ class DeltaAccount(TableAccount):
 
     @contextmanager
     def _told(self, following: Manifest) -> Iterator[None]:
-        """Raise CommitConflict where the table has had another commit, and OSError where this one was not made."""
+        """Raise CommitConflict after another's commit, and OSError where this one was not made."""
         try:
             yield
         except CommitFailedError as error:

@@ -81,7 +81,7 @@ class TableAccount:
 
     @abstractmethod
     def try_commit(self, following: Manifest, place: ArchivePlace, replaced: Sequence[str]) -> None:
-        """Try one transaction. Raises CommitConflict, and OSError where it was not made, or nobody can tell."""
+        """Try one transaction. Raises CommitConflict, or OSError where it was not made or nobody can tell."""
 
     @abstractmethod
     def day_files(self, day: date) -> list[str]:

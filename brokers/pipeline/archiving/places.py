@@ -1,7 +1,7 @@
 """Where an archive lies: a folder of this machine, or a prefix in an object store's bucket.
 
-A `ArchivePlace` travels to executors, which put finished Parquet files there. A file is seen under its name whole or
-not at all: a folder renames it, and an object store makes an object of it with its last byte.
+An `ArchivePlace` travels to executors, which put finished Parquet files there. A file is seen under its name
+whole or not at all: a folder renames it, and an object store makes an object of it with its last byte.
 """
 
 import importlib.util

@@ -57,12 +57,12 @@ def test_another_data_folder_is_not_taken_for_the_one_that_was_archived(tmp_path
 
 
 def test_a_server_is_known_again_also_by_topics_with_an_at_sign() -> None:
-    class ArchivePlace:
+    class Place:
         def logs(self, topics: object) -> dict[str, LogRange]:
             return {"a@b": LogRange("here:1", "a@b", 8, 0, 30)}
 
     feed = ArchiveInput(parse({"servers": "here:1", "subscribePattern": ".*"}))
-    look = Look(feed, {"here:1": ArchivePlace()})  # type: ignore[dict-item]
+    look = Look(feed, {"here:1": Place()})  # type: ignore[dict-item]
     found = look.logs(known("a@b@elsewhere:1", "a@elsewhere:1"))
     assert [name for name, _ in found] == ["a@b@elsewhere:1"]
 
