@@ -122,7 +122,8 @@ ENDS = {
     "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
     "kqmsgq": "blocking bridge cli client listener replay",
     "logmq": (
-        "admin blocking broker cli client definitions groups listener record_counts replay topics writers"
+        "admin blocking broker cli client definitions groups listener record_counts replay retentions topics "
+        "writers"
     ),
     "pubsub": "blocking bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
