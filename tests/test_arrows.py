@@ -122,7 +122,8 @@ ENDS = {
     "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
     "kqmsgq": "blocking bridge cli client listener replay",
     "logmq": (
-        "admin blocking broker cli client definitions groups listener record_counts replay topics writers"
+        "admin blocking broker cli client definitions groups listener record_counts replay retentions topics "
+        "writers"
     ),
     "pubsub": "blocking bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
@@ -138,7 +139,7 @@ ENDS = {
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "checkpoint committer file_names files index index_reader inventory lock log log_recovery "
+        "checkpoint committer file_names files following index index_reader inventory lock log log_recovery "
         "log_writer os_disk reading rebuild recovery reserve_file retention scrub shipping store "
         "syscalls table threads watch"
     ),
