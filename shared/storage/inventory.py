@@ -172,18 +172,10 @@ class Inventory:
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
         parts = () if beside is None else (beside(log),)
-<<<<<<< HEAD
         waits_for = log.mode.waits_for
         if parts:  # as `Committer.append_all`
             waits_for = min(waits_for, Mode.SYNCED)
-        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, parts)
-        self._next_log_id += 1
-        namespace.logs[name] = log
-        self._folded.add(_fold(log))
-=======
-        waits_for = Mode.SYNCED if parts else log.mode.waits_for  # as `Committer.append_all`
         ticket = self._add(namespace, log, waits_for, parts)
->>>>>>> main
         if parts:
             _, ticket = self._committer.append_all(parts, reserved=True)
         return log, ticket
