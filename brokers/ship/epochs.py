@@ -24,7 +24,7 @@ from brokers.ship.formats import (
 from shared.errors import BrokerError
 
 
-class NotOurs(BrokerError):
+class ForeignBucket(BrokerError):
     """The bucket has what this data folder does not, or its store cannot be trusted: nothing is shipped."""
 
     exit_code = ExitCode.CONFIGURATION
@@ -37,7 +37,7 @@ class Fenced(Exception):
 async def probe(bucket: Bucket, *, delete: bool) -> None:
     """Check that the store makes an object only where there is none, and replaces it only unchanged.
 
-    Raises NotOurs, Away, Unusable. Without `delete` it leaves one object, the same each time.
+    Raises ForeignBucket, Away, Unusable. Without `delete` it leaves one object, the same each time.
     """
     key = PROBE_PREFIX + (secrets.token_hex(8) if delete else "probe")
     texts = [secrets.token_bytes(16) for _ in range(4)]
@@ -50,7 +50,7 @@ async def probe(bucket: Bucket, *, delete: bool) -> None:
     except Exists:
         pass
     else:
-        raise NotOurs(_lies("overwrites an object that it was to make only where there is none"))
+        raise ForeignBucket(_lies("overwrites an object that it was to make only where there is none"))
     _, etag = await bucket.get(key)
     await bucket.replace(key, texts[2], etag)
     try:
@@ -58,7 +58,7 @@ async def probe(bucket: Bucket, *, delete: bool) -> None:
     except Stale:
         pass
     else:
-        raise NotOurs(_lies("replaces an object that had changed"))
+        raise ForeignBucket(_lies("replaces an object that had changed"))
     if delete:
         await bucket.delete([key])
 
@@ -142,10 +142,10 @@ async def wal_head(bucket: Bucket, number: int) -> WalHead | None:
 
 async def newest_wal(bucket: Bucket, number: int) -> int:
     """The number of the newest WAL object, from that of one that exists, or 0. Numbers have no holes, so a
-    few requests tell. Raises NotOurs, Away, Unusable.
+    few requests tell. Raises ForeignBucket, Away, Unusable.
     """
     if number and await wal_head(bucket, number) is None:
-        raise NotOurs(f"the bucket has lost objects: {wal_key(number)} was there, and is not")
+        raise ForeignBucket(f"the bucket has lost objects: {wal_key(number)} was there, and is not")
     step = 1
     while await wal_head(bucket, number + step) is not None:
         number += step

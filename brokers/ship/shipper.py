@@ -22,7 +22,7 @@ import trio
 
 from brokers.ship import epochs
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
-from brokers.ship.epochs import Fenced, NotOurs
+from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.folding import Fold, Sections
 from brokers.ship.formats import (
     PARTS_PREFIX,
@@ -159,7 +159,7 @@ class Shipper:
     # -- its life
 
     async def start(self) -> None:
-        """Take the epoch, if the bucket answers within some seconds. Raises NotOurs and BadObject."""
+        """Take the epoch, if the bucket answers within some seconds. Raises ForeignBucket and BadObject."""
         mark = await self.store.in_thread(self.shipping.read_file, SHIP_PATH)
         self._mark = _mark_of(mark, self.settings.url)
         if self._mark is not None and not self._mark.anew:
@@ -184,7 +184,7 @@ class Shipper:
         with self._scope:
             try:
                 await self._claim_at_last()
-            except (NotOurs, BadObject) as error:
+            except (ForeignBucket, BadObject) as error:
                 self._stand("refused", str(error))
             else:
                 async with trio.open_nursery() as nursery:
@@ -273,7 +273,7 @@ class Shipper:
                 continue
 
     async def _claim(self) -> None:
-        """Take the next epoch. Raises NotOurs, BadObject, Away, Unusable."""
+        """Take the next epoch. Raises ForeignBucket, BadObject, Away, Unusable."""
         if self.settings.fencing == "required":
             await epochs.probe(self.bucket, delete=self.settings.delete)
         while True:
@@ -286,7 +286,7 @@ class Shipper:
             except (Exists, Stale):
                 continue  # somebody else was faster, or the old writer shipped once more: look again
             except Fenced:
-                raise NotOurs("another server takes the bucket at this moment") from None
+                raise ForeignBucket("another server takes the bucket at this moment") from None
             break
         self.number += 1
         self.manifest, self._etag = manifest, etag
@@ -331,33 +331,33 @@ class Shipper:
         return taken
 
     async def _newest(self, found: tuple[Manifest, str] | None, mark: FolderMark | None) -> int:
-        """The number of the newest object of a bucket that is this folder's, or a new one. Raises NotOurs."""
+        """The number of the newest object of a bucket that is this folder's, or new. Raises ForeignBucket."""
         url = self.settings.url
         if found is None:
             if mark is not None and mark.number:
-                raise NotOurs(
+                raise ForeignBucket(
                     f"{url} has no manifest, and this folder shipped {mark.number} objects to it: put the "
                     "bucket back, or name an empty one"
                 )
             if await self.bucket.listed(WAL_PREFIX):
-                raise NotOurs(f"{url} has objects and no manifest: name an empty prefix")
+                raise ForeignBucket(f"{url} has objects and no manifest: name an empty prefix")
             return 0
         manifest = found[0]
         ours = mark is not None and f"{self.shipping.journal_id:016x}" == manifest.journal_id
         if mark is None or not ours or not (mark.epoch == manifest.epoch or manifest.writer in mark.writers):
             known = "nothing" if mark is None else f"epoch {mark.epoch}, up to LSN {mark.lsn}"
-            raise NotOurs(
+            raise ForeignBucket(
                 f"{url} is at epoch {manifest.epoch}, and this data folder knows {known} of it: " + _WAYS_OUT
             )
         return await epochs.newest_wal(self.bucket, max(mark.number, manifest.wal_next - 1))
 
     async def _require_known(self, number: int, mark: FolderMark) -> int:
         """Where the bucket ends, at object `number`, if the folder's journal has all that it has. Raises
-        NotOurs.
+        ForeignBucket.
         """
         head = await epochs.wal_head(self.bucket, number)
         if head is None and number:
-            raise NotOurs(f"the bucket has lost {wal_key(number)}")
+            raise ForeignBucket(f"the bucket has lost {wal_key(number)}")
         lsn = mark.lsn if head is None else head.next_lsn
         at = number
         while at > mark.number:
@@ -365,19 +365,21 @@ class Shipper:
             try:
                 data, _ = await self.bucket.get(key)
             except Missing:
-                raise NotOurs(f"the bucket has lost {key}") from None
+                raise ForeignBucket(f"the bucket has lost {key}") from None
             wal = unpack_wal(data, key)
             if wal.head.empty:
                 at -= 1
                 continue
             batches = wal.data[WAL_HEAD_BYTES : WAL_HEAD_BYTES + wal.head.batch_bytes]
             if not await self._has(wal.head.first_lsn, wal.head.next_lsn, mark, batches):
-                raise NotOurs(
+                raise ForeignBucket(
                     f"{key} has what this data folder does not, from LSN {mark.lsn} on: {_WAYS_OUT}"
                 )
             return lsn
         if lsn != mark.lsn or lsn > self.shipping.synced_lsn:
-            raise NotOurs(f"the bucket ends at LSN {lsn}, this data folder knows of {mark.lsn}: {_WAYS_OUT}")
+            raise ForeignBucket(
+                f"the bucket ends at LSN {lsn}, this data folder knows of {mark.lsn}: {_WAYS_OUT}"
+            )
         return lsn
 
     async def _has(self, first: int, end: int, mark: FolderMark, batches: memoryview) -> bool:

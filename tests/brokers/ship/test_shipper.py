@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from brokers.ship.cipher import Cipher
-from brokers.ship.epochs import NotOurs
+from brokers.ship.epochs import ForeignBucket
 from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.shipper import GRACE_SECONDS
 from shared.errors import StoreReadOnly
@@ -193,7 +193,7 @@ async def test_a_copy_of_a_folder_that_is_behind_is_refused_with_the_ways_out(
         await ours.append("orders", b"only here")
         await ours.even()
         before = dict(bucket.objects)
-        with pytest.raises(NotOurs, match="brokers ship adopt") as refused:
+        with pytest.raises(ForeignBucket, match="brokers ship adopt") as refused:
             async with shipped(copy, bucket, FOLDS, STORAGE, close=False):
                 pass
         assert "LSN" in str(refused.value)
@@ -214,7 +214,7 @@ async def test_a_bucket_that_lost_something_is_not_written_to(autojump_clock: ob
     else:
         bucket.objects.clear()
     before = dict(bucket.objects)
-    with pytest.raises(NotOurs):
+    with pytest.raises(ForeignBucket):
         async with shipped(disk, bucket, FOLDS, STORAGE):
             pass
     assert bucket.objects == before
@@ -223,14 +223,14 @@ async def test_a_bucket_that_lost_something_is_not_written_to(autojump_clock: ob
 async def test_another_folder_does_not_ship_to_a_bucket_that_is_in_use(autojump_clock: object) -> None:
     bucket = FakeStore()
     await run(FakeDisk(), bucket)
-    with pytest.raises(NotOurs, match="knows nothing of it"):
+    with pytest.raises(ForeignBucket, match="knows nothing of it"):
         async with shipped(FakeDisk(), bucket):
             pass
 
 
 async def test_a_store_that_overwrites_is_refused_unless_that_is_taken(autojump_clock: object) -> None:
     bucket = FakeStore(overwrites=True)
-    with pytest.raises(NotOurs, match="overwrites"):
+    with pytest.raises(ForeignBucket, match="overwrites"):
         async with shipped(FakeDisk(), bucket):
             pass
     settings = attrs.evolve(SETTINGS, fencing="none")
