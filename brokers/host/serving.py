@@ -73,7 +73,7 @@ def serve(command: ServeCommand) -> int:
     keep_freed_memory(KEPT_BYTES, KEPT_BLOCK_BYTES_MAX)
     if trio.run(_serve, chosen, config, command, log, read):
         log.info("starting anew on the promoted folder")
-        os.execv(sys.executable, sys.orig_argv)
+        os.execv(sys.executable, [sys.executable, "-m", "brokers", *command.words])
     return ExitCode.OK
 
 
