@@ -1,4 +1,4 @@
-"""Real servers: one ships and is killed, one follows and is promoted; a folder is restored from the bucket."""
+"""Real servers: one ships and is killed, one follows and is promoted; a bucket is restored."""
 
 import json
 import time
