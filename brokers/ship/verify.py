@@ -39,7 +39,7 @@ _READS = 4
 
 
 @attrs.frozen
-class Verified:
+class BucketReport:
     """`faults`: what is damaged or missing, by name. `histories`: runs of WAL objects that go on from each
     other; more than one: shipping began anew between them."""
 
@@ -51,7 +51,7 @@ class Verified:
     faults: Sequence[str]
 
 
-async def verify_bucket(bucket: Bucket, progress: Callable[[int, int], None]) -> Verified:
+async def verify_bucket(bucket: Bucket, progress: Callable[[int, int], None]) -> BucketReport:
     """Read all objects. Raises Failure where there is no manifest, and BucketErrors."""
     manifest = await read_manifest(bucket)
     faults: list[str] = []
@@ -98,7 +98,7 @@ async def verify_bucket(bucket: Bucket, progress: Callable[[int, int], None]) ->
     faults += _holes(manifest, there)
     ordered = [heads[key] for key in sorted(heads)]
     breaks = sum(not continues(*pair) for pair in pairwise(ordered))
-    return Verified(
+    return BucketReport(
         objects=len(listed) + 1,
         bytes=total,
         snapshots=len(named),
