@@ -69,7 +69,7 @@ class Admin:
                 ),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
-                values=_QUEUE_VALUES,
+                values={**_QUEUE_VALUES, "dead_obstacle": self._dead_obstacle},
             ),
             Objects(
                 EXCHANGES,
@@ -117,8 +117,21 @@ class Admin:
             given["dead_letter_exchange"] = DEFAULT_NAME
         return {
             **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
+            "dead_obstacle": self._dead_obstacle(queue),
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
+
+    def _dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        arguments = queue.kind.arguments
+        exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        if exchange is None:
+            return None
+        if exchange not in self._broker.exchanges:
+            return f"there is no exchange {shown(exchange)}"
+        if exchange == DEFAULT and key is not None and key not in self._broker.queues:
+            return f"there is no queue {shown(key)}"
+        return None
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -409,6 +422,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "paused": attrgetter("paused"),
     "oldest_seconds": _recovered_age,
     "bytes": lambda queue: queue.row.all_body_bytes,
+    "full_percent": attrgetter("full_percent"),
     "durable": attrgetter("durable"),
 }
 
