@@ -13,9 +13,9 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, Exchange
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.leases import Lease
 from dmp.message import Head, Message
 from dmp.queue_records import operations
@@ -23,7 +23,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import ASKER
-from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.actions import BODY, PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
 from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
@@ -31,11 +31,14 @@ from shared.objects import (
     LEASES,
     QUEUES,
     SHOWN_BYTES_MAX,
+    Argument,
     BadArgument,
     MessageRows,
     Objects,
     a_body,
     a_count,
+    a_table,
+    a_text,
     key_of,
 )
 from shared.queues import pausing
@@ -48,6 +51,19 @@ READ_BYTES = 256 << 10
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
+PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
+ARGUMENTS: Mapping[str, Argument] = {
+    "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
+    "x-max-length": Argument("messages at most", "number"),
+    "x-max-length-bytes": Argument("bytes of messages at most", "number"),
+    "x-overflow": Argument("what goes where it is full", choices=("drop-head", "reject-publish")),
+    "x-dead-letter-exchange": Argument("the exchange for dead messages; none: they are dropped"),
+    "x-dead-letter-routing-key": Argument("their routing key; unless said the one that they have"),
+    "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
+    "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
+    "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
+}
+"""AMQP's arguments of a queue that have a field of their own."""
 
 
 class Admin:
@@ -67,6 +83,7 @@ class Admin:
                     *(self._peek, self._put, self._purge, self._redrive, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
+                (self._declare_queue,),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
                 values={**_QUEUE_VALUES, "dead_obstacle": self._dead_obstacle},
@@ -77,8 +94,8 @@ class Admin:
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
                 lambda parts: broker.exchanges.get(_exchange_name(parts[0])),
                 self._exchange,
-                (self._delete_exchange,),
-                self._declare,
+                (self._publish, self._delete_exchange),
+                (self._declare,),
             ),
             Objects(
                 BINDINGS,
@@ -87,7 +104,7 @@ class Admin:
                 self._find_binding,
                 self._binding,
                 (self._unbind,),
-                self._bind,
+                (self._bind,),
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
             Objects(
@@ -132,6 +149,24 @@ class Admin:
         if exchange == DEFAULT and key is not None and key not in self._broker.queues:
             return f"there is no queue {shown(key)}"
         return None
+
+    @changing(
+        "declare",
+        "Declare a durable queue; one just like it may be there.",
+        takes={
+            "name": Argument("up to 255 bytes", required=True),
+            **ARGUMENTS,
+            "auto_delete": Argument("whether it goes with its last consumer", "flag"),
+            "arguments": Argument("more of AMQP's arguments", "table"),
+        },
+        answers=("declared",),
+        named_by=("name",),
+    )
+    async def _declare_queue(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        row = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
+        own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
+        table = {**a_table(row, "arguments"), **own}
+        return {"declared": await self._made("queues", {**row, "arguments": table}, dry_run)}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -205,12 +240,16 @@ class Admin:
             offset += len(data)
         return b"".join(parts)
 
-    @putting("AMQP's, by name; where the queue is durable delivery_mode is 2 unless said")
+    @putting(PROPERTIES)
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        broker = self._broker
         body = a_body(arguments)
         properties = shown_properties.read(arguments, persistent=queue.log is not None)
-        head = Head(b"", queue.name, len(body), properties)
+        await self._published(Head(b"", queue.name, len(body), properties), [queue], body, dry_run)
+        return {"published": 1}
+
+    async def _published(self, head: Head, queues: Sequence[Queue], body: bytes, dry_run: bool) -> None:
+        """Put a message into these queues. Raises BadArgument, Refusal and StoreError."""
+        broker = self._broker
         if len(body) > broker.settings.message_bytes_max:
             raise BadArgument(
                 f"a message has at most message_bytes_max = {broker.settings.message_bytes_max}"
@@ -219,18 +258,22 @@ class Admin:
         memory = head.payer or broker.memory
         if memory.full:
             raise Refusal(Code.RESOURCE_ERROR, memory.why)
-        if queue.capped and not queue.room_for(head, 1):
-            raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
-        if not dry_run:
-            broker.counts.published += 1
-            broker.counts.published_bytes += len(body)
-            for observe in broker.observers:
-                observe(b"", head, [queue], [body])
-            if broker.recorder is not None:
-                track = broker.recorder.track(RECORDED_PUBLISHES, name=b"", source=b"api")
-                track.record(1, envelope(b"", queue.name, properties, len(body)) + body)
-            await self._settled(broker.publish(head, [queue], [body]))
-        return {"published": 1}
+        for queue in queues:
+            if queue.capped and not queue.room_for(head, 1):
+                raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
+        if dry_run:
+            return
+        broker.counts.published += 1
+        broker.counts.published_bytes += len(body)
+        for observe in broker.observers:
+            observe(head.exchange, head, queues, [body])
+        if broker.recorder is not None:
+            track = broker.recorder.track(RECORDED_PUBLISHES, name=head.exchange, source=b"api")
+            track.record(1, envelope(head.exchange, head.key, head.properties, len(body)) + body)
+        if queues:
+            await self._settled(broker.publish(head, queues, [body]))
+        else:
+            broker.counts.unroutable += 1
 
     @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -311,11 +354,11 @@ class Admin:
         "declare",
         "Declare an exchange; one just like it may be there.",
         takes={
-            "name": "up to 255 bytes",
-            "type": "direct, fanout, topic or headers",
-            "durable": "true or false, usually true",
-            "auto_delete": "true or false",
-            "internal": "true or false",
+            "name": Argument("up to 255 bytes", required=True),
+            "type": Argument("how it routes", choices=TYPES, usual="direct"),
+            "durable": Argument("whether it outlives the process", "flag", usual=True),
+            "auto_delete": Argument("whether it goes with its last binding", "flag"),
+            "internal": Argument("whether only exchanges may publish to it", "flag"),
             "alternate": "the exchange that gets what it cannot route",
         },
         answers=("declared",),
@@ -323,6 +366,29 @@ class Admin:
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         return {"declared": await self._made("exchanges", {"durable": False, **arguments}, dry_run)}
+
+    @changing(
+        "messages",
+        "Publish a message; `queues` is how many take it, and 0 that it goes nowhere.",
+        takes={
+            **BODY,
+            "key": "the routing key; empty unless said",
+            "properties": Argument(PROPERTIES, "table"),
+        },
+        answers=("published", "queues"),
+    )
+    async def _publish(
+        self, exchange: Exchange, arguments: Mapping[str, Any], dry_run: bool
+    ) -> dict[str, Any]:
+        body, key = a_body(arguments), a_text(arguments, "key", "").encode()
+        if len(key) > SHORT_BYTES_MAX:
+            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+        properties = shown_properties.read(arguments, persistent=True)
+        head = Head(exchange.name, key, len(body), properties)
+        self._broker.topology.open_exchange(exchange.name)  # one that is internal refuses
+        queues = self._broker.route(exchange.name, head)
+        await self._published(head, queues, body, dry_run)
+        return {"published": 1, "queues": len(queues)}
 
     @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
@@ -360,12 +426,13 @@ class Admin:
 
     @changing(
         "bind",
-        "Bind a queue to an exchange.",
+        "Bind a queue, or an exchange, to an exchange.",
         takes={
-            "exchange": "its source",
+            "exchange": Argument("its source", required=True),
             "queue": "where it leads",
+            "to_exchange": "the exchange where it leads, in place of a queue",
             "key": "the routing key; empty unless said",
-            "arguments": "a table beside it, as a headers exchange has them",
+            "arguments": Argument("a table beside it, as a headers exchange has them", "table"),
         },
         answers=("bound",),
         named_by=("exchange", "queue", "key"),

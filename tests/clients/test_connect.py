@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +107,28 @@ def test_over_tls_too_all_is_read_when_the_block_of_a_sender_ends(end: End, secu
         assert produced() - before == 1001
 
     end.run(program)
+
+
+def test_a_client_imports_its_own_loop_and_no_other(end: End, url: Url) -> None:
+    packages = ("dmp", "dms", "kqmsgq", "logmq", "pubsub")
+    clients = ", ".join(f"brokers.{name}.client, brokers.{name}.blocking" for name in packages)
+    connect = {"trio": "brokers.connect", "asyncio": "brokers.aio.connect", "sync": "brokers.sync.connect"}
+    connected = f"with {connect[end.name]}('{url('logmq')}') as client: client.ping()"
+    if end.name != "sync":
+        connected = (
+            f"async def main():\n    async {connected.replace('client.p', 'await client.p')}\nloop.run(main"
+        )
+        connected += ")" if end.name == "trio" else "())"
+    ends = {"trio": "import trio as loop", "asyncio": "import asyncio as loop", "sync": ""}
+    program = f"import brokers.aio, brokers.sync\n{ends[end.name]}\n{connected}"
+    shown = "import sys; print(*(name for name in ('asyncio', 'trio') if name in sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nimport {clients}\n{shown}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [name for name in ("asyncio", "trio") if name == end.name]
 
 
 def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Secured) -> None:
