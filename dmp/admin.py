@@ -1,6 +1,5 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain, islice
@@ -13,9 +12,9 @@ import trio
 from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, Exchange
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
 from dmp.queue_records import operations
@@ -23,7 +22,7 @@ from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import ASKER
-from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.actions import BODY, PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
 from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
@@ -31,11 +30,14 @@ from shared.objects import (
     LEASES,
     QUEUES,
     SHOWN_BYTES_MAX,
+    Argument,
     BadArgument,
     MessageRows,
     Objects,
     a_body,
     a_count,
+    a_table,
+    a_text,
     key_of,
 )
 from shared.queues import pausing
@@ -49,6 +51,19 @@ READ_BYTES = 256 << 10
 STAY_MAX = 10_000
 """Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
+PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
+ARGUMENTS: Mapping[str, Argument] = {
+    "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
+    "x-max-length": Argument("messages at most", "number"),
+    "x-max-length-bytes": Argument("bytes of messages at most", "number"),
+    "x-overflow": Argument("what goes where it is full", choices=("drop-head", "reject-publish")),
+    "x-dead-letter-exchange": Argument("the exchange for dead messages; none: they are dropped"),
+    "x-dead-letter-routing-key": Argument("their routing key; unless said the one that they have"),
+    "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
+    "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
+    "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
+}
+"""AMQP's arguments of a queue that have a field of their own."""
 
 
 class Admin:
@@ -57,6 +72,7 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
+        self._values = {**_QUEUE_VALUES, "oldest_seconds": self._oldest_seconds}
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -68,9 +84,10 @@ class Admin:
                     *(self._peek, self._put, self._purge, self._redrive, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
+                (self._declare_queue,),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
-                values=_QUEUE_VALUES,
+                values=self._values,
             ),
             Objects(
                 EXCHANGES,
@@ -78,8 +95,8 @@ class Admin:
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
                 lambda parts: broker.exchanges.get(_exchange_name(parts[0])),
                 self._exchange,
-                (self._delete_exchange,),
-                self._declare,
+                (self._publish, self._delete_exchange),
+                (self._declare,),
             ),
             Objects(
                 BINDINGS,
@@ -88,7 +105,7 @@ class Admin:
                 self._find_binding,
                 self._binding,
                 (self._unbind,),
-                self._bind,
+                (self._bind,),
                 begin="brokers dmp bind jobs amq.topic -k 'orders.#'",
             ),
             Objects(
@@ -105,6 +122,12 @@ class Admin:
     def _find_queue(self, parts: Sequence[str]) -> Queue | None:
         return self._broker.queues.get(parts[0].encode())
 
+    def _oldest_seconds(self, queue: Queue) -> float | None:
+        arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
+        if arrived_ms is None:
+            return None
+        return round(max(self._broker.wall_seconds() - arrived_ms / 1000, 0.0), 3)
+
     def _queue(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
             return None
@@ -117,9 +140,27 @@ class Admin:
         if kind.arguments.dead_letter_exchange == DEFAULT:
             given["dead_letter_exchange"] = DEFAULT_NAME
         return {
-            **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
+            **{name: read(queue) for name, read in self._values.items()},
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
+
+    @changing(
+        "declare",
+        "Declare a durable queue; one just like it may be there.",
+        takes={
+            "name": Argument("up to 255 bytes", required=True),
+            **ARGUMENTS,
+            "auto_delete": Argument("whether it goes with its last consumer", "flag"),
+            "arguments": Argument("more of AMQP's arguments", "table"),
+        },
+        answers=("declared",),
+        named_by=("name",),
+    )
+    async def _declare_queue(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        row = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
+        own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
+        table = {**a_table(row, "arguments"), **own}
+        return {"declared": await self._made("queues", {**row, "arguments": table}, dry_run)}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -193,12 +234,16 @@ class Admin:
             offset += len(data)
         return b"".join(parts)
 
-    @putting("AMQP's, by name; where the queue is durable delivery_mode is 2 unless said")
+    @putting(PROPERTIES)
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        broker = self._broker
         body = a_body(arguments)
         properties = shown_properties.read(arguments, persistent=queue.log is not None)
-        head = Head(b"", queue.name, len(body), properties)
+        await self._published(Head(b"", queue.name, len(body), properties), [queue], body, dry_run)
+        return {"published": 1}
+
+    async def _published(self, head: Head, queues: Sequence[Queue], body: bytes, dry_run: bool) -> None:
+        """Put a message into these queues. Raises BadArgument, Refusal and StoreError."""
+        broker = self._broker
         if len(body) > broker.settings.message_bytes_max:
             raise BadArgument(
                 f"a message has at most message_bytes_max = {broker.settings.message_bytes_max}"
@@ -207,18 +252,22 @@ class Admin:
         memory = head.payer or broker.memory
         if memory.full:
             raise Refusal(Code.RESOURCE_ERROR, memory.why)
-        if queue.capped and not queue.room_for(head, 1):
-            raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
-        if not dry_run:
-            broker.counts.published += 1
-            broker.counts.published_bytes += len(body)
-            for observe in broker.observers:
-                observe(b"", head, [queue], [body])
-            if broker.recorder is not None:
-                track = broker.recorder.track(RECORDED_PUBLISHES, name=b"", source=b"api")
-                track.record(1, envelope(b"", queue.name, properties, len(body)) + body)
-            await self._settled(broker.publish(head, [queue], [body]))
-        return {"published": 1}
+        for queue in queues:
+            if queue.capped and not queue.room_for(head, 1):
+                raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
+        if dry_run:
+            return
+        broker.counts.published += 1
+        broker.counts.published_bytes += len(body)
+        for observe in broker.observers:
+            observe(head.exchange, head, queues, [body])
+        if broker.recorder is not None:
+            track = broker.recorder.track(RECORDED_PUBLISHES, name=head.exchange, source=b"api")
+            track.record(1, envelope(head.exchange, head.key, head.properties, len(body)) + body)
+        if queues:
+            await self._settled(broker.publish(head, queues, [body]))
+        else:
+            broker.counts.unroutable += 1
 
     @REDRIVE
     async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -299,11 +348,11 @@ class Admin:
         "declare",
         "Declare an exchange; one just like it may be there.",
         takes={
-            "name": "up to 255 bytes",
-            "type": "direct, fanout, topic or headers",
-            "durable": "true or false, usually true",
-            "auto_delete": "true or false",
-            "internal": "true or false",
+            "name": Argument("up to 255 bytes", required=True),
+            "type": Argument("how it routes", choices=TYPES, usual="direct"),
+            "durable": Argument("whether it outlives the process", "flag", usual=True),
+            "auto_delete": Argument("whether it goes with its last binding", "flag"),
+            "internal": Argument("whether only exchanges may publish to it", "flag"),
             "alternate": "the exchange that gets what it cannot route",
         },
         answers=("declared",),
@@ -311,6 +360,29 @@ class Admin:
     )
     async def _declare(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         return {"declared": await self._made("exchanges", {"durable": False, **arguments}, dry_run)}
+
+    @changing(
+        "messages",
+        "Publish a message; `queues` is how many take it, and 0 that it goes nowhere.",
+        takes={
+            **BODY,
+            "key": "the routing key; empty unless said",
+            "properties": Argument(PROPERTIES, "table"),
+        },
+        answers=("published", "queues"),
+    )
+    async def _publish(
+        self, exchange: Exchange, arguments: Mapping[str, Any], dry_run: bool
+    ) -> dict[str, Any]:
+        body, key = a_body(arguments), a_text(arguments, "key", "").encode()
+        if len(key) > SHORT_BYTES_MAX:
+            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
+        properties = shown_properties.read(arguments, persistent=True)
+        head = Head(exchange.name, key, len(body), properties)
+        self._broker.topology.open_exchange(exchange.name)  # one that is internal refuses
+        queues = self._broker.route(exchange.name, head)
+        await self._published(head, queues, body, dry_run)
+        return {"published": 1, "queues": len(queues)}
 
     @changing("delete", "Delete it, with its bindings.", answers=("deleted", "bindings"))
     async def _delete_exchange(
@@ -348,12 +420,13 @@ class Admin:
 
     @changing(
         "bind",
-        "Bind a queue to an exchange.",
+        "Bind a queue, or an exchange, to an exchange.",
         takes={
-            "exchange": "its source",
+            "exchange": Argument("its source", required=True),
             "queue": "where it leads",
+            "to_exchange": "the exchange where it leads, in place of a queue",
             "key": "the routing key; empty unless said",
-            "arguments": "a table beside it, as a headers exchange has them",
+            "arguments": Argument("a table beside it, as a headers exchange has them", "table"),
         },
         answers=("bound",),
         named_by=("exchange", "queue", "key"),
@@ -395,11 +468,6 @@ class Admin:
         await self._broker.store.wait(ticket)
 
 
-def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
-    return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
-
-
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
@@ -408,7 +476,6 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
-    "oldest_seconds": _recovered_age,
     "bytes": lambda queue: queue.row.all_body_bytes,
     "durable": attrgetter("durable"),
 }

@@ -35,7 +35,7 @@ from dmp.properties import unpack_readable
 from dmp.refusals import Refusal
 from dmp.wire import Message
 from shared.client.dial import Address, Disconnected, How
-from shared.client.loop import ClientConnection, Event, Loop
+from shared.client.loop import ClientConnection, Event, Loop, Wakeup
 from shared.client.running import open_loop
 from shared.errors import BrokerError, RemoteProtocolError
 
@@ -110,16 +110,29 @@ class Delivery:
     properties: Properties
     _tag: int
     _channel: "_Channel"
+    _said: bytes = b""
 
     async def ack(self) -> None:
         """The message is done with, and leaves its queue. The server does not answer: if the acknowledgement
         is lost, the message is delivered again. Raises Disconnected after the end of its `consume`, which
-        returns the message."""
-        await self._channel.say(wire.ack_frame(self._channel.number, self._tag, False))
+        returns the message.
+
+        A message is settled once, also by a call that is cancelled. The same call again does nothing, and
+        the other one raises ValueError.
+        """
+        await self._settle(wire.ack_frame(self._channel.number, self._tag, False))
 
     async def nack(self, *, requeue: bool = True) -> None:
-        """The message could not be handled: it goes back to its queue, or becomes a dead letter."""
-        await self._channel.say(encode(commands.Basic.Nack(self._tag, False, requeue), self._channel.number))
+        """The message could not be handled: it goes back to its queue, or becomes a dead letter. As `ack`."""
+        await self._settle(encode(commands.Basic.Nack(self._tag, False, requeue), self._channel.number))
+
+    async def _settle(self, frame: bytes) -> None:
+        if not self._said:
+            self._channel.say(frame)
+            self._said = frame
+        elif frame != self._said:
+            raise ValueError("the message is acknowledged or given back already")
+        await self._channel.connection.wait_for_room()
 
 
 @attrs.define(eq=False)
@@ -152,36 +165,34 @@ class _Published:
 class _Channel:
     """One channel of a connection: requests and their answers in order, confirms, deliveries."""
 
-    def __init__(self, client: "Client", number: int) -> None:
+    def __init__(self, connection: "AmqpConnection", number: int) -> None:
         self.number = number
-        self._client = client
-        self._asked: deque[_Answer[base.Frame]] = deque()
+        self.connection = connection
+        self.closing = False
+        """We have said that it closes. The server's answers to what was asked before still arrive."""
+        self._asked: deque[tuple[type[base.Frame], _Answer[Any]]] = deque()
         self._published = 0
         self._unconfirmed: dict[int, _Published] = {}
         self._delivered: deque[Delivery] = deque()
-        self._arrival = client.loop.event()
+        self._arrival = Wakeup(connection.loop)
         self._lost: BrokerError | None = None
         self._contents = Contents()
 
-    async def say(self, data: bytes) -> None:
+    def say(self, data: bytes) -> None:
         """Send something that gets no answer. Raises Disconnected, Refused."""
         if self._lost is not None:
             raise self._lost.with_traceback(None)
-        self._client._write(data)
-        await self._client._wait_for_room()
+        self.connection.write(data)
 
     async def call(self, method: base.Frame, answer: type[M]) -> M:
         """Ask and wait. Raises Refused, Disconnected."""
         if self._lost is not None:
             raise self._lost.with_traceback(None)
         data = encode(method, self.number)  # first: it raises for wrong arguments, and then nothing is sent
-        asked: _Answer[base.Frame] = _Answer(self._client.loop)
-        self._asked.append(asked)
-        self._client._write(data)
-        found = await asked.wait()
-        if not isinstance(found, answer):
-            raise RemoteProtocolError(f"the server answered {method.name} with {found.name}")
-        return found
+        asked: _Answer[M] = _Answer(self.connection.loop)
+        self._asked.append((answer, asked))
+        self.connection.write(data)
+        return await asked.wait()
 
     async def publish(
         self, exchange: str, key: str, properties: Properties, body: bytes, mandatory: bool
@@ -189,14 +200,14 @@ class _Channel:
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
-        published = _Published(_Answer(self._client.loop), exchange, key, body, mandatory)
+        published = _Published(_Answer(self.connection.loop), exchange, key, body, mandatory)
         self._post(method, properties.marshal(), body, published)
-        await self._client._wait_for_room()
+        await self.connection.wait_for_room()
         await published.confirmed.wait()
 
     async def publish_many(self, messages: Iterable[Message], mandatory: bool) -> None:
         published = []
-        loop = self._client.loop
+        loop = self.connection.loop
         for message in messages:
             method = wire.publish_frame(self.number, message.exchange, message.key, mandatory)
             if mandatory:
@@ -205,7 +216,7 @@ class _Channel:
             else:
                 published.append(_Published(_Answer(loop)))
             self._post(method, message.properties, message.body, published[-1])
-            await self._client._wait_for_room()
+            await self.connection.wait_for_room()
         for one in published:
             await one.confirmed.wait()
 
@@ -217,12 +228,12 @@ class _Channel:
         """
         if self._lost is not None:
             raise self._lost.with_traceback(None)
-        number, payload_max = self.number, self._client.frame_bytes - wire.FRAME_OVERHEAD
+        number, payload_max = self.number, self.connection.frame_bytes - wire.FRAME_OVERHEAD
         head = wire.content_head(number, len(body), properties, payload_max)
         data = b"".join((method, head, wire.split(number, body, payload_max), FRAME_END))
         self._published += 1
         self._unconfirmed[self._published] = published
-        self._client._write(data)
+        self.connection.write(data)
 
     async def next_delivery(self) -> Delivery:
         while not self._delivered:
@@ -236,19 +247,26 @@ class _Channel:
         if self._lost is not None:
             return
         self._lost = error
-        for asked in self._asked:
+        for _, asked in self._asked:
             asked.set(error)
         for published in self._unconfirmed.values():
             published.confirmed.set(error)
         self._asked.clear()
         self._unconfirmed.clear()
         self._delivered.clear()  # the server gives them to another consumer
-        self._arrival.set()
+        self._arrival.wake()
 
     def receive(self, kind: int, payload: bytes) -> None:
         """A frame has come. Raises RemoteProtocolError, Refusal."""
         match method := self._contents.take(kind, payload):
             case None:
+                pass
+            case commands.Channel.Close():
+                self.lose(error_for(method.reply_code or 0, method.reply_text))
+                self.connection.channel_closed(self, answer=True)
+            case commands.Channel.CloseOk():
+                self.connection.channel_closed(self, answer=False)
+            case _ if self.closing:
                 pass
             case Arrived():
                 self._arrived(method)
@@ -258,13 +276,8 @@ class _Channel:
                 self._confirm(method.delivery_tag, method.multiple, NotTaken(_NOT_KEPT))
             case commands.Basic.Cancel():
                 self.lose(error_for(404, "the queue was deleted"))
-            case commands.Channel.Close():
-                self.lose(error_for(method.reply_code or 0, method.reply_text))
-                self._client._channel_closed(self, answer=True)
-            case commands.Channel.CloseOk():
-                self._client._channel_closed(self, answer=False)
-            case _ if self._asked:
-                self._asked.popleft().set(method)
+            case _ if self._asked and isinstance(method, self._asked[0][0]):
+                self._asked.popleft()[1].set(method)
             case _:
                 raise RemoteProtocolError(f"the server says {method.name}, which nobody asked for")
 
@@ -286,8 +299,7 @@ class _Channel:
             redelivered, tag = bool(method.redelivered), method.delivery_tag or 0
             properties = unpack_readable(message.properties)
             self._delivered.append(Delivery(body, exchange, key, redelivered, properties, tag, self))
-            self._arrival.set()
-            self._arrival = self._client.loop.event()
+            self._arrival.wake()
         else:
             # It comes before its confirm, and in the order of publishing.
             for published in self._unconfirmed.values():
@@ -297,22 +309,115 @@ class _Channel:
                     break
 
 
-class Client(ClientConnection):
-    """A connection that is logged in; made by `open_amqp`. Names and keys are text, bodies bytes.
-
-    What the server refuses raises Refused with AMQP's code; `NotThere` for 404.
-    """
+class AmqpConnection(ClientConnection):
+    """A connection that is logged in, and its channels."""
 
     def __init__(self, loop: Loop, frame_bytes: int) -> None:
         self.loop = loop
         self.frame_bytes = frame_bytes
+        self.lost: BrokerError | None = None
         self._frames = ServerFrames()
         self._unsent_bytes = 0
         self._end = loop.event()
-        self._lost: BrokerError | None = None
         self._channels: dict[int, _Channel] = {}
+
+    def has(self, channel: _Channel) -> bool:
+        """Whether it is open."""
+        return self._channels.get(channel.number) is channel
+
+    async def open_channel(self) -> _Channel:
+        if self.lost is not None:
+            raise self.lost.with_traceback(None)
+        free = (number for number in range(1, CHANNELS_MAX + 1) if number not in self._channels)
+        number = next(free, None)
+        if number is None:
+            raise Refused(504, f"{CHANNELS_MAX} channels are open")
+        channel = self._channels[number] = _Channel(self, number)
+        try:
+            await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
+        except BaseException:  # the caller was cancelled
+            self.end_channel(channel)
+            raise
+        return channel
+
+    def end_channel(self, channel: _Channel) -> None:
+        """Close it, unless it is closed."""
+        if self.has(channel) and not channel.closing:
+            channel.closing = True
+            self.write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
+
+    def channel_closed(self, channel: _Channel, *, answer: bool) -> None:
+        """The server closes the channel. Its number may be used again, unless our Close is on its way: then
+        the answer to that comes, too."""
+        if answer:
+            self.write(encode(commands.Channel.CloseOk(), channel.number))
+        if not answer or not channel.closing:
+            del self._channels[channel.number]
+
+    async def leave(self) -> None:
+        """Say goodbye after all that is unsent, and wait until the server has closed the connection."""
+        self.write(encode(commands.Connection.Close(200, "bye", 0, 0), 0))
+        await self.loop.wait(self._end, CLOSING_SECONDS, shield=True)
+
+    def write(self, data: bytes) -> None:
+        self._unsent_bytes += len(data)
+        self.transport.write(data)
+
+    async def wait_for_room(self) -> None:
+        if self._unsent_bytes > UNSENT_BYTES_MAX and self.lost is None:
+            await self.transport.drain()
+            self._unsent_bytes = 0
+
+    # What the loop calls.
+
+    def received(self, data: bytes | bytearray) -> None:
+        if self.lost is not None:
+            return
+        try:
+            for kind, number, payload in self._frames.feed(data):
+                self._frame(kind, number, payload)
+        except BrokerError as error:
+            self._lose(error)
+        except Refusal as error:
+            self._lose(RemoteProtocolError(str(error)))
+
+    def ended(self, error: Disconnected | None) -> None:
+        self._lose(error or Disconnected("the server closed the connection"))
+
+    def _frame(self, kind: int, number: int, payload: bytes) -> None:
+        if number:
+            channel = self._channels.get(number)
+            if channel is not None:
+                channel.receive(kind, payload)
+        elif kind == wire.METHOD:
+            method = wire.decode_untrusted(payload)
+            if isinstance(method, commands.Connection.Close):
+                self.write(encode(commands.Connection.CloseOk(), 0))
+                raise error_for(method.reply_code or 0, method.reply_text)
+
+    def _lose(self, error: BrokerError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = error
+        for channel in self._channels.values():
+            channel.lose(error)
+        self._end.set()
+
+
+class Client:
+    """AMQP's client; made by `open_amqp`. Names and keys are text, bodies bytes.
+
+    What the server refuses raises Refused with AMQP's code; `NotThere` for 404.
+    """
+
+    def __init__(self, connection: AmqpConnection) -> None:
+        self._connection = connection
         self._opening: Event | None = None
         self._main: _Channel | None = None
+
+    @property
+    def loop(self) -> Loop:
+        return self._connection.loop
 
     async def declare_queue(
         self,
@@ -444,19 +549,14 @@ class Client(ClientConnection):
         """
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"prefetch is {prefetch}, and must be from 1 to {PREFETCH_MAX}")
-        channel = await self._open_channel()
+        channel = await self._connection.open_channel()
         try:
             await channel.call(commands.Basic.Qos(0, prefetch, False), commands.Basic.QosOk)
             await channel.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
             yield Deliveries(channel)
         finally:
-            self._end_channel(channel)
+            self._connection.end_channel(channel)
             channel.lose(Disconnected("its consume has ended: what was not acknowledged has gone back"))
-
-    async def _leave(self) -> None:
-        """Say goodbye after all that is unsent, and wait until the server has closed the connection."""
-        self._write(encode(commands.Connection.Close(200, "bye", 0, 0), 0))
-        await self.loop.wait(self._end, CLOSING_SECONDS, shield=True)
 
     async def _call(self, method: base.Frame, answer: type[M]) -> M:
         return await (await self._opened()).call(method, answer)
@@ -465,85 +565,15 @@ class Client(ClientConnection):
         """The channel that all but consumers share; a new one if a refusal has closed the last."""
         while self._opening is not None:  # the first task opens it, the others find it
             await self._opening.wait()
-        if self._main is None or self._channels.get(self._main.number) is not self._main:
+        if self._main is None or not self._connection.has(self._main):
             self._opening = opening = self.loop.event()
             try:
-                self._main = await self._open_channel()
+                self._main = await self._connection.open_channel()
                 await self._main.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
             finally:
                 self._opening = None
                 opening.set()
         return self._main
-
-    async def _open_channel(self) -> _Channel:
-        if self._lost is not None:
-            raise self._lost.with_traceback(None)
-        free = (number for number in range(1, CHANNELS_MAX + 1) if number not in self._channels)
-        number = next(free, None)
-        if number is None:
-            raise Refused(504, f"{CHANNELS_MAX} channels are open")
-        channel = self._channels[number] = _Channel(self, number)
-        try:
-            await channel.call(commands.Channel.Open(), commands.Channel.OpenOk)
-        except BaseException:  # the caller was cancelled
-            self._end_channel(channel)
-            raise
-        return channel
-
-    def _end_channel(self, channel: _Channel) -> None:
-        """Close it, unless it is closed."""
-        if self._channels.get(channel.number) is channel:
-            self._write(encode(commands.Channel.Close(200, "bye", 0, 0), channel.number))
-
-    def _channel_closed(self, channel: _Channel, *, answer: bool) -> None:
-        """The channel is closed: its number may be used again."""
-        del self._channels[channel.number]
-        if answer:
-            self._write(encode(commands.Channel.CloseOk(), channel.number))
-
-    def _write(self, data: bytes) -> None:
-        self._unsent_bytes += len(data)
-        self.transport.write(data)
-
-    async def _wait_for_room(self) -> None:
-        if self._unsent_bytes > UNSENT_BYTES_MAX and self._lost is None:
-            await self.transport.drain()
-            self._unsent_bytes = 0
-
-    # What the loop calls.
-
-    def received(self, data: bytes | bytearray) -> None:
-        if self._lost is not None:
-            return
-        try:
-            for kind, number, payload in self._frames.feed(data):
-                self._frame(kind, number, payload)
-        except BrokerError as error:
-            self._lose(error)
-        except Refusal as error:
-            self._lose(RemoteProtocolError(str(error)))
-
-    def ended(self, error: Disconnected | None) -> None:
-        self._lose(error or Disconnected("the server closed the connection"))
-
-    def _frame(self, kind: int, number: int, payload: bytes) -> None:
-        if number:
-            channel = self._channels.get(number)
-            if channel is not None:
-                channel.receive(kind, payload)
-        elif kind == wire.METHOD:
-            method = wire.decode_untrusted(payload)
-            if isinstance(method, commands.Connection.Close):
-                self._write(encode(commands.Connection.CloseOk(), 0))
-                raise error_for(method.reply_code or 0, method.reply_text)
-
-    def _lose(self, error: BrokerError) -> None:
-        if self._lost is not None:
-            return
-        self._lost = error
-        for channel in self._channels.values():
-            channel.lose(error)
-        self._end.set()
 
 
 @asynccontextmanager
@@ -565,12 +595,12 @@ async def open_amqp(
 
 
 @asynccontextmanager
-async def opened(address: Address, make: Callable[[Loop, int], Made]) -> AsyncIterator[Made]:
-    """A client that `make` makes, of its loop and the bytes that a frame may have."""
+async def opened(address: Address, make: Callable[[AmqpConnection], Made]) -> AsyncIterator[Made]:
+    """A client that `make` makes, over a connection."""
     async with open_loop() as loop, logged_in(loop, address) as (principal, frame_bytes):
-        client = make(loop, frame_bytes)
-        principal.dialog.hand_over(client)
+        connection = AmqpConnection(loop, frame_bytes)
+        principal.dialog.hand_over(connection)
         try:
-            yield client
+            yield make(connection)
         finally:
-            await client._leave()
+            await connection.leave()

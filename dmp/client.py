@@ -121,8 +121,8 @@ class Feed(Receiver[Message]):
 class Client(amqp_client.Client):
     """AMQP's client, which also opens sinks and feeds; made by `connect`."""
 
-    def __init__(self, loop: Loop, frame_bytes: int, address: Address) -> None:
-        super().__init__(loop, frame_bytes)
+    def __init__(self, connection: amqp_client.AmqpConnection, address: Address) -> None:
+        super().__init__(connection)
         self._address = address
 
     @asynccontextmanager

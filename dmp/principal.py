@@ -18,7 +18,7 @@ from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, check_plain
 from shared.client.login import Login
-from shared.client.loop import ClientConnection, Loop
+from shared.client.loop import ClientConnection, Loop, Wakeup
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
@@ -80,6 +80,8 @@ class ServerFrames:
                 raise RemoteProtocolError("the server does not speak AMQP 0-9-1")
             if end > len(data):
                 break
+            if data[end - 1] != wire.FRAME_END[0]:
+                raise RemoteProtocolError("a frame of the server does not end where it says")
             yield kind, number, bytes(data[at + wire.FRAME_HEAD.size : end - 1])
             at = end
         del data[:at]
@@ -117,13 +119,17 @@ class Contents:
                 return method
             self._method = method
             return None
+        if kind == wire.HEARTBEAT:
+            return None
         if kind == wire.HEADER:
             self._missing, self._properties = wire.header_untrusted(payload)
             self._parts = []
-        elif kind == wire.BODY:
+        else:
             self._parts.append(payload)
             self._missing -= len(payload)
-        if kind == wire.HEARTBEAT or self._missing > 0 or self._method is None:
+        if self._method is None or self._missing < 0:
+            raise RemoteProtocolError("the server sends a body that it has not announced")
+        if self._missing:
             return None
         whole = Arrived(self._method, self._properties, b"".join(self._parts))
         self._method = None
@@ -137,7 +143,7 @@ class Dialog(ClientConnection):
         self.loop = loop
         self._data = bytearray()
         self._heard = False
-        self._arrival = loop.event()
+        self._arrival = Wakeup(loop)
         self._lost: Disconnected | None = None
         self._successor: ClientConnection | None = None
 
@@ -149,7 +155,7 @@ class Dialog(ClientConnection):
         while not self._data:
             if self._lost is not None:
                 raise self._lost.with_traceback(None)
-            if not await self.loop.wait(self._arrival, max(0.0, deadline - self.loop.now())):
+            if not await self._arrival.wait(max(0.0, deadline - self.loop.now())):
                 return None
         if not self._heard:
             check_plain(self._data)
@@ -173,18 +179,14 @@ class Dialog(ClientConnection):
             self._successor.received(data)
         else:
             self._data += data
-            self._tell()
+            self._arrival.wake()
 
     def ended(self, error: Disconnected | None) -> None:
         if self._successor is not None:
             self._successor.ended(error)
         else:
             self._lost = error or Disconnected("the server closed the connection")
-            self._tell()
-
-    def _tell(self) -> None:
-        self._arrival.set()
-        self._arrival = self.loop.event()
+            self._arrival.wake()
 
 
 class Principal:

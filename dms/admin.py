@@ -9,13 +9,15 @@ from typing import Any
 from dms import records
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
+from dms.options import check_options
 from dms.records import DeadLetter, Reason, RecordKind
-from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status
-from shared.access import WRITE, Guard, asker_may
+from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
+from shared.access import ASKER, WRITE, Guard, asker_may
 from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, action, changing, putting
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
     QUEUES,
+    Argument,
     BadArgument,
     MessageRows,
     Objects,
@@ -30,7 +32,16 @@ from shared.storage.log import Log, RecordTimes, read_records
 from shared.turns import Turn, taken_out
 
 READ_BYTES = 1 << 20
-OPTIONS = ("ttl_ms", "max_deliveries", "dead_letter", "delay_ms", "retry_ms", "retry_max_ms")
+OPTIONS: Mapping[str, Argument] = {
+    "depth_limit": Argument("messages at most", "number"),
+    "ttl_ms": Argument("milliseconds after which a message is dead; 0: it does not age", "number"),
+    "max_deliveries": Argument("deliveries after which a message is dead; 0: any number", "number"),
+    "dead_letter": Argument("the queue for dead messages; none: they are dropped"),
+    "delay_ms": Argument("milliseconds from a PRODUCE until the first delivery", "number"),
+    "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
+    "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
+}
+"""A queue's options as the API names them; those that are not given are as the settings say."""
 
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
@@ -56,10 +67,11 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(self._peek, self._purge, self._redrive, self._put, self._delete, self._export),
+                    *(self._peek, self._put, self._change, self._purge, self._redrive),
+                    *(self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
-                self._import,
+                (self._create, self._import),
                 begin="brokers dms create jobs",
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
@@ -104,6 +116,40 @@ class Admin:
                 more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
                 rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
         return {"items": rows.items}
+
+    @changing(
+        "create",
+        "Make a queue.",
+        takes={"name": Argument("up to 255 bytes", required=True), **OPTIONS},
+        answers=("created",),
+        named_by=("name",),
+    )
+    async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name = name_untrusted(a_text(arguments, "name").encode())
+        asked, user = _asked(arguments, name), ASKER.get()
+        if dry_run:
+            self._engine.check_new(name, asked, user)
+        else:
+            _, ticket = self._engine.create(name, asked, user)
+            await self._engine.store.wait(ticket)
+        return {"created": 1}
+
+    @changing(
+        "change",
+        "Give it other options; those that are null are as the settings say.",
+        takes=OPTIONS,
+        answers=("changed",),
+    )
+    async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        before = self._engine.asked_of(queue)
+        new = _asked(arguments, queue.text)
+        kept = {name: value for name, value in before.items() if _shown_name(name) not in arguments}
+        asked = {**kept, **new}
+        if dry_run:
+            self._engine.check_options(queue.text, asked)
+        elif asked != before:
+            await self._engine.store.wait(self._engine.change(queue, asked))
+        return {"changed": sum(asked.get(name) != before.get(name) for name in {*asked, *before})}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -199,7 +245,11 @@ class Admin:
     @action(
         "export",
         "Write its messages to a .dmsq file, held ones too; all stay in the queue.",
-        takes={"target": "a path on the server's machine; over TCP a name in the data folder's backups"},
+        takes={
+            "target": Argument(
+                "a path on the server's machine; over TCP a name in the data folder's backups", required=True
+            )
+        },
         answers=("messages",),
         paths=("target",),
     )
@@ -233,7 +283,10 @@ class Admin:
         "import",
         "Put a .dmsq file's messages into a queue, which is made where it is missing.",
         takes={
-            "source": "the file's path on the server's machine; over TCP a name in the data folder's backups",
+            "source": Argument(
+                "the file's path on the server's machine; over TCP a name in the data folder's backups",
+                required=True,
+            ),
             "queue": "the queue's name; unless said, it is named after the file",
         },
         answers=("messages",),
@@ -400,7 +453,21 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
 
 def _settings(queue: Queue) -> dict[str, Any]:
     options = queue.options
-    return {"depth_limit": options.depth, **{name: getattr(options, name) for name in OPTIONS}}
+    return {name: getattr(options, _OPTION_NAMES.get(name, name)) for name in OPTIONS}
+
+
+_OPTION_NAMES = {"depth_limit": "depth"}
+"""Where the API names an option in another way: `depth` is how many messages there are."""
+
+
+def _shown_name(option: str) -> str:
+    return {own: shown for shown, own in _OPTION_NAMES.items()}.get(option, option)
+
+
+def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
+    """The options in an action's arguments, without those that are null. Raises Refusal."""
+    given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
+    return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

@@ -11,7 +11,7 @@ from dms.errors import DmsError, Timeout
 from dms.link import Answer, Link, leave, reconnecting
 from dms.wire import Type
 from shared.client.dial import Address, Disconnected, Unreachable
-from shared.client.loop import Loop
+from shared.client.loop import Loop, Wakeup
 
 PREFETCH_MAX = 4096
 
@@ -25,6 +25,8 @@ class Message:
     """The delivery's id: another one when the message is delivered again."""
     _consumer: "Consumer" = attrs.field(repr=False)
     _link: Link = attrs.field(repr=False)
+    _answer: Answer | None = attrs.field(default=None, repr=False)
+    """To the first ACK or NACK that was sent."""
 
     async def ack(self) -> bool:
         """Acknowledge: the message leaves the queue. Returns once the server has confirmed it.
@@ -32,6 +34,9 @@ class Message:
         False: the connection that delivered the message is lost. Unless this ACK had reached the server, the
         message is delivered again. Raises QueueNotFound where the queue was deleted meanwhile, and
         Unreachable where the client is closed.
+
+        Where it was cancelled, call it again: an ACK that was sent is not sent twice, and its answer is
+        waited for. The server refuses a NACK behind an ACK (ProtocolError), and an ACK behind a NACK.
         """
         return await self._consumer.ack(self)
 
@@ -75,7 +80,7 @@ class Consumer:
         self._ready: deque[Message] = deque()
         self._failed: DmsError | None = None
         self._timeouts = 0
-        self._news = self._loop.event()
+        self._news = Wakeup(loop)
 
     def __aiter__(self) -> Self:
         return self
@@ -122,7 +127,7 @@ class Consumer:
         """Take messages that have arrived. Where they are the last, other waiting tasks are woken."""
         self._taken += count
         if self._all_taken:
-            self._tell()
+            self._news.wake()
         return [self._ready.popleft() for _ in range(count)]
 
     async def ack(self, *messages: Message) -> bool:
@@ -134,46 +139,46 @@ class Consumer:
         return await self._settle(Type.NACK, messages)
 
     async def give_back(self, message: Message) -> None:
-        """Give one back without waiting for the server's answer."""
-        request = wire.pack(Type.NACK, message.id)
-        await _reaches(message._link.ask(request, Answer(Type.NACK, [message.id])))
+        """Give one back, unless it is settled, without waiting for the server's answer."""
+        if message._answer is None:
+            request = wire.pack(Type.NACK, message.id)
+            await _reaches(message._link.ask(request, Answer(Type.NACK, [message.id])))
 
     async def _settle(self, type_: Type, messages: Sequence[Message]) -> bool:
-        links = dict.fromkeys(message._link for message in messages)
-        answers = []
+        by_link: dict[Link, list[Message]] = {}
+        for message in messages:
+            if message._answer is None or message._answer.type is not type_:
+                by_link.setdefault(message._link, []).append(message)
         settled = True
-        for link in links:
-            ids = [message.id for message in messages if message._link is link]
-            answer = Answer(type_, ids)
-            if await _reaches(link.ask(b"".join(wire.pack(type_, each) for each in ids), answer)):
-                answers.append(answer)
+        for link, unsettled in by_link.items():
+            answer = Answer(type_, [message.id for message in unsettled])
+            if await _reaches(link.ask(b"".join(wire.pack(type_, each) for each in answer.ids), answer)):
+                for message in unsettled:
+                    message._answer = answer
             else:
                 settled = False
-        for answer in answers:
-            settled &= await _reaches(answer.wait(self._loop))
+        for each in dict.fromkeys(message._answer for message in messages):
+            if each is not None:
+                settled &= await _reaches(each.wait(self._loop))
         return settled
 
     # What the link calls (`link.DeliveryTaker`).
 
     def delivered(self, link: Link, delivery_id: int, body: bytes) -> None:
         self._ready.append(Message(body, delivery_id, self, link))
-        self._tell()
+        self._news.wake()
 
     def not_delivered(self, link: Link, error: DmsError) -> None:
         if isinstance(error, Timeout):
             self._timeouts += 1
         else:
             self._failed = error
-        self._tell()
+        self._news.wake()
 
     def link_lost(self, link: Link) -> None:
         # The server has them back, and delivers them again, perhaps to another consumer.
         self._ready = deque(message for message in self._ready if message._link is not link)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._news.set()
-        self._news = self._loop.event()
+        self._news.wake()
 
     @property
     def _all_taken(self) -> bool:

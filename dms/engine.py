@@ -837,16 +837,21 @@ class Engine:
             raise Refusal(Status.INTERNAL, text, limit="queues_max")
         if not self._queues_of_users.fits(user, settings.queues_max):
             raise Refusal(Status.INTERNAL, f"{user} has his share of queues_max", limit="queues_max")
-        if asked.get("depth", 0) > settings.depth_max:
-            text = f"option depth is at most depth_max = {settings.depth_max}"
-            raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
-        if wrong := Options.of(asked, settings.for_queue(name), name).contradiction:
-            raise malformed(f"options: {wrong}")
+        self.check_options(name, asked)
         if not self.queue_memory.fits(QUEUE_BYTES) and not self._makes_room(name.encode()):
             try:
                 self.queue_memory.check(QUEUE_BYTES)
             except OverBudget as error:
                 raise Refusal(Status.INTERNAL, str(error), limit="memory") from None
+
+    def check_options(self, name: str, asked: Mapping[str, Any]) -> None:
+        """Raises Refusal where a queue cannot have these options."""
+        settings = self.settings
+        if asked.get("depth", 0) > settings.depth_max:
+            text = f"option depth is at most depth_max = {settings.depth_max}"
+            raise Refusal(Status.PROTOCOL_ERROR, text, limit="depth_max")
+        if wrong := Options.of(asked, settings.for_queue(name), name).contradiction:
+            raise malformed(f"options: {wrong}")
 
     def _makes_room(self, name: bytes) -> bool:
         """Whether dead letters that wait for a queue of this name hold more memory than it will take.
@@ -984,20 +989,39 @@ class Engine:
         assert queue.log is not None
         return _row(queue.log.log, self._asked[queue], snapshot, queue.paused)
 
+    def _put_row(self, queue: Queue, asked: Mapping[str, Any], paused: bool) -> Ticket | None:
+        """Write a queue's row in the table; None: it is in memory. Raises Refusal."""
+        if queue.log is None:
+            return None
+        before = json.loads(self.table.get(queue.name) or b"{}")
+        snapshot = before["snapshot"] if before.get("log") == queue.log.log.id else 0
+        try:
+            return self.table.put(queue.name, _row(queue.log.log, asked, snapshot, paused))
+        except StoreError as error:
+            raise refusal_for(error) from None
+
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
         """Pause or resume a queue. A queue in memory forgets it at exit. Raises Refusal."""
         if queue.paused == paused:
             return None
-        ticket = None
-        if queue.log is not None:
-            before = json.loads(self.table.get(queue.name) or b"{}")
-            snapshot = before["snapshot"] if before.get("log") == queue.log.log.id else 0
-            try:
-                row = _row(queue.log.log, self._asked[queue], snapshot, paused)
-                ticket = self.table.put(queue.name, row)
-            except StoreError as error:
-                raise refusal_for(error) from None
+        ticket = self._put_row(queue, self._asked[queue], paused)
         pausing.switch(queue, paused, ticket)
+        return ticket
+
+    def change(self, queue: Queue, asked: Mapping[str, Any]) -> Ticket | None:
+        """Give a queue other options than those that it was created with. Raises Refusal."""
+        self.check_options(queue.text, asked)
+        before = self._asked[queue]
+
+        def use(options: Mapping[str, Any]) -> None:
+            if not queue.deleted:
+                self._asked[queue] = options
+                self.settings_changed(queue)
+
+        ticket = self._put_row(queue, asked, queue.paused)
+        use(asked)
+        if ticket is not None:
+            ticket.when_done(lambda done: None if done.error is None else use(before))
         return ticket
 
     # -- dead letters

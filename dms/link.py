@@ -52,7 +52,7 @@ class Answer:
     async def wait(self, loop: Loop) -> None:
         """Wait for all replies. Raises Disconnected, else the first refusal."""
         if not self.done:
-            self.event = loop.event()
+            self.event = self.event or loop.event()
             await self.event.wait()
         if self.error is not None:
             raise self.error.with_traceback(None)

@@ -1,6 +1,5 @@
 """What the API shows of LogMQ, and the actions on it: topics, their records, groups' offsets."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -11,16 +10,22 @@ import attrs
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
-from logmq.wire import NUMBER_MAX
-from shared.actions import FORGET, action, changing
+from logmq.retentions import NOTHING_SET, OwnRetention
+from logmq.runs import encode
+from logmq.wire import NUMBER_MAX, topic_untrusted
+from shared.access import ASKER
+from shared.actions import BODY, FORGET, action, changing
+from shared.errors import BrokerError
 from shared.objects import (
     GROUPS,
     MESSAGES,
     TOPICS,
+    Argument,
     BadArgument,
     MessageRows,
     ObjectMissing,
     Objects,
+    a_body,
     a_count,
     a_text,
     key_of,
@@ -28,13 +33,24 @@ from shared.objects import (
 )
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import RecordTimes, read_records, require_record_start
-from shared.storage.settings import Retention
+from shared.storage.settings import Durability, Retention
 from shared.storage.store import Log
 
 RECORDS_MAX = 1000
+SECONDS_MAX = 100 * 366 * 24 * 3600
+"""The longest retention that can be set for one topic."""
 READ_BYTES = 256 << 10
 TIME_HELP = "RFC 3339: before the first record from then on, by up to 64 KiB"
 BACK_HELP = "so many records before the end"
+OFFSET, BACK = Argument("a record's start or the end", "number"), Argument(BACK_HELP, "number")
+RETENTION: Mapping[str, Argument] = {
+    "retention_bytes": Argument("bytes that it keeps at least; 0: all", "number"),
+    "retention_seconds": Argument("age at which records are dropped; 0: never", "number"),
+}
+
+
+class TopicExists(BrokerError):
+    """There is a topic of that name."""
 
 
 class Admin:
@@ -54,7 +70,8 @@ class Admin:
                 lambda log: key_of(log.name),
                 lambda parts: broker.topics.find(parts[0]),
                 self._topic,
-                (self._records, self._trim),
+                (self._records, self._publish, self._change, self._trim, self._delete_topic),
+                (self._create,),
                 begin="brokers logmq produce orders hello",
                 totals=lambda log: (log.end, log.first, None),
                 look=self._look_at_topic,
@@ -103,10 +120,10 @@ class Admin:
         "records",
         "Records, by offset.",
         takes={
-            "from": "the offset of the first; else the first that is kept",
-            "limit": "so many; 100",
+            "from": Argument("the offset of the first; else the first that is kept", "number"),
+            "limit": Argument("so many; 100", "number"),
             "time": f"in place of from, {TIME_HELP}",
-            "records_back": f"the same, {BACK_HELP}",
+            "records_back": Argument(f"the same, {BACK_HELP}", "number"),
         },
         looks=True,
         answers=MESSAGES,
@@ -134,7 +151,7 @@ class Admin:
     @changing(
         "trim",
         "Drop what is below an offset, which is a record's start or the end.",
-        takes={"offset": "the first that is kept"},
+        takes={"offset": Argument("the first that is kept", "number", required=True)},
         answers=("dropped", "first"),
     )
     async def _trim(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -143,6 +160,76 @@ class Admin:
         if not dry_run and dropped:
             await self._broker.store.wait(log.drop_below(offset))
         return {"dropped": dropped, "first": offset if dropped else log.first}
+
+    @changing(
+        "create",
+        "Make a topic. The first write to a name makes one, too.",
+        takes={
+            "name": Argument("1 to 200 of A-Z, a-z, 0-9 and ._-", required=True),
+            "durability": "when a write is answered: always, interval:50ms or none; else as the settings say",
+            **RETENTION,
+        },
+        answers=("created",),
+        named_by=("name",),
+    )
+    async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        topics, name = self._broker.topics, topic_untrusted(a_text(arguments, "name").encode())
+        own = _own_retention(arguments, NOTHING_SET)
+        try:
+            durability = Durability.parse(text) if (text := a_text(arguments, "durability", "")) else None
+        except ValueError as error:
+            raise BadArgument(f"durability: {error}") from None
+        if topics.find(name) is not None:
+            raise TopicExists(f"name: there is a topic {name} already")
+        if not dry_run:
+            log, ticket = topics.create(name, durability, user=ASKER.get())
+            await self._broker.store.wait(ticket)
+            await self._keep(log, own)
+        return {"created": 1}
+
+    @changing(
+        "change",
+        "Keep more or less of it; what is null is as the settings say.",
+        takes=RETENTION,
+        answers=("changed",),
+    )
+    async def _change(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        before = self._broker.topics.retentions.of(log)
+        own = _own_retention(arguments, before)
+        if not dry_run:
+            await self._keep(log, own)
+        return {"changed": int(own != before)}
+
+    async def _keep(self, log: Log, own: OwnRetention) -> None:
+        topics = self._broker.topics
+        if own != topics.retentions.of(log):
+            ticket = await topics.retentions.set(log, own)
+            topics.set_retention(log)
+            await self._broker.store.wait(ticket)
+
+    @changing("messages", "Write a record.", takes=BODY, answers=("published", "offset"))
+    async def _publish(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        body, broker = a_body(arguments), self._broker
+        most = broker.settings.message_bytes_max
+        if len(body) > most:
+            raise BadArgument(f"a message has at most message_bytes_max = {most}")
+        records, _ = encode([body])
+        if dry_run:
+            return {"published": 1, "offset": log.end}
+        offset, ticket = log.append(records, 1)
+        broker.counts.messages_in += 1
+        broker.counts.bytes_in += len(records)
+        await broker.store.wait(ticket)
+        return {"published": 1, "offset": offset}
+
+    @changing(
+        "delete", "Delete it, with its records and what groups have committed.", answers=("deleted", "bytes")
+    )
+    async def _delete_topic(self, log: Log, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        kept = log.visible - log.first
+        if not dry_run:
+            await self._broker.store.wait(self._broker.delete(log))
+        return {"deleted": 1, "bytes": kept}
 
     # Groups.
 
@@ -172,13 +259,13 @@ class Admin:
             "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
             "lag_seconds": 0.0
             if not row.behind_bytes
-            else came and round(max(time.time() - came / 1000, 0.0), 3),
+            else came and round(max(self._broker.store.clock.wall_ms() - came, 0) / 1000, 3),
         }
 
     @changing(
         "reset",
         "Set where the group goes on.",
-        takes={"offset": "a record's start or the end", "time": TIME_HELP, "records_back": BACK_HELP},
+        takes={"offset": OFFSET, "time": TIME_HELP, "records_back": BACK},
         answers=("reset", "before", "offset"),
     )
     async def _reset(
@@ -242,6 +329,20 @@ _TOPIC_VALUES: dict[str, Callable[[Log], Any]] = {
     "durability": lambda log: str(log.mode),
     "created": lambda log: time_text(log.created_ms),
 }
+
+
+def _own_retention(arguments: Mapping[str, Any], before: OwnRetention) -> OwnRetention:
+    """What an action's arguments make of a topic's own retention. Raises BadArgument."""
+    given = {
+        name: None if arguments[name] is None else a_count(arguments, name, 0, 0, most)
+        for name, most in (("retention_bytes", 1 << 62), ("retention_seconds", SECONDS_MAX))
+        if name in arguments
+    }
+    seconds = given.get("retention_seconds")
+    return OwnRetention(
+        given.get("retention_bytes", before.bytes_kept),
+        (None if seconds is None else seconds * 1000) if "retention_seconds" in given else before.ms_kept,
+    )
 
 
 def _moment(arguments: Mapping[str, Any]) -> float:

@@ -43,6 +43,7 @@ class Broker:
     def delete(self, log: Log) -> Ticket:
         """Delete a topic, with everything that groups and writers have of it. Raises StoreError."""
         ticket = self.topics.delete(log, self.groups.tombstone(log.id))
+        self.topics.retentions.forget(log.id)
         self.clear_tombstone(log.id)
         return ticket
 

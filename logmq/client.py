@@ -49,7 +49,7 @@ from shared.client.dial import (
     How,
     Unreachable,
 )
-from shared.client.loop import Loop
+from shared.client.loop import Loop, Wakeup
 from shared.client.pipelining import PipelinedConnection
 from shared.client.receiver import Receiver
 from shared.client.reconnecting import Reconnecting, keep_trying
@@ -217,8 +217,8 @@ class Client:
     ) -> "Records":
         """An async iterator over records from `offset` on, in order, to the end; with `follow` it has no end.
 
-        The next chunk is fetched while the last is handed out. With `follow` use the client for nothing else:
-        a waiting FETCH holds up all other answers.
+        One chunk, of about `bytes_max`, is fetched ahead while the last is handed out. With `follow` use the
+        client for nothing else: a waiting FETCH holds up all other answers.
         """
         return Records(self, topic, offset, follow, bytes_max)
 
@@ -324,6 +324,15 @@ class Client:
 
     async def send_fetch(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> Answer:
         return await self._send(connector.fetch(topic, offset, bytes_max, wait_ms))
+
+    def fetch_ahead(self, topic: str, offset: int, bytes_max: int, wait_ms: int) -> Answer | None:
+        """A FETCH that is sent at once; None where it would have to wait, for a connection or for room."""
+        link = self._reconnecting.link
+        if link is None or link.lost is not None:
+            return None
+        ask = connector.fetch(topic, offset, bytes_max, wait_ms)
+        answer = ask.answer()
+        return answer if link.ask_nowait(ask.request, answer) else None
 
     async def link(self) -> "Link":
         """The connection that requests go over now."""
@@ -452,23 +461,27 @@ class Records:
         """Wait until records are fetched; False: it is the end."""
         while not self._ready:
             try:
-                answer = self._answer or await self._ask()
-                self._answer = None
-                at, data = cast(tuple[int, bytes], await self._client.answered(answer))
+                if self._answer is None:
+                    self._answer = await self._client.send_fetch(*self._wanted)
+                at, data = cast(tuple[int, bytes], await self._client.answered(self._answer))
             except Unreachable:
                 raise
             except Disconnected:
                 continue  # it is asked again, over a new connection
+            finally:  # whoever was cancelled left the answer to the next
+                if self._answer is not None and self._answer.done:
+                    self._answer = None
             if data:
                 self._ready.extend(records_of(data, at))
                 self._answer_offset = at + len(data)
-                self._answer = await self._ask()  # fetched while these are handed out
+                self._answer = self._client.fetch_ahead(*self._wanted)
             elif not self._wait_ms:
                 return False
         return True
 
-    async def _ask(self) -> Answer:
-        return await self._client.send_fetch(self._topic, self._answer_offset, self._bytes_max, self._wait_ms)
+    @property
+    def _wanted(self) -> tuple[str, int, int, int]:
+        return self._topic, self._answer_offset, self._bytes_max, self._wait_ms
 
 
 class Tail(Receiver[Record]):
@@ -593,7 +606,7 @@ class Producer:
         self._batches: deque[_Batch] = deque()
         self._failure: Exception | None = None
         self._moved = self._loop.event()
-        self._answered = self._loop.event()
+        self._answered = Wakeup(loop)
         self.written = 0
 
     async def send(self, message: bytes) -> None:
@@ -636,7 +649,7 @@ class Producer:
         finally:
             if self._failure is None:
                 self._failure = Disconnected("the producer was interrupted")
-            self._wake_waiting()
+            self._answered.wake()
 
     async def _send_batches(self) -> None:
         """Send what is not on its way. After a lost link that is all unanswered batches, in order."""
@@ -662,7 +675,7 @@ class Producer:
             self.written += batch.count
             if self._on_written is not None:
                 self._on_written(offset, _offsets(batch.records, offset))
-            self._wake_waiting()
+            self._answered.wake()
             if self._filling:
                 self._wake()
 
@@ -676,11 +689,6 @@ class Producer:
 
     def _wake(self) -> None:
         self._moved.set()
-
-    def _wake_waiting(self) -> None:
-        """Wake tasks that wait in `send` or `flush`."""
-        self._answered.set()
-        self._answered = self._loop.event()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

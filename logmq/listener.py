@@ -11,6 +11,7 @@ from logmq.broker import Broker
 from logmq.definitions import definitions_of
 from logmq.groups import Committed, Groups
 from logmq.metrics import GAUGES, LAGS_SHOWN, lag_sample
+from logmq.retentions import Retentions
 from logmq.session import Session
 from logmq.settings import GROUPS, NAMESPACE, TABLES_NAMESPACE, WRITERS, LogmqSettings
 from logmq.topics import Topics
@@ -50,7 +51,7 @@ async def open_broker(context: Context, settings: LogmqSettings) -> Broker:
         store=store,
         log=log,
         settings=settings,
-        topics=Topics(namespace, settings, budget),
+        topics=Topics(namespace, settings, budget, await Retentions.open(tables)),
         groups=Groups(await Table.open(tables, GROUPS), settings.commits_max, budget.account("commits")),
         writers=Writers(
             store,

@@ -15,7 +15,7 @@ NAMESPACE = "logmq"
 """The namespace of the store with the topics' logs."""
 TABLES_NAMESPACE = "logmq-tables"
 """The namespace of tables, apart from the topics, whose names users choose."""
-GROUPS, WRITERS = "groups", "writers"
+GROUPS, WRITERS, RETENTIONS = "groups", "writers", "retentions"
 """The names of the tables."""
 
 

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from logmq.readers import Waiters
+from logmq.retentions import NOTHING_SET, Retentions
 from logmq.settings import LogmqSettings
 from logmq.wire import Code, Refusal, check_memory, no_topic, refusal_for, topic_untrusted
 from shared.budget import Account, unbounded
@@ -19,7 +20,14 @@ TOPIC_BYTES = 4 << 10
 class Topics:
     """All topics by name. They are charged to `budget`, and so are waiting readers."""
 
-    def __init__(self, namespace: Namespace, settings: LogmqSettings, budget: Account | None = None) -> None:
+    def __init__(
+        self,
+        namespace: Namespace,
+        settings: LogmqSettings,
+        budget: Account | None = None,
+        retentions: Retentions | None = None,
+    ) -> None:
+        self.retentions = retentions or Retentions(namespace)
         budget = budget or unbounded()
         self._memory = budget.account("topics")
         self._of_users = budget.new_shares()
@@ -33,8 +41,9 @@ class Topics:
         self.waiters = Waiters(namespace.logs, budget.account("readers", budget.limit_bytes // 4))
         self.on_made: set[Callable[[Log], None]] = set()
         """Called with each topic that is created."""
-        for name, log in namespace.logs.items():
-            log.retention = settings.retention(name)
+        for log in namespace.logs.values():
+            self.set_retention(log)
+        namespace.adopted = self._made
 
     async def take_settings(self, settings: LogmqSettings) -> None:
         """Use other limits and patterns from now on; each topic's retention follows in slices."""
@@ -42,8 +51,14 @@ class Topics:
         self._namespace.retention = settings.retention_usual
         turn = TaskTurn()
         for log in self.all():
-            log.retention = settings.retention(log.name)
+            self.set_retention(log)
             await turn.item()
+
+    def set_retention(self, log: Log) -> None:
+        """Have a topic keep what its own retention says, else the settings."""
+        usual = self._settings.retention(log.name)
+        own = self.retentions.of(log)
+        log.retention = usual if own == NOTHING_SET else own.over(usual or self._settings.retention_usual)
 
     def __len__(self) -> int:
         return len(self._namespace.logs)
@@ -127,12 +142,16 @@ class Topics:
         except StoreError as error:
             raise refusal_for(error) from None
         self._of_users.take(log.id, user)
-        log.retention = self._settings.retention(name)
-        place = bisect_left(self._names, name)
-        if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed
-            self._names.insert(place, name)
+        self._made(log)
+        return log, ticket
+
+    def _made(self, log: Log) -> None:
+        """There is a new topic."""
+        self.set_retention(log)
+        place = bisect_left(self._names, log.name)
+        if self._names[place : place + 1] != [log.name]:  # it may be left from a topic whose creation failed
+            self._names.insert(place, log.name)
         self._count()
         self.waiters.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
-        return log, ticket

@@ -24,14 +24,13 @@ from shared.actions import END_SESSION
 from shared.cli.app import protocol_app
 from shared.cli.objects import action_command, listed
 from shared.cli.options import Json, Max, Place, Port, Server, Timeout, bound_port, flag
+from shared.client.dial import CONNECT_SECONDS
 from shared.errors import NoneInTime, NotThere, UsageError
+from shared.net.tls import in_words
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 if TYPE_CHECKING:
     from pubsub.terminal import Terminal
-
-CONNECT_SECONDS = 10.0
-"""As in `shared.client.dial`, which is not imported: it imports trio, a quarter of a subscriber's start."""
 
 app, command = protocol_app(
     "pubsub",
@@ -146,8 +145,6 @@ def _connected(client_id: str, server: Server) -> Iterator["Terminal"]:
         with _dialled(server, context, where) as sock:
             yield Terminal(sock, client_id, where, first)
     except ssl.SSLError as error:
-        from shared.net.tls import in_words
-
         error.filename, error.strerror = where, in_words(error)
         raise
 

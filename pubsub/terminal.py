@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from pubsub import wire
 from pubsub.wire import Command, Message
+from shared.client.dial import Disconnected, check_plain
 from shared.errors import RemoteProtocolError
 
 READ_BYTES = 64 * 1024
@@ -174,8 +175,6 @@ class Terminal:
 
     def _not_answered(self, why: str) -> ConnectionRefusedError:
         """The error for a peer that is no pub/sub server."""
-        from shared.client.dial import Disconnected, check_plain  # late, because it imports trio
-
         try:
             check_plain(self._frames)
         except Disconnected as error:

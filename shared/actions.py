@@ -7,13 +7,13 @@ Read from an object, `trim` is an `Action` that calls the method on that object.
 or a command is made from, is declared here once.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 import attrs
 
-from shared.objects import MESSAGES, Action, Declaration
+from shared.objects import MESSAGES, Action, Argument, Declaration
 
 Method = Callable[..., Awaitable[Any]]
 
@@ -49,7 +49,7 @@ PEEK_MAX = 1000
 PEEK = action(
     "peek",
     "The first messages of a queue; takes nothing.",
-    takes={"limit": f"at most {PEEK_MAX} messages; 10"},
+    takes={"limit": Argument(f"at most {PEEK_MAX} messages; 10", "number")},
     looks=True,
     answers=MESSAGES,
 )
@@ -67,6 +67,13 @@ END_SESSION = changing(
 )
 
 
+BODY: Mapping[str, Argument] = {
+    "text": Argument("the message", "lines"),
+    "base64": Argument("the same, where it is not UTF-8"),
+}
+"""The arguments that `shared.objects.a_body` reads."""
+
+
 def putting(properties: str) -> Declared:
     """Declare the action that puts a message in a queue, whose arguments `a_body` reads.
 
@@ -75,10 +82,6 @@ def putting(properties: str) -> Declared:
     return changing(
         "messages",
         "Put one in.",
-        takes={
-            "text": "the message",
-            "base64": "the same, where it is not UTF-8",
-            "properties": properties,
-        },
+        takes={**BODY, "properties": Argument(properties, "table")},
         answers=("published",),
     )

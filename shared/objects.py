@@ -275,11 +275,33 @@ MESSAGES = ("items", "next")
 """The answer of actions that show messages: `items`, and in a topic the position of the next message."""
 
 
+ArgumentKind = Literal["text", "lines", "number", "flag", "table", "list", "rows", "secret"]
+"""What an argument is in JSON: a string (`lines`: of several lines; `secret`: shown nowhere), a whole number,
+true or false, an object, an array of strings, an array of objects."""
+
+
+@attrs.frozen
+class Argument:
+    """An argument of an action. `choices`: the only values of a text. `usual`: what a form begins with.
+    `required`: the action does nothing without it."""
+
+    help: str
+    kind: ArgumentKind = "text"
+    choices: Sequence[str] = ()
+    usual: Any = None
+    required: bool = False
+
+
+def _arguments(takes: Mapping[str, str | Argument]) -> Mapping[str, Argument]:
+    return {name: Argument(each) if isinstance(each, str) else each for name, each in takes.items()}
+
+
 @attrs.frozen
 class Declaration:
     """An action on one object, without what does it: API, OpenAPI, page and commands are made from this.
 
-    `takes`: argument to description. `dry_runs`: it supports dry runs. `looks`: it changes nothing.
+    `takes`: its arguments; a text is the help of one that is a text. `dry_runs`: it supports dry runs.
+    `looks`: it changes nothing.
     `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. `named_by`: of an
     action that creates an object, the arguments that name it, for the audit log. `paths`: the arguments that
     are paths on the server's machine; over TCP only paths below the data folder's `backups` are allowed.
@@ -287,7 +309,7 @@ class Declaration:
 
     name: str
     help: str
-    takes: Mapping[str, str] = {}
+    takes: Mapping[str, Argument] = attrs.field(factory=dict, converter=_arguments)
     dry_runs: bool = False
     looks: bool = False
     answers: Sequence[str] = ()
@@ -309,13 +331,13 @@ class Objects:
 
     `items`: a copy of all objects in any order; there may be 50,000, so it only copies. `name`: the name of
     an object, made by `key_of`. `find`: the object with these parts of a name, or None. `row`: an object's
-    columns without `protocol`; None if it was deleted. `actions`: the actions on each object. `make`: the
-    action that creates one; its object is None. `narrow`: query parameter to a function that returns fewer
-    items. `totals`: (messages that ever came in, that left, the number of the oldest ready one or None);
-    rates and ages come from it, read for all objects once a second. `look`: the `looked_up` columns of an
-    object, within so many seconds of CPU time; null if those are too few. `begin`: how to create a first
-    object: a command, or a table of the settings. `values`: columns of `row` that can be read without the
-    row, for sorted or narrowed lists and for scrapes; meaningless for a deleted object.
+    columns without `protocol`; None if it was deleted. `actions`: the actions on each object. `makes`: the
+    actions on the list, most of which create one; their object is None. `narrow`: query parameter to a
+    function that returns fewer items. `totals`: (messages that ever came in, that left, the number of the
+    oldest ready one or None); rates and ages come from it, read for all objects once a second. `look`: the
+    `looked_up` columns of an object, within so many seconds of CPU time; null if those are too few. `begin`:
+    how to create a first object: a command, or a table of the settings. `values`: columns of `row` that can
+    be read without the row, for sorted or narrowed lists and for scrapes; meaningless for a deleted object.
     """
 
     kind: ObjectKind
@@ -324,7 +346,7 @@ class Objects:
     find: Callable[[Sequence[str]], Any | None]
     row: Callable[[Any], Mapping[str, Any] | None]
     actions: Sequence[Action] = ()
-    make: Action | None = None
+    makes: Sequence[Action] = ()
     narrow: Mapping[str, Callable[[str], Sequence[Any]]] = {}
     begin: str = ""
     totals: Callable[[Any], tuple[int, int, int | None]] | None = None
@@ -416,6 +438,22 @@ def a_flag(arguments: Mapping[str, Any], name: str, *, default: bool = False) ->
     value = arguments.get(name, default)
     if not isinstance(value, bool):
         raise BadArgument(f"{name} is true or false")
+    return value
+
+
+def a_table(arguments: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An argument that is an object; {} unless it is given. Raises BadArgument."""
+    value = arguments.get(name, {})
+    if not isinstance(value, dict):
+        raise BadArgument(f"{name} is an object")
+    return value
+
+
+def a_list(arguments: Mapping[str, Any], name: str) -> Sequence[str]:
+    """An argument that is a list of texts; none unless it is given. Raises BadArgument."""
+    value = arguments.get(name, [])
+    if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise BadArgument(f"{name} is a list of texts")
     return value
 
 

@@ -122,7 +122,8 @@ ENDS = {
     "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
     "kqmsgq": "blocking bridge cli client listener replay",
     "logmq": (
-        "admin blocking broker cli client definitions groups listener record_counts replay topics writers"
+        "admin blocking broker cli client definitions groups listener record_counts replay retentions topics "
+        "writers"
     ),
     "pubsub": "blocking bridge cli client listener replay terminal",
     "shared": "local_path process_limits replaying task_turns tracing",
@@ -133,14 +134,14 @@ ENDS = {
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
-        "loop_turn network poll slots strangers stream tls"
+        "loop_turn network poll slots strangers stream tls tls_stream"
     ),
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "checkpoint committer file_names files index index_reader inventory lock log log_recovery "
-        "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
-        "threads watch"
+        "checkpoint committer file_names files following index index_reader inventory lock log log_recovery "
+        "log_writer os_disk reading rebuild recovery reserve_file retention scrub shipping store "
+        "syscalls table threads watch"
     ),
     "shared/storage/tools": "backup fsck logs repair view",
 }

@@ -6,7 +6,7 @@
 | GET /history?after= | rates over the last 15 minutes, or since one of its `times` |
 | GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
 | GET /<kind>?sort=&limit= | the first `limit` objects by a column; `sort=-ready`: the largest first |
-| POST /<kind> | creates an object; 405 for kinds that cannot be created here |
+| POST /<kind>?dry_run= | creates an object; 405 for kinds that cannot be created here |
 | GET /<kind>/<name> | one object, with the columns of the list |
 | GET /<kind>/<name>/<action> | runs an action that changes nothing; its arguments are query parameters |
 | POST /<kind>/<name>/<action>?dry_run= | runs an action; arguments and answer are JSON objects |
@@ -14,9 +14,10 @@
 | the path of an `Operation` | requests outside the lists: logs, backup ... |
 | GET /openapi.json | this table as an OpenAPI document |
 
-`shared.objects` and the protocols describe kinds, columns and actions. Each part of a name is
-percent-encoded; `.` and `..`, which clients take out of a path, are `%FF.` and `%FF..`. The audit log gets a
-line for each action that changes something.
+Where several protocols create such objects, the body's `protocol` says which one does. Of several actions of
+a list the first counts that takes all arguments. `shared.objects` and the protocols describe kinds, columns
+and actions. Each part of a name is percent-encoded; `.` and `..`, which clients take out of a path, are
+`%FF.` and `%FF..`. The audit log gets a line for each action that changes something.
 """
 
 import json
@@ -42,6 +43,9 @@ from shared.objects import (
     KINDS,
     MESSAGES,
     Action,
+    Argument,
+    ArgumentKind,
+    BadArgument,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -62,7 +66,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class Operation:
     """A request outside the lists, at `ROOT` + `path`. The OpenAPI document describes it.
 
-    `query`: its parameters; `takes`: the members of its JSON body. Both map a name to a description.
+    `query`: its parameters, with their help; `takes`: the members of its JSON body.
     """
 
     path: str
@@ -70,7 +74,7 @@ class Operation:
     endpoint: Endpoint
     method: Literal["GET", "POST"] = "GET"
     query: Mapping[str, str] = {}
-    takes: Mapping[str, str] = {}
+    takes: Mapping[str, Argument] = {}
 
 
 class _Names(PathConvertor):
@@ -183,15 +187,29 @@ async def arguments_of(request: Request) -> Mapping[str, Any]:
 
 
 async def _create(those: ObjectsByProtocol, request: Request, backups: Path) -> Response:
-    makers = [(protocol, each.make) for protocol, each in those if each.make is not None]
+    makers = [(protocol, action) for protocol, each in those for action in each.makes]
     if not makers:
         raise _not_allowed(request, LOOKING, "these cannot be made here")
     if request.method != "POST":
         raise _not_allowed(request, (*LOOKING, "POST"), "POST makes one")
-    protocol, action = makers[0]
-    arguments = await arguments_of(request)
+    arguments = dict(await arguments_of(request))
+    protocol, action = _maker(makers, arguments)
     name = key_of(*(str(arguments.get(each, "")) for each in action.named_by))
     return await _run_action(protocol, action, None, name, arguments, request, backups)
+
+
+def _maker(makers: Sequence[tuple[str, Action]], arguments: dict[str, Any]) -> tuple[str, Action]:
+    """The action on a list that is meant. `protocol` is taken out of the arguments. Raises HTTPException
+    (400) and BadArgument."""
+    owners = {protocol for protocol, _ in makers}
+    wanted = arguments.pop("protocol", None)
+    if wanted is not None and wanted not in owners:
+        raise BadArgument(f"protocol is one of {', '.join(sorted(owners))}")
+    possible = [each for each in makers if wanted in (None, each[0])]
+    fitting = [each for each in possible if arguments.keys() <= each[1].takes.keys()]
+    if wanted is None and len({protocol for protocol, _ in fitting}) > 1:
+        raise BadArgument(f"protocol is missing: one of {', '.join(sorted(owners))}")
+    return (fitting or possible)[0]
 
 
 async def _answer_one(
@@ -209,14 +227,24 @@ async def _answer_one(
         return as_json(row)
     action = _action_of(request, {action.name: action for action in objects.actions}, rest)
     if reads:
-        arguments: Mapping[str, Any] = {
-            name: int(value) if is_number(value) else value for name, value in request.query_params.items()
-        }
+        arguments = queried(action.takes, request.query_params)
     else:
         arguments = await arguments_of(request)
         # While the body came it may have been deleted, and made anew.
         protocol, objects, item = object_at(kind, those, name)
     return await _run_action(protocol, action, item, objects.name(item), arguments, request, backups)
+
+
+def queried(takes: Mapping[str, Argument], query: Mapping[str, str]) -> Mapping[str, Any]:
+    """The arguments of an action that are given as the parameters of a query."""
+    read: Mapping[ArgumentKind, Callable[[str], Any]] = {
+        "number": lambda text: int(text) if is_number(text) else text,
+        "flag": lambda text: {"1": True, "true": True, "0": False, "false": False}.get(text, text),
+        "list": str.splitlines,
+    }
+    return {
+        name: read.get(takes[name].kind, str)(text) if name in takes else text for name, text in query.items()
+    }
 
 
 def _action_of(request: Request, actions: Mapping[str, Action], name: str) -> Action:
@@ -435,8 +463,9 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
     ]
     listed = {"get": _operation(kind.help, page, query)}
     for each in those:
-        if each.make is not None:
-            listed["post"] = _action_operation(each.make, ())
+        for action in each.makes:
+            operation = _action_operation(action, ())
+            listed["post"] = _either(listed["post"], operation) if "post" in listed else operation
     yield f"{ROOT}/{kind.name}", listed
     parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
     one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
@@ -451,7 +480,7 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
         if name in ("delete", "kick"):
             operations["delete"] = _action_operation(action, named)
         elif action.looks:
-            query = [_parameter(argument, "query", text) for argument, text in action.takes.items()]
+            query = [_parameter(argument, "query", each.help) for argument, each in action.takes.items()]
             looking = _operation(action.help, _answer_schema(action), [*named, *query])
             yield f"{one}/{name}", {"get": looking, "post": _action_operation(action, named)}
         else:
@@ -463,6 +492,38 @@ def _action_operation(action: Action, named: Sequence[Mapping[str, Any]]) -> dic
     dry_run = _parameter("dry_run", "query", "1: change nothing, and answer what would change")
     parameters = [*named, dry_run] if action.dry_runs else named
     return _operation(action.help, _answer_schema(action), parameters, action.takes)
+
+
+_ARGUMENTS: Mapping[ArgumentKind, Mapping[str, Any]] = {
+    "number": {"type": "integer"},
+    "flag": {"type": "boolean"},
+    "table": {"type": "object"},
+    "list": {"type": "array", "items": {"type": "string"}},
+    "rows": {"type": "array", "items": {"type": "object"}},
+}
+
+
+def _argument_schema(argument: Argument) -> Mapping[str, Any]:
+    schema = _ARGUMENTS.get(argument.kind, {"type": "string"})
+    choices = {"enum": list(argument.choices)} if argument.choices else {}
+    return {**schema, **choices, "description": argument.help}
+
+
+def _either(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The operation of a list that has several actions: arguments and answers of both."""
+
+    def both(name: str, *path: str) -> Mapping[str, Any]:
+        found: list[Any] = [one, other]
+        for key in path:
+            found = [each[key] for each in found]
+        return {**found[0].get(name, {}), **found[1].get(name, {})}
+
+    body, answer = ("content", "application/json", "schema"), ("responses", "200")
+    takes = {"type": "object", "properties": both("properties", "requestBody", *body)}
+    answers = {"type": "object", "properties": both("properties", *answer, *body)}
+    merged = _operation(f"{one['summary']} {other['summary']}", answers, one["parameters"])
+    merged["requestBody"] = {"content": {"application/json": {"schema": takes}}}
+    return merged
 
 
 def _answer_schema(action: Action) -> Mapping[str, Any]:
@@ -485,7 +546,7 @@ def _operation(
     summary: str,
     answer: Mapping[str, Any] | None = None,
     parameters: Sequence[Mapping[str, Any]] = (),
-    takes: Mapping[str, str] | None = None,
+    takes: Mapping[str, Argument] | None = None,
 ) -> dict[str, Any]:
     content = {"application/json": {"schema": answer or {"type": "object"}}}
     operation: dict[str, Any] = {
@@ -496,7 +557,7 @@ def _operation(
     if takes is not None:
         schema = {
             "type": "object",
-            "properties": {name: {"description": text} for name, text in takes.items()},
+            "properties": {name: _argument_schema(each) for name, each in takes.items()},
         }
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return operation

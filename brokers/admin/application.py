@@ -51,7 +51,7 @@ from brokers.host import logs
 from brokers.page import views
 from shared.definitions import SECTIONS
 from shared.errors import BrokerError, printable
-from shared.objects import BadArgument, ObjectMissing, ObjectsByProtocol
+from shared.objects import Argument, BadArgument, ObjectMissing, ObjectsByProtocol
 
 if TYPE_CHECKING:
     from brokers.host.host import Host
@@ -132,7 +132,7 @@ class _Endpoints:
                 "Copy the live data folder.",
                 self.backup,
                 "POST",
-                takes={"target": "its absolute path; over TCP a name in the data folder's backups"},
+                takes={"target": Argument("its absolute path; over TCP a name in the data folder's backups")},
             ),
             Operation(
                 "/drain",
@@ -149,7 +149,7 @@ class _Endpoints:
                 self.take_definitions,
                 "POST",
                 query={"dry_run": "1: only say what would be made"},
-                takes=dict.fromkeys(SECTIONS, "rows as GET has them"),
+                takes=dict.fromkeys(SECTIONS, Argument("rows as GET has them", "rows")),
             ),
             Operation(
                 "/reload",
@@ -157,8 +157,8 @@ class _Endpoints:
                 self.reload,
                 "POST",
                 takes={
-                    "action": "how the audit log calls it; reload",
-                    "name": "of whom or what, in the audit log",
+                    "action": Argument("how the audit log calls it; reload"),
+                    "name": Argument("of whom or what, in the audit log"),
                 },
             ),
             Operation(

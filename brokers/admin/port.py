@@ -42,7 +42,8 @@ from shared.net.keepalive import is_loopback, keepalive
 from shared.net.listeners import bind_each, format_address
 from shared.net.settings import CertificateUser
 from shared.net.strangers import Strangers
-from shared.net.tls import ServerTls, TlsStream
+from shared.net.tls import ServerTls
+from shared.net.tls_stream import TlsStream
 
 SILENT_LEAST = 32
 """Connections that may be silent even beside so many that are not."""

@@ -23,7 +23,7 @@ from shared.actions import action, changing
 from shared.budget import Account
 from shared.errors import StoreError
 from shared.metrics import Gauge, Sample, samples
-from shared.objects import BRIDGES, BadArgument, Objects, a_text, key_of, time_text
+from shared.objects import BRIDGES, Argument, BadArgument, Objects, a_text, key_of, time_text
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
@@ -269,7 +269,7 @@ class Bridges:
     @changing(
         "reset",
         "Begin again at another position of the source.",
-        takes={"to": "first, end, an offset, or a time (RFC 3339)"},
+        takes={"to": Argument("first, end, an offset, or a time (RFC 3339)", required=True)},
         answers=("reset",),
     )
     async def _reset(self, bridge: Bridge, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
@@ -288,7 +288,7 @@ class Bridges:
         "test",
         "What the bridge would do with a message; nothing is sent.",
         takes={
-            "body": "its text",
+            "body": Argument("its text", "lines"),
             "base64": "or its bytes",
             "name": "of its topic or queue",
             "key": "its routing key",

@@ -130,6 +130,15 @@ def body(message: Mapping[str, Any]) -> str:
     return lines + ("…" if len(whole) > BODY_MAX else "")
 
 
+def filled(value: Any) -> str:
+    """A value as a form's field has it."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return "\n".join(map(str, value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+
+
 def label(name: str) -> str:
     """An API name as a heading: cells show units themselves, so `lag_bytes` becomes `Lag size`."""
     if name in _LABELS:
@@ -188,6 +197,7 @@ _templates.filters.update(
             age,
             statistic,
             body,
+            filled,
             label,
             here,
             prose,

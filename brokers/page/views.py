@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.admin.api import LOOKING, object_at, parts_behind
+from brokers.admin.api import LOOKING, object_at, parts_behind, queried
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -30,6 +30,7 @@ from shared.errors import BrokerError
 from shared.objects import (
     KINDS,
     Action,
+    Argument,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -95,27 +96,10 @@ class Heading:
 
 
 @attrs.frozen
-class Field:
-    """An argument of an action, as a form asks for it."""
-
-    name: str
-    help: str
-    type: str
-
-    @classmethod
-    def of(cls, name: str, help_text: str) -> "Field":
-        if help_text.startswith("true or false"):
-            return cls(name, help_text, "checkbox")
-        if name == "type":
-            return cls(name, help_text, "select")
-        if name in ("limit", "offset", "from", "records_back"):
-            return cls(name, help_text, "number")
-        return cls(name, help_text, "textarea" if name == "text" else "text")
-
-
-@attrs.frozen
 class ActionForm:
-    """An action as a view shows it."""
+    """An action as a view shows it. `protocol`: whose it is, where the list has those of several. `leaves`:
+    the page to go to after an action that deletes the object. `present`: the values that its fields have now.
+    """
 
     action: Action
     url: str
@@ -123,7 +107,12 @@ class ActionForm:
     subject: str
     possible: bool = True
     leaves: str = ""
-    """The page to go to after an action that deletes the object."""
+    protocol: str = ""
+    present: Mapping[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        return "-".join(filter(None, ("do", self.protocol, self.action.name)))
 
     @property
     def dangerous(self) -> bool:
@@ -131,7 +120,13 @@ class ActionForm:
 
     @property
     def label(self) -> str:
-        return LABELS.get(self.action.name) or shown.label(self.action.name)
+        label = LABELS.get(self.action.name) or shown.label(self.action.name)
+        return f"{label} ({self.protocol})" if self.protocol else label
+
+    @property
+    def changes(self) -> bool:
+        """Whether only what differs from the present values is sent."""
+        return self.action.name == "change"
 
     @property
     def asks_first(self) -> bool:
@@ -139,10 +134,13 @@ class ActionForm:
         return self.action.dry_runs and (self.dangerous or not self.action.takes)
 
     @property
-    def fields(self) -> list[Field]:
-        """Those that a person can fill in: a table that must be empty is none."""
-        takes = self.action.takes.items()
-        return [Field.of(*each) for each in takes if not each[1].startswith("an empty table")]
+    def fields(self) -> list[tuple[str, Argument, Any]]:
+        """Arguments that a person can fill in, and their values: a table that must be empty is none."""
+        return [
+            (name, each, self.present.get(name, each.usual))
+            for name, each in self.action.takes.items()
+            if not each.help.startswith("an empty table")
+        ]
 
 
 def routes(
@@ -319,9 +317,11 @@ async def _list(
         "protocols": sorted(protocol for protocol, _ in of_kind),
         "filters": [name for name in kind.filters if name != "protocol"] + narrow,
         "makes": [
-            ActionForm(each.make, f"{ROOT}/{kind.name}", "POST", "")
-            for _, each in of_kind
-            if each.make is not None
+            ActionForm(
+                action, f"{ROOT}/{kind.name}", "POST", "", protocol=protocol if kind.by_protocol else ""
+            )
+            for protocol, each in of_kind
+            for action in each.makes
         ],
         "data_dir": data_dir(),
         "begins": [each.begin for _, each in of_kind if each.begin],
@@ -432,7 +432,8 @@ def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> Actio
         return ActionForm(action, f"{ROOT}{path}", "DELETE", subject, leaves=f"/{kind.name}")
     idle = {"pause": True, "resume": False}.get(action.name)
     possible = idle is None or row.get("paused", row.get("state") == "paused") is not idle
-    return ActionForm(action, f"{ROOT}{path}/{action.name}", "POST", subject, possible)
+    present = {**row, **(row.get("settings") or {})} if action.name == "change" else {}
+    return ActionForm(action, f"{ROOT}{path}/{action.name}", "POST", subject, possible, present=present)
 
 
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
@@ -442,12 +443,9 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
     action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
     if action is None:
         return None
-    fields = [Field.of(*each) for each in action.takes.items()]
-    numbers = {field.name for field in fields if field.type == "number"}
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
-    for name, value in given.items():
-        arguments[name] = int(value) if name in numbers and is_number(value) else value
+    arguments |= queried(action.takes, given)
     if isinstance(arguments.get("limit"), int):
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
     answer: Mapping[str, Any] = {}
@@ -461,7 +459,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
     more = {"show": action.name, **given, "from": following}
     return {
         "action": action,
-        "fields": [(field, str(arguments.get(field.name, ""))) for field in fields],
+        "fields": [(name, each, arguments.get(name, "")) for name, each in action.takes.items()],
         "wrong": wrong,
         "messages": answer.get("items") if arguments else None,
         "answer": answer if "items" not in answer else {},

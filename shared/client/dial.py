@@ -7,15 +7,17 @@ import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict
 
 import attrs
-import trio
 
 from shared.client.login import NOBODY, Login, Password, login_of, url_of
 from shared.errors import EXIT_LOST, EXIT_UNAVAILABLE, BrokerError, UsageError
 from shared.net.keepalive import is_loopback, keepalive
 from shared.net.tls import client_context, in_words
+
+if TYPE_CHECKING:
+    import trio
 
 CONNECT_SECONDS = 10.0
 FIRST_ANSWER_SECONDS = 3.0
@@ -45,14 +47,9 @@ class ClientClosed(Unreachable):
         super().__init__("the client is closed")
 
 
-def broken(error: BaseException, otherwise: str = "reset") -> Disconnected:
-    """The error for a stream that failed. Trio's own error has the reason only in its cause."""
-    return broke(error.__cause__, otherwise)
-
-
-def broke(why: BaseException | None, otherwise: str = "reset") -> Disconnected:
+def broke(why: BaseException | None) -> Disconnected:
     """The error for a connection that broke for this reason."""
-    return Disconnected(f"the connection broke ({otherwise if why is None else in_words(why)})")
+    return Disconnected(f"the connection broke ({'reset' if why is None else in_words(why)})")
 
 
 def check_plain(said: bytes | bytearray) -> None:
@@ -152,31 +149,6 @@ class Address:
         """The error for a peer that does not answer as a server of this protocol does."""
         return Unreachable(f"{self.host}:{self.port}: no {self.kind} server answers ({why})")
 
-    async def open(self) -> trio.abc.Stream:
-        """A stream to the server. Raises ConnectionRefusedError for any reason but TLS's, then
-        ssl.SSLError."""
-        try:
-            with trio.fail_after(CONNECT_SECONDS):
-                plain = await trio.open_tcp_stream(self.host, self.port)
-                probe(plain.socket)
-                if self.ssl_context is None:
-                    return plain
-                name = self.server_hostname or self.host
-                tls = trio.SSLStream(plain, self.ssl_context, server_hostname=name)
-                try:
-                    await tls.do_handshake()
-                except BaseException as error:
-                    await trio.aclose_forcefully(tls)
-                    if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
-                        raise error.__cause__ from None
-                    raise
-                return tls
-        except ssl.SSLError as error:
-            raise tls_failed(self, error) from None
-        except (OSError, UnicodeError, trio.TooSlowError, trio.BrokenResourceError) as error:
-            tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
-            raise not_reached(self, tried) from error
-
 
 def tls_failed(address: Address, error: ssl.SSLError) -> ssl.SSLError:
     """The same error, which now names the server and says what to do."""
@@ -194,7 +166,7 @@ def not_reached(address: Address, tried: Sequence[Exception]) -> ConnectionRefus
 def _in_words(error: Exception) -> str:
     if isinstance(error, UnicodeError):  # `a..b`
         return "no host can have that name"
-    if isinstance(error, trio.TooSlowError) or (isinstance(error, TimeoutError) and error.errno is None):
+    if isinstance(error, TimeoutError) and error.errno is None:
         return f"nothing in {CONNECT_SECONDS:g} s"
     if not isinstance(error, OSError):
         return str(error) or "reset"
@@ -205,7 +177,7 @@ def _in_words(error: Exception) -> str:
     return error.strerror or str(error) or "reset"
 
 
-def probe(sock: socket.socket | trio.socket.SocketType) -> None:
+def probe(sock: "socket.socket | trio.socket.SocketType") -> None:
     """Turn on TCP's probes: a client that only waits for messages would not notice that the machine is
     gone."""
     try:

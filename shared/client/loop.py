@@ -106,3 +106,27 @@ class Loop(ABC):
 
     async def sleep(self, seconds: float) -> None:
         await self.wait(self.event(), seconds)
+
+
+class Wakeup:
+    """Wakes all who wait at that moment, again and again. An event is made only where somebody waits."""
+
+    __slots__ = ("_event", "_loop")
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._event: Event | None = None
+
+    def wake(self) -> None:
+        event, self._event = self._event, None
+        if event is not None:
+            event.set()
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait for the next `wake`; False: it did not come in so many seconds."""
+        if self._event is None:
+            self._event = self._loop.event()
+        if seconds is not None:
+            return await self._loop.wait(self._event, seconds)
+        await self._event.wait()
+        return True

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from shared.client.dial import Disconnected, check_plain
-from shared.client.loop import ClientConnection, Loop
+from shared.client.loop import ClientConnection, Loop, Wakeup
 from shared.errors import RemoteProtocolError
 
 UNANSWERED_BYTES_MAX = 4 * 1024 * 1024
@@ -32,7 +32,7 @@ class PipelinedConnection(ClientConnection, Generic[A]):
         self._begun = False
         self._awaited: deque[tuple[A, int]] = deque()
         self._unanswered_bytes = 0
-        self._room = loop.event()
+        self._room = Wakeup(loop)
         self.lost: Disconnected | None = None
         self.heard = False
 
@@ -53,13 +53,19 @@ class PipelinedConnection(ClientConnection, Generic[A]):
 
     async def ask(self, requests: bytes, answer: A) -> None:
         """Queue requests that get one `answer`. Waits while too many are unanswered. Raises Disconnected."""
-        while self._unanswered_bytes > UNANSWERED_BYTES_MAX and self.lost is None:
+        while not self.ask_nowait(requests, answer):
             await self._room.wait()
+
+    def ask_nowait(self, requests: bytes, answer: A) -> bool:
+        """The same where nothing has to wait; else False."""
         if self.lost is not None:
             raise self.lost.with_traceback(None)
+        if self._unanswered_bytes > UNANSWERED_BYTES_MAX:
+            return False
         self._awaited.append((answer, len(requests)))
         self._unanswered_bytes += len(requests)
         self.transport.write(requests)
+        return True
 
     @property
     def awaited(self) -> A | None:
@@ -71,15 +77,14 @@ class PipelinedConnection(ClientConnection, Generic[A]):
         self.heard = True
         self._unanswered_bytes -= self._awaited.popleft()[1]
         if self._unanswered_bytes <= UNANSWERED_BYTES_MAX // 2:
-            self._room.set()
-            self._room = self.loop.event()
+            self._room.wake()
 
     def lose(self, error: Disconnected) -> None:
         """End the connection. All waiting tasks get `Disconnected`."""
         if self.lost is None:
             self.lost = error
             self.transport.close()
-            self._room.set()
+            self._room.wake()
             while self._awaited:
                 self.fail(self._awaited.popleft()[0], error)
 

@@ -3,7 +3,7 @@
 from typing import Generic, Self, TypeVar
 
 from shared.client.dial import Address, Disconnected, check_plain
-from shared.client.loop import ClientConnection, Loop
+from shared.client.loop import ClientConnection, Loop, Wakeup
 from shared.client.reconnecting import keep_trying
 from shared.client.retry import Retry
 from shared.errors import BrokerError
@@ -27,7 +27,7 @@ class Receiver(ClientConnection, Generic[Item]):
         self._address = address
         self._data = bytearray()
         self._begun = False
-        self._arrival = loop.event()
+        self._arrival = Wakeup(loop)
         self._lost: Disconnected | None = None
         self._items: list[Item] = []  # in reverse order: the next item is last
         self._retry = None if retry_seconds is None else Retry(retry_seconds, loop.now())
@@ -120,12 +120,8 @@ class Receiver(ClientConnection, Generic[Item]):
             self.transport.pause_reading()
         if self._retry is not None:
             self._retry.heard()
-        self._tell()
+        self._arrival.wake()
 
     def ended(self, error: Disconnected | None) -> None:
         self._lost = error or Disconnected("the server closed the connection")
-        self._tell()
-
-    def _tell(self) -> None:
-        self._arrival.set()
-        self._arrival = self._loop.event()
+        self._arrival.wake()

@@ -1,12 +1,13 @@
 """A client's loop on trio: two tasks a connection, in a nursery beside the client's block."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import trio
 
-from shared.client.dial import Address, Disconnected, broken
+from shared.client.dial import CONNECT_SECONDS, Address, Disconnected, broke, not_reached, probe, tls_failed
 from shared.client.loop import RECEIVE_BYTES, ClientConnection, Event, Loop, Place, Transport
 from shared.client.nursery import open_nursery
 
@@ -43,7 +44,7 @@ class TrioLoop(Loop):
         return scope.cancel
 
     async def connect(self, address: Address, connection: ClientConnection) -> None:
-        self.attach(await address.open(), connection)
+        self.attach(await open_stream(address), connection)
 
     async def resolve(self, host: str, port: int) -> list[Place]:
         return list(await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_DGRAM))
@@ -75,6 +76,34 @@ async def trio_loop() -> AsyncIterator[TrioLoop]:
             yield loop
         finally:
             loop.close()
+
+
+async def open_stream(address: Address) -> trio.abc.Stream:
+    """A stream to the server. Raises ConnectionRefusedError for any reason but TLS's, then ssl.SSLError."""
+    tried: Sequence[Exception]
+    try:
+        with trio.fail_after(CONNECT_SECONDS):
+            plain = await trio.open_tcp_stream(address.host, address.port)
+            probe(plain.socket)
+            if address.ssl_context is None:
+                return plain
+            name = address.server_hostname or address.host
+            tls = trio.SSLStream(plain, address.ssl_context, server_hostname=name)
+            try:
+                await tls.do_handshake()
+            except BaseException as error:
+                await trio.aclose_forcefully(tls)
+                if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
+                    raise error.__cause__ from None
+                raise
+            return tls
+    except ssl.SSLError as error:
+        raise tls_failed(address, error) from None
+    except trio.TooSlowError as error:
+        raise not_reached(address, [TimeoutError()]) from error
+    except (OSError, UnicodeError, trio.BrokenResourceError) as error:
+        tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else [error]
+        raise not_reached(address, tried) from error
 
 
 class TrioTransport(Transport):
@@ -139,13 +168,13 @@ class TrioTransport(Transport):
                     if not self._reading.cancelled_caught:
                         nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
-            error = broken(group.exceptions[0])
+            error = broke(group.exceptions[0].__cause__)  # trio's own error has no reason
         finally:
             closed, self._closed = self._closed, True
             self._drained.set()
             await trio.aclose_forcefully(self._stream)
         if error is None and self._refused is not None:
-            error = broken(self._refused)
+            error = broke(self._refused.__cause__)
         if not closed:
             self._connection.ended(error)
 

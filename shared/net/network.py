@@ -37,7 +37,8 @@ from shared.net.outbox import Backlogs
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.strangers import Strangers
 from shared.net.stream import StreamDriver
-from shared.net.tls import ServerTls, TlsStream
+from shared.net.tls import ServerTls
+from shared.net.tls_stream import TlsStream
 from shared.objects import CONNECTIONS, Action, Objects, time_text
 from shared.process_limits import memory_limit_bytes
 

@@ -16,7 +16,8 @@ from shared.net.listeners import acknowledge_now
 from shared.net.loop_turn import RESET_ON_CLOSE, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Policy
 from shared.net.settings import CertificateUser
-from shared.net.tls import TlsStream, in_words
+from shared.net.tls import in_words
+from shared.net.tls_stream import TlsStream
 
 HANDSHAKE_SECONDS = 1.5e-3
 """Processor time of a TLS handshake, most of it in one stretch."""

@@ -40,6 +40,25 @@ def test_what_is_confirmed_is_delivered_until_it_is_acknowledged(end: End, url: 
     end.run(program)
 
 
+def test_a_delivery_is_settled_once_however_often_that_is_called(end: End, url: Url) -> None:
+    async def program(connect: Connect) -> None:
+        async with connect(url("dmp")) as client:
+            queue = await client.declare_queue(exclusive=True)
+            for body in (b"one", b"two"):
+                await client.publish(queue, body)
+            async with client.consume(queue) as deliveries:
+                first, second = await anext(deliveries), await anext(deliveries)
+                for _ in range(2):
+                    await first.ack()
+                    await second.nack(requeue=False)
+                with pytest.raises(ValueError, match="acknowledged or given back already"):
+                    await first.nack()
+                await client.publish(queue, b"three")
+                assert (await anext(deliveries)).body == b"three"  # the server has refused nothing
+
+    end.run(program)
+
+
 def test_large_bodies_pass_both_ways(end: End, url: Url) -> None:
     queue = f"large-{end.name}"
     bodies = [bytes([number]) * 700_000 for number in range(6)]

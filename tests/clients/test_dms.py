@@ -1,11 +1,13 @@
 """The DMS client on trio, on asyncio and blocking: each promise on all three."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
+from brokers import aio
 from dms import link
-from dms.errors import QueueExists, QueueFull, QueueNotFound
+from dms.errors import ProtocolError, QueueExists, QueueFull, QueueNotFound
 from dms.wire import HEADER_BYTES
 from shared.client.dial import Disconnected, Unreachable
 from tests.clients.silent import silent
@@ -79,6 +81,42 @@ def test_a_message_whose_block_is_cancelled_is_given_back(end: End, url: Url) ->
             await client.delete(queue)
 
     end.run(program)
+
+
+def test_a_message_is_acknowledged_once_however_often_that_is_called(end: End, url: Url) -> None:
+    queue = f"once-{end.name}"
+
+    async def program(connect: Connect) -> None:
+        async with connect(url("dms")) as client:
+            await client.create(queue)
+            await client.produce_many(queue, [b"one", b"two"])
+            async with client.consume(queue, prefetch=2) as messages:
+                first, second = await anext(messages), await anext(messages)
+                assert [await first.ack(), await first.ack()] == [True, True]
+                assert await second.ack()
+                with pytest.raises(ProtocolError):
+                    await first.nack()
+            await client.delete(queue)
+
+    end.run(program)
+
+
+def test_an_acknowledgement_that_was_cancelled_may_be_called_again(url: Url) -> None:
+    async def program() -> None:
+        async with aio.connect(url("dms")) as client:
+            await client.create("cancelled-ack")
+            await client.produce("cancelled-ack", b"x")
+            async with client.consume("cancelled-ack") as messages:
+                message = await anext(messages)
+                acknowledging = asyncio.create_task(message.ack())
+                await asyncio.sleep(0)
+                acknowledging.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await acknowledging
+                assert await message.ack()
+            await client.delete("cancelled-ack")
+
+    asyncio.run(program())
 
 
 def test_of_many_messages_those_that_were_refused_are_named(end: End, url: Url) -> None:

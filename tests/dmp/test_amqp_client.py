@@ -6,7 +6,7 @@ import trio.testing
 from pamqp import commands
 
 from dmp import amqp_client
-from dmp.amqp_client import Client, Deliveries, Disconnected, Refused, Unroutable, open_amqp
+from dmp.amqp_client import AmqpConnection, Client, Deliveries, Disconnected, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
 from shared.client.trio_loop import trio_loop
 from tests.dmp.served import Served
@@ -183,8 +183,9 @@ async def test_a_consumer_hears_that_its_queue_was_deleted(server: Served) -> No
 async def test_a_lost_connection_fails_all_that_waits() -> None:
     left, right = trio.testing.memory_stream_pair()
     async with trio_loop() as loop, trio.open_nursery() as nursery:
-        client = Client(loop, 4096)
-        loop.attach(left, client)
+        connection = AmqpConnection(loop, 4096)
+        loop.attach(left, connection)
+        client = Client(connection)
         asked: list[type[Exception]] = []
 
         async def ask() -> None:

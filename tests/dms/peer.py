@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from shared.client.dial import Address
 from tests.support import dms_spec as spec
 
 Script = Callable[[trio.StapledStream], Awaitable[None]]
@@ -194,5 +193,5 @@ class _Served:
 def peer(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Peer:
     """What every address leads to."""
     peer = Peer(nursery)
-    monkeypatch.setattr(Address, "open", lambda _: peer.open())
+    monkeypatch.setattr("shared.client.trio_loop.open_stream", lambda _: peer.open())
     return peer

@@ -148,9 +148,9 @@ class World:
         actions = {each.name: each for each in objects.actions}
 
         async def answer(arguments: Mapping[str, Any]) -> Any:
-            if action == "import":
-                assert objects.make is not None
-                return await objects.make.call(None, arguments, False)
+            if action in ("create", "import"):
+                (make,) = (each for each in objects.makes if each.name == action)
+                return await make.call(None, arguments, False)
             if action == "queues":
                 queues = [objects.find([arguments["queue"]])] if arguments else objects.items()
                 return [objects.row(queue) for queue in queues]

@@ -11,11 +11,13 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def services() -> Mapping[str, Mapping[str, Any]]:
-    return read()["services"]
+    found: Mapping[str, Mapping[str, Any]] = read()["services"]
+    return found
 
 
 def read() -> Mapping[str, Any]:
-    return interpolated(YAML(typ="safe", pure=True).load(ROOT / "compose.yaml"))
+    found: Mapping[str, Any] = interpolated(YAML(typ="safe", pure=True).load(ROOT / "compose.yaml"))
+    return found
 
 
 def dockerfile(service: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from shared.net.loop_turn import AfterTurn, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs, Outbox, Policy
 from shared.net.settings import NetSettings
 from shared.net.stream import StreamDriver
-from shared.net.tls import TlsStream
+from shared.net.tls_stream import TlsStream
 
 
 class MemoryConnection(Connection):

@@ -267,8 +267,8 @@ def _import_all() -> None:
     ):
         importlib.import_module(name)
     for room in ("host", "admin", "commands", "access", "settings"):
-        package = importlib.import_module(f"brokers.{room}")
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        opened = importlib.import_module(f"brokers.{room}")
+        for module in pkgutil.iter_modules(opened.__path__, f"{opened.__name__}."):
             importlib.import_module(module.name)
     for name in plugins.names():
         importlib.import_module(plugins.load(name).cli.partition(":")[0])

@@ -321,13 +321,53 @@ function inWords(answer) {
 }
 
 function argumentsOf(form) {
-  const found = {};
+  const found = {}, changes = "changes" in form.dataset;
   for (const field of form.elements) {
     if (!field.name) continue;
-    if (field.type === "checkbox") { if (field.checked) found[field.name] = true; }
-    else if (field.value !== "") found[field.name] = field.type === "number" ? Number(field.value) : field.value;
+    if (field.type === "checkbox") {
+      if (field.checked || field.defaultChecked) found[field.name] = field.checked;
+    } else if (changes && field.value === field.defaultValue) continue;
+    else if (field.value !== "") found[field.name] = valueOf(field);
+    else if (changes) found[field.name] = null; // as the settings say
   }
   return found;
+}
+
+function valueOf(field) {
+  if (field.type === "number") return Number(field.value);
+  if (field.dataset.kind === "list") return field.value.split("\n").map((line) => line.trim()).filter(Boolean);
+  if (field.dataset.kind !== "table") return field.value;
+  try {
+    return JSON.parse(field.value);
+  } catch {
+    throw new Error(`${field.name}: this is not JSON`);
+  }
+}
+
+// What is wrong stands at the field that it names first, else below all of them.
+function showWrong(form, text) {
+  const places = [...form.elements].filter((field) => field.name && document.getElementById(`${field.id}-wrong`))
+    .map((field) => ({field, at: text.search(new RegExp(`(^|[^\\w-])${field.name}([^\\w-]|$)`))}))
+    .filter(({at}) => at >= 0).sort((one, two) => one.at - two.at);
+  const preview = $(".preview", form);
+  clearWrong(form);
+  if (!places.length) {
+    preview.classList.add("bad");
+    preview.textContent = text;
+    return;
+  }
+  const {field} = places[0], wrong = document.getElementById(`${field.id}-wrong`);
+  field.setAttribute("aria-invalid", "true");
+  wrong.textContent = text;
+  wrong.hidden = false;
+  field.focus();
+}
+
+function clearWrong(form) {
+  for (const field of all("[aria-invalid]", form)) field.removeAttribute("aria-invalid");
+  for (const wrong of all(".wrong", form)) wrong.hidden = true;
+  $(".preview", form).classList.remove("bad");
+  $(".preview", form).textContent = "";
 }
 
 async function call(form, dryRun) {
@@ -342,37 +382,37 @@ async function call(form, dryRun) {
 async function preview(form) {
   const place = $(".preview", form), button = $("[type=submit]", form);
   button.disabled = true;
-  place.classList.remove("bad");
+  clearWrong(form);
   place.textContent = "Asking the server what would happen …";
   try {
     place.textContent = `What will happen: ${inWords(await call(form, true))}.`;
     form.dataset.seen = "yes";
   } catch (error) {
-    place.classList.add("bad");
-    place.textContent = error.message;
+    showWrong(form, error.message);
   }
-  button.disabled = !form.dataset.seen && !$("input, textarea", form);
+  button.disabled = "dryRuns" in form.dataset && !form.dataset.seen && !fieldOf(form);
   nameButton(form);
 }
 
 // Where there is something to fill in, the first press only asks what would happen.
 function nameButton(form) {
   const button = $("[type=submit]", form);
-  const asks = "dryRuns" in form.dataset && !form.dataset.seen && $("input, textarea", form);
+  const asks = "dryRuns" in form.dataset && !form.dataset.seen && fieldOf(form);
   button.textContent = asks ? "Say what would happen" : button.dataset.name;
 }
+
+const fieldOf = (form) => $("input:not([type=hidden]), textarea, select", form);
 
 function openAction(dialog) {
   const form = $("form", dialog);
   form.reset();
   delete form.dataset.seen;
-  $(".preview", form).textContent = "";
-  $(".preview", form).classList.remove("bad");
+  clearWrong(form);
   $("[type=submit]", form).disabled = false;
   nameButton(form);
   dialog.showModal();
-  ($("input, textarea", form) || $("[data-closes]", form)).focus();
-  if ("dryRuns" in form.dataset && !$("input, textarea", form)) preview(form);
+  (fieldOf(form) || $("[data-closes]", form)).focus();
+  if ("dryRuns" in form.dataset && !fieldOf(form)) preview(form);
 }
 
 async function act(form) {
@@ -390,8 +430,7 @@ async function act(form) {
     tell(done);
     await refresh();
   } catch (error) {
-    $(".preview", form).classList.add("bad");
-    $(".preview", form).textContent = error.message;
+    showWrong(form, error.message);
   }
   button.disabled = false;
 }
@@ -400,14 +439,16 @@ function listenToActions() {
   document.addEventListener("click", (event) => {
     const opens = event.target.closest("[data-opens]");
     if (opens) openAction(document.getElementById(opens.dataset.opens));
+    const tries = event.target.closest("[data-tries]");
+    if (tries && tries.form.reportValidity()) preview(tries.form);
     const closes = event.target.closest("[data-closes]");
     if (closes) closes.closest("dialog").close();
   });
   document.addEventListener("input", (event) => {
     const form = event.target.closest("form[data-action]");
-    if (form && form.dataset.seen) {
+    if (form) {
       delete form.dataset.seen;
-      $(".preview", form).textContent = "";
+      clearWrong(form);
       nameButton(form);
     }
   });

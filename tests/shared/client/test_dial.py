@@ -17,9 +17,10 @@ from shared.client.loop import Loop
 from shared.client.pipelining import PipelinedConnection
 from shared.client.reconnecting import keep_trying
 from shared.client.retry import Retry
-from shared.client.trio_loop import trio_loop
+from shared.client.trio_loop import open_stream, trio_loop
 from shared.errors import UsageError
-from shared.net.tls import TlsStream, client_context, in_words
+from shared.net.tls import client_context, in_words
+from shared.net.tls_stream import TlsStream
 
 NOTHING = {"ca": None, "certificate": None, "key": None}
 
@@ -52,7 +53,7 @@ def test_a_file_that_is_something_else_is_named_with_its_flag(tmp_path: Path, fl
 
 async def test_a_name_that_no_host_can_have_is_one_clear_line() -> None:
     with pytest.raises(ConnectionRefusedError, match="no DMS server answers"):
-        await Address("a..b", 1, kind="DMS").open()
+        await open_stream(Address("a..b", 1, kind="DMS"))
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -62,7 +63,7 @@ async def test_a_server_on_another_machine_is_asked_whether_it_is_still_there(
     if far:
         monkeypatch.setattr("shared.client.dial.is_loopback", lambda host: False)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        stream = await Address("127.0.0.1", server.getsockname()[1], kind="test").open()
+        stream = await open_stream(Address("127.0.0.1", server.getsockname()[1], kind="test"))
         async with stream:
             assert isinstance(stream, trio.SocketStream)
             assert bool(stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is far
@@ -76,7 +77,7 @@ async def test_a_server_without_tls_is_named_by_the_error() -> None:
         port = listener.socket.getsockname()[1]
         context = client_context()
         with pytest.raises(ssl.SSLError) as refused:
-            await Address("127.0.0.1", port, context, kind="test").open()
+            await open_stream(Address("127.0.0.1", port, context, kind="test"))
         assert refused.value.filename == f"127.0.0.1:{port}"
         nursery.cancel_scope.cancel()
 

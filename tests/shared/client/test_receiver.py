@@ -31,7 +31,7 @@ async def test_a_quiet_server_may_restart_as_often_as_it_likes(
         made.append(theirs)
         return ours
 
-    monkeypatch.setattr(Address, "open", connect)
+    monkeypatch.setattr("shared.client.trio_loop.open_stream", connect)
     async with trio_loop() as loop, trio.open_nursery() as nursery:
         receiver = Bytes(loop, ADDRESS, 30.0)
         await receiver.begin()
@@ -84,7 +84,7 @@ async def test_who_stopped_waiting_while_it_connected_comes_back(
             back.set()
         return ours
 
-    monkeypatch.setattr(Address, "open", connect)
+    monkeypatch.setattr("shared.client.trio_loop.open_stream", connect)
     with trio.fail_after(600):
         async with trio_loop() as loop:
             receiver = Bytes(loop, ADDRESS, 30.0)

@@ -12,7 +12,8 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair
 from shared.net.admission import CONNECTION_BYTES, TLS_BYTES
 from shared.net.outbox import Policy
 from shared.net.settings import NetSettings
-from shared.net.tls import TlsStream, server_context
+from shared.net.tls import server_context
+from shared.net.tls_stream import TlsStream
 from tests.shared.net.served import Certificates, Recorder, Sessions, echo, read_all
 from tests.support.connections import StreamServer
 

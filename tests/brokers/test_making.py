@@ -1,0 +1,132 @@
+"""What the API makes, changes and deletes, and that a dry run does none of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.brokers.asking import Api
+from tests.support.server import Server
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with Server(tmp_path_factory.mktemp("making")) as server:
+        yield Api(server)
+
+
+def names(served: Api, kind: str) -> set[str]:
+    return {row["name"] for row in served.get(f"{kind}?limit=1000")["items"]}
+
+
+MADE: list[tuple[str, dict[str, Any]]] = [
+    ("queues", {"protocol": "dms", "name": "made", "max_deliveries": 3, "dead_letter": "made-dead"}),
+    ("queues", {"protocol": "dmp", "name": "declared", "x-max-length": 9, "arguments": {"x-expires": 99999}}),
+    ("topics", {"name": "created", "durability": "none", "retention_bytes": 1 << 20}),
+    ("exchanges", {"name": "routed", "type": "fanout"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), MADE)
+def test_a_dry_run_makes_nothing_and_the_same_request_makes_it(
+    served: Api, kind: str, body: dict[str, Any]
+) -> None:
+    assert served.post(f"{kind}?dry_run=1", body)
+    assert body["name"] not in names(served, kind)
+    served.post(kind, body)
+    assert body["name"] in names(served, kind)
+
+
+def test_options_are_those_that_were_asked_for(served: Api) -> None:
+    served.post("queues", {"protocol": "dms", "name": "optional", "ttl_ms": 5000, "depth_limit": 7})
+    settings = served.get("queues/dms/optional")["settings"]
+    assert (settings["ttl_ms"], settings["depth_limit"]) == (5000, 7)
+    served.post("queues", {"protocol": "dmp", "name": "limited", "x-max-length": 9, "auto_delete": False})
+    assert served.get("queues/dmp/limited")["settings"]["messages_max"] == 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status", "says"),
+    [
+        ("queues", {"name": "whose"}, 400, "protocol is missing: one of dmp, dms"),
+        ("queues", {"protocol": "logmq", "name": "whose"}, 400, "protocol is one of dmp, dms"),
+        ("queues", {"protocol": "dms"}, 400, "name is missing"),
+        ("queues", {"protocol": "dms", "name": "x", "ttl_ms": -1}, 409, "ttl_ms"),
+        ("queues", {"protocol": "dms", "name": "x", "ttl_ms": 5, "colour": "red"}, 400, "colour: no such"),
+        ("queues", {"protocol": "dmp", "name": "x", "x-expires": 0}, 409, "x-expires"),
+        ("queues", {"protocol": "dmp", "name": "x", "arguments": []}, 400, "arguments is an object"),
+        ("topics", {"name": ".x"}, 409, "a name is 1 to 200"),
+        ("topics", {"name": "x", "durability": "maybe"}, 400, "durability"),
+        ("topics", {"name": "x", "retention_bytes": -1}, 400, "retention_bytes"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_name(
+    served: Api, kind: str, body: dict[str, Any], status: int, says: str
+) -> None:
+    for query in ("?dry_run=1", ""):
+        found, problem = served.ask(f"{kind}{query}", body, "POST")
+        assert (found, says in problem["detail"]) == (status, True), problem
+    assert "x" not in names(served, kind)
+
+
+def test_a_queue_is_given_other_options_and_has_them_after_a_kill(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        api = Api(server)
+        api.post("queues", {"protocol": "dms", "name": "jobs", "ttl_ms": 60_000, "retry_ms": 50})
+        api.post("queues/dms/jobs/messages", {"text": "stays"})
+        assert api.post("queues/dms/jobs/change?dry_run=1", {"max_deliveries": 4}) == {"changed": 1}
+        assert api.get("queues/dms/jobs")["settings"]["max_deliveries"] == 0
+        assert api.post("queues/dms/jobs/change", {"max_deliveries": 4, "ttl_ms": None}) == {"changed": 2}
+        for _ in range(2):
+            row = api.get("queues/dms/jobs")
+            kept = {name: row["settings"][name] for name in ("ttl_ms", "max_deliveries", "retry_ms")}
+            assert kept == {"ttl_ms": 0, "max_deliveries": 4, "retry_ms": 50}
+            assert row["ready"] == 1
+            server.kill()
+            server.start()
+
+
+def test_a_topics_retention_outlives_a_kill_and_goes_with_it(tmp_path: Path) -> None:
+    with Server(tmp_path, environ={"BROKERS_LOGMQ_RETENTION_MS": "5000"}) as server:
+        api = Api(server)
+        api.post("topics", {"name": "kept", "retention_seconds": 0})
+        api.post("topics", {"name": "usual"})
+        assert api.post("topics/kept/change", {"retention_bytes": 1 << 20}) == {"changed": 1}
+        for _ in range(2):
+            kept, usual = api.get("topics/kept"), api.get("topics/usual")
+            assert (kept["retention_bytes"], kept["retention_seconds"]) == (1 << 20, None)
+            assert (usual["retention_bytes"], usual["retention_seconds"]) == (None, 5)
+            server.kill()
+            server.start()
+        api.post("topics/kept/change", {"retention_bytes": None, "retention_seconds": None})
+        assert api.get("topics/kept")["retention_seconds"] == 5
+        api.post("topics/kept/change", {"retention_seconds": 9})
+        api.delete("topics/kept")
+        api.post("topics", {"name": "kept"})
+        assert api.get("topics/kept")["retention_seconds"] == 5
+
+
+def test_a_record_is_written_and_a_topic_deleted(served: Api) -> None:
+    served.post("topics", {"name": "written"})
+    assert served.post("topics/written/messages?dry_run=1", {"text": "one"}) == {"published": 1, "offset": 0}
+    assert served.get("topics/written/records")["items"] == []
+    served.post("topics/written/messages", {"text": "one"})
+    assert served.post("topics/written/messages", {"base64": "/w=="})["offset"] == 7
+    items = served.get("topics/written/records")["items"]
+    assert [row.get("text", row.get("base64")) for row in items] == ["one", "/w=="]
+    assert served.delete("topics/written?dry_run=1") == {"deleted": 1, "bytes": 12}
+    assert "written" in names(served, "topics")
+    served.delete("topics/written")
+    assert "written" not in names(served, "topics")
+
+
+def test_what_is_published_to_an_exchange_goes_where_it_routes(served: Api) -> None:
+    served.post("queues", {"protocol": "dmp", "name": "letters"})
+    served.post("bindings", {"exchange": "amq.topic", "queue": "letters", "key": "mail.#"})
+    body = {"text": "dear", "key": "mail.a"}
+    assert served.post("exchanges/amq.topic/messages?dry_run=1", body) == {"published": 1, "queues": 1}
+    assert served.post("exchanges/amq.topic/messages", body) == {"published": 1, "queues": 1}
+    assert served.post("exchanges/amq.topic/messages", {**body, "key": "no"})["queues"] == 0
+    (found,) = served.get("queues/dmp/letters/peek")["items"]
+    assert (found["text"], found["exchange"], found["key"]) == ("dear", "amq.topic", "mail.a")
