@@ -95,6 +95,8 @@ class Shipping:
     """Called when somebody begins to wait."""
     shipped_lsn: int = 0
     restorable: bool = False
+    _told_lsn: int = -1
+    """Behind the newest batch whose references were told; -1: none was written in this run."""
     _error: StoreError | None = None
     _waiting: deque[tuple[int, Ticket]] = attrs.Factory(deque)
     _referred: deque[Referred] = attrs.Factory(deque)
@@ -107,8 +109,9 @@ class Shipping:
 
     @property
     def synced_lsn(self) -> int:
-        """All below can be read."""
-        return self._journal.synced
+        """All below can be read. A thread syncs a batch before the loop is told to what that refers."""
+        synced = self._journal.synced
+        return synced if self._told_lsn < 0 else min(synced, self._told_lsn)
 
     @property
     def unsynced(self) -> bool:
@@ -132,8 +135,9 @@ class Shipping:
     # -- calls of the committer
 
     def refers(self, referred: Iterable[Referred]) -> None:
-        """A commit wrote these bytes to logs' files alone."""
+        """A commit is over: it wrote these bytes to logs' files alone."""
         self._referred.extend(referred)
+        self._told_lsn = self._journal.position
 
     def take(self, tickets: dict[Mode, Ticket]) -> None:
         """A batch is durable, and the journal at its end or behind it: keep its ticket that waits for the
