@@ -398,23 +398,42 @@ def message_row(
     return row
 
 
-class MessageRows:
-    """The messages of one answer, in `items`: as many as requested, within a bound of bytes."""
+SEARCHED_MAX, SEARCHED_BYTES_MAX = 100_000, 64 << 20
+"""Messages that one request looks through, and their bytes: some tenths of a second, in turns."""
 
-    def __init__(self, limit: int) -> None:
+
+class MessageRows:
+    """The messages of one answer, in `items`: as many as requested, within a bound of bytes. `contains`: a
+    text that they have in them; then a bound of messages that are looked at holds, too."""
+
+    def __init__(self, limit: int, contains: str = "") -> None:
         self.items: list[dict[str, Any]] = []
         self._limit = limit
-        self._bytes = 0
+        self._bytes = self._looked = self._looked_bytes = 0
+        self._contains = contains.encode()
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self._contains)
 
     @property
     def left(self) -> int:
         """How many more messages fit."""
-        return 0 if self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
+        over = self._looked >= SEARCHED_MAX or self._looked_bytes >= SEARCHED_BYTES_MAX
+        return 0 if over or self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
 
     def add(self, position: int, body: bytes, time_ms: float | None = None, **more: Any) -> None:
-        """Add a message's row (`message_row`)."""
-        self._bytes += min(len(body), SHOWN_BYTES_MAX)
-        self.items.append(message_row(position, body, time_ms, **more))
+        """Add a message's row (`message_row`), if it is one that is looked for."""
+        self._looked += 1
+        self._looked_bytes += len(body)
+        if self._contains in body:
+            self._bytes += min(len(body), SHOWN_BYTES_MAX)
+            self.items.append(message_row(position, body, time_ms, **more))
+
+
+def an_optional_count(arguments: Mapping[str, Any], name: str) -> int | None:
+    """An argument that is a whole number, if it is given. Raises BadArgument."""
+    return a_count(arguments, name, 0, 0, 1 << 63) if name in arguments else None
 
 
 def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:

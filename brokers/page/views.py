@@ -44,8 +44,9 @@ ROWS = 100
 """Rows of a list on one page."""
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
-MESSAGES, MESSAGES_MAX = 20, 100
-POLL_SECONDS = 5.0
+MESSAGES, MESSAGES_MAX, DOWNLOADED = 20, 100, 1000
+"""Messages on a page, unless it says how many; the most; and those of a download."""
+POLL_SECONDS, LIVE_SECONDS = 5.0, 1.0
 SHARE = 100
 """A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
@@ -70,9 +71,9 @@ RELATED = {
 }
 """The lists below an object, narrowed by its name."""
 
-DANGEROUS = frozenset({"purge", "trim", "delete", "kick", "reset"})
+DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
-LABELS = {"messages": "Publish"}
+LABELS = {"messages": "Publish", "discard": "Delete message"}
 """Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -122,6 +123,22 @@ class ActionForm:
     def label(self) -> str:
         label = LABELS.get(self.action.name) or shown.label(self.action.name)
         return f"{label} ({self.protocol})" if self.protocol else label
+
+    @property
+    def of_one(self) -> bool:
+        """Whether it is about one message of the object, which its form must be told."""
+        return "position" in self.action.takes
+
+    @property
+    def of_all(self) -> bool:
+        """Whether it is about the object."""
+        return not (self.of_one and self.action.takes["position"].required)
+
+    def fits(self, message: Mapping[str, Any]) -> bool:
+        """Whether it does something to this message."""
+        found = message.get("properties") or {}
+        died = "dead_letter" in found or "x-death" in (found.get("headers") or {})
+        return self.of_one and (died or self.action.name != "redrive")
 
     @property
     def changes(self) -> bool:
@@ -193,7 +210,8 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
     async def endpoint(request: Request) -> Response:
         began = time.thread_time()
         values = await make(request)
-        poll = min(max(POLL_SECONDS, SHARE * (time.thread_time() - began)), POLL_SECONDS_MAX)
+        least = LIVE_SECONDS if request.query_params.get("live") else POLL_SECONDS
+        poll = min(max(least, SHARE * (time.thread_time() - began)), POLL_SECONDS_MAX)
         return _answer(request, 200, {"poll": round(poll, 1), **values})
 
     return endpoint
@@ -416,6 +434,7 @@ async def _one(
             (_action_form(action, path, row, kind) for action in objects.actions if not action.looks),
             key=lambda form: form.dangerous,  # the same order for all protocols' queues
         ),
+        "api": f"{ROOT}{path}",
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, item, request),
         "related": [
@@ -445,6 +464,8 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
         return None
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
+    if "newest" in action.takes and "show" not in query and not given:
+        arguments["newest"] = True
     arguments |= queried(action.takes, given)
     if isinstance(arguments.get("limit"), int):
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
@@ -457,11 +478,19 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
             wrong = str(error)
     following = answer.get("next")
     more = {"show": action.name, **given, "from": following}
+    items = answer.get("items") if arguments else None
+    if arguments.get("newest"):
+        following = items[-1]["position"] if items and len(items) == arguments.get("limit") else None
+        back = arguments.get("records_back", arguments.get("limit", 0)) + arguments.get("limit", 0)
+        more = {"show": action.name, **given, "newest": 1, "records_back": back}
     return {
         "action": action,
         "fields": [(name, each, arguments.get(name, "")) for name, each in action.takes.items()],
         "wrong": wrong,
-        "messages": answer.get("items") if arguments else None,
+        "messages": items,
+        "live": bool(query.get("live")) if "newest" in action.takes else None,
+        "touched": any("position" in action.takes for action in objects.actions),
+        "download": urlencode({**given, "limit": DOWNLOADED}),
         "answer": answer if "items" not in answer else {},
         "following": None if following is None else "?" + urlencode(more),
     }

@@ -2,14 +2,15 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from keyword import iskeyword
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from shared.actions import PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
+from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
-from shared.objects import KINDS, MESSAGES, Declaration
+from shared.objects import KINDS, MESSAGES, Argument, ArgumentKind, Declaration
 from shared.plugin import AdminApi, ApiRequest
 
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
@@ -23,7 +24,7 @@ def _is_shown(_: type, number: int | None) -> None:
 ARGUMENTS: Mapping[str, Any] = {
     "limit": Annotated[
         int | None,
-        Parameter(name=("--max", "-n"), help="Messages at most; 10 unless set.", validator=_is_shown),
+        Parameter(name=("--max", "-n"), help="Messages at most.", validator=_is_shown),
     ]
 }
 """The flags of actions' arguments."""
@@ -56,7 +57,7 @@ def action_command(
     signature = inspect.Signature(
         [
             *(inspect.Parameter(name, named, annotation=type_) for name, type_ in parts.items()),
-            *(_flag(name, ARGUMENTS[name], None) for name in declared.takes),
+            *(_flag(_parameter(name), _type(name, each), None) for name, each in declared.takes.items()),
             *([_flag("dry_run", DryRun, False)] if declared.dry_runs else []),
             _flag("json", Json, False),
         ],
@@ -67,7 +68,8 @@ def action_command(
         given = signature.bind(*positional, **keywords).arguments
         name = {part: given[part] for part in parts}
         path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
-        arguments = {each: given[each] for each in declared.takes if given.get(each) is not None}
+        said = {name: given.get(_parameter(name)) for name in declared.takes}
+        arguments = {name: value for name, value in said.items() if value not in (None, ())}
         dry_run = bool(given.get("dry_run"))
 
         def ask(api: AdminApi) -> Any:
@@ -90,10 +92,32 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
     def made(declared: Declaration) -> Callable[..., ApiRequest]:
         return action_command(protocol, "queues", declared, {"queue": QueueName}, offline=offline)
 
-    add("peek jobs", "peek -q jobs -n 5 --json | jq -r .text", name="peek")(made(PEEK))
+    add(
+        "peek jobs", "peek -q jobs -n 5 --json | jq -r .text", "peek jobs --contains 'order 42'", name="peek"
+    )(made(PEEK))
     add("redrive dead", "redrive dead --dry-run", name="redrive")(made(REDRIVE))
+    add("move jobs --to others", "move jobs --to others --limit 5 --dry-run", name="move")(made(MOVE))
+    add("discard jobs --position 7", name="discard")(made(DISCARD))
     add("pause jobs", name="pause")(made(PAUSE))
     add("resume jobs", name="resume")(made(RESUME))
+
+
+def _parameter(name: str) -> str:
+    """The name of an argument as a parameter's."""
+    return f"{name.replace('-', '_')}{'_' * iskeyword(name)}"
+
+
+_TYPES: Mapping[ArgumentKind, Any] = {"number": int, "flag": bool, "list": tuple[str, ...]}
+
+
+def _type(name: str, argument: Argument) -> Any:
+    """The type of the flag for an argument."""
+    if name in ARGUMENTS:
+        return ARGUMENTS[name]
+    kind = Literal[argument.choices] if argument.choices else _TYPES.get(argument.kind, str)
+    told = argument.help[:1].upper() + argument.help[1:] + "."
+    flag_name = f"--{name.replace('_', '-')}"
+    return Annotated[kind | None, Parameter(name=flag_name, help=told, negative="", show_default=False)]
 
 
 def _flag(name: str, type_: Any, default: Any) -> inspect.Parameter:

@@ -611,3 +611,55 @@ def test_the_scripts_are_plain_and_load_nothing_from_elsewhere() -> None:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, path
         assert "innerHTML" not in text, path
+
+
+@needs_browser
+def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Callable[..., Visit]) -> None:
+    make_queues(served, "rows", "rows-too")
+    for text in ("one", "two", "three"):
+        served.post("queues/dms/rows/messages", {"text": text})
+    visit = visits()
+    visit.go("/queues/dms/rows")
+    page = visit.page
+    page.get_by_role("button", name="Delete message: 2").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("status")).to_contain_text("1 discarded")
+    dialog.get_by_role("button", name="Delete message").click()
+    expect(page.locator(".messages pre")).to_have_text(["one", "three"])
+    page.get_by_role("button", name="Move: 3").click()
+    expect(dialog.get_by_label("Position")).to_have_value("3")
+    dialog.get_by_label("To", exact=True).fill("rows-too")
+    dialog.get_by_role("button", name="Move").click()
+    expect(page.locator(".messages pre")).to_have_text(["one"])
+    expect(page.get_by_role("button", name="Redrive: 1")).to_have_count(0)
+
+
+@needs_browser
+def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_searched(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    speak(served.server.address("logmq"), b"".join(b"PRODUCE lately r%d\n" % n for n in range(30)))
+    visit = visits()
+    page = visit.page
+    page.clock.install()
+    visit.go("/topics/lately")
+    bodies = page.locator(".messages pre")
+    expect(bodies).to_have_text([f"r{n}" for n in range(29, 9, -1)])
+    page.get_by_role("link", name="Next").click()
+    expect(bodies).to_have_text([f"r{n}" for n in range(9, -1, -1)])
+    visit.go("/topics/lately")
+    page.get_by_label("Live").check()
+    page.get_by_role("button", name="Show").click()
+    expect(bodies.first).to_have_text("r29")
+    speak(served.server.address("logmq"), b"PRODUCE lately now\n")
+    page.clock.fast_forward(1500)
+    expect(bodies.first).to_have_text("now")
+    page.get_by_label("Contains").fill("r1")
+    page.get_by_label("Newest").uncheck()
+    page.get_by_role("button", name="Show").click()
+    expect(bodies).to_have_text(["r1", *(f"r1{n}" for n in range(10))])
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == "lately.json"
+    found = json.loads(download.value.path().read_text())["items"]
+    assert [row["text"] for row in found] == bodies.all_inner_texts()

@@ -403,16 +403,17 @@ function nameButton(form) {
 
 const fieldOf = (form) => $("input:not([type=hidden]), textarea, select", form);
 
-function openAction(dialog) {
+function openAction(dialog, position) {
   const form = $("form", dialog);
   form.reset();
+  if (position) form.elements.position.value = position;
   delete form.dataset.seen;
   clearWrong(form);
   $("[type=submit]", form).disabled = false;
   nameButton(form);
   dialog.showModal();
   (fieldOf(form) || $("[data-closes]", form)).focus();
-  if ("dryRuns" in form.dataset && !fieldOf(form)) preview(form);
+  if ("dryRuns" in form.dataset && (!fieldOf(form) || (position && form.checkValidity()))) preview(form);
 }
 
 async function act(form) {
@@ -438,7 +439,7 @@ async function act(form) {
 function listenToActions() {
   document.addEventListener("click", (event) => {
     const opens = event.target.closest("[data-opens]");
-    if (opens) openAction(document.getElementById(opens.dataset.opens));
+    if (opens) openAction(document.getElementById(opens.dataset.opens), opens.dataset.position);
     const tries = event.target.closest("[data-tries]");
     if (tries && tries.form.reportValidity()) preview(tries.form);
     const closes = event.target.closest("[data-closes]");
