@@ -21,6 +21,7 @@ from dmp.message import Head, Message
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
+from dmp.takers import Taker, room_of
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import ASKER, WRITE, asker_may
 from shared.actions import (
@@ -38,6 +39,7 @@ from shared.actions import (
 from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
+    CONSUMERS,
     EXCHANGES,
     LEASES,
     QUEUES,
@@ -61,6 +63,8 @@ from shared.task_turns import TaskTurn
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
 NOT_ASKED = attrs.asdict(QueueArguments())
+ANY_NUMBER = 1 << 20
+"""A consumer with room for so many has no limit of its own."""
 PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
 ARGUMENTS: Mapping[str, Argument] = {
     "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
@@ -100,6 +104,21 @@ class Admin:
                 values=_QUEUE_VALUES,
             ),
             Objects(
+                CONSUMERS,
+                lambda: [
+                    (queue, taker)
+                    for queue in broker.queues.values()
+                    if queue.takers.in_use
+                    for taker in queue.takers
+                ],
+                lambda found: key_of(_consumer_id(*found)),
+                self._find_consumer,
+                _consumer,
+                begin="brokers dmp consume jobs",
+                totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
+                values={"queue": lambda found: _text(found[0].name)},
+            ),
+            Objects(
                 EXCHANGES,
                 lambda: list(broker.exchanges.values()),
                 lambda exchange: key_of(_text(exchange.name) or DEFAULT_NAME),
@@ -126,6 +145,13 @@ class Admin:
                 self._lease,
             ),
         )
+
+    def _find_consumer(self, parts: Sequence[str]) -> tuple[Queue, Taker] | None:
+        _, _, rest = parts[0].partition("~")
+        queue = self._broker.queues.get(rest.partition("~")[2].replace("%7E", "~").encode())
+        takers = () if queue is None else queue.takers
+        found = ((queue, taker) for taker in takers if queue and _consumer_id(queue, taker) == parts[0])
+        return next(found, None)
 
     # Queues.
 
@@ -537,6 +563,41 @@ class Admin:
         self._broker.flush()
         self._broker.store.commit_pending()
         await self._broker.store.wait(ticket)
+
+
+def _connection_of(taker: Taker) -> Any:
+    """The connection that a taker is of; None: it is a bridge's."""
+    channel = getattr(taker, "channel", None)
+    return getattr(taker, "connection", None) if channel is None else channel.mux.connection
+
+
+def _consumer_id(queue: Queue, taker: Taker) -> str:
+    """Its connection, its number there, and its queue."""
+    number = getattr(_connection_of(taker), "number", None)
+    owner = f"bridge-{id(taker):x}" if number is None else f"dmp-{number}"
+    channel, tag = getattr(taker, "channel", None), getattr(taker, "tag", b"feed")
+    which = "feed" if channel is None else f"{channel.number}.{_text(tag).replace('~', '%7E')}"
+    return "~".join((owner, which, _text(queue.name).replace("~", "%7E")))
+
+
+def _consumer(found: tuple[Queue, Taker]) -> dict[str, Any] | None:
+    queue, taker = found
+    connection, channel = _connection_of(taker), getattr(taker, "channel", None)
+    if queue.deleted or taker not in list(queue.takers):
+        return None
+    room = room_of(taker)[0]
+    number = getattr(connection, "number", None)
+    return {
+        "id": _consumer_id(queue, taker),
+        "queue": _text(queue.name),
+        "connection": None if number is None else f"dmp-{number}",
+        "peer": getattr(connection, "peer", None),
+        "user": None if channel is None else channel.mux.session.user,
+        "client": (channel.mux.client or None) if channel is not None else None,
+        "held": getattr(taker, "unacked", 0),
+        "room": room if room < ANY_NUMBER else None,
+        "delivered": getattr(taker, "delivered", None),
+    }
 
 
 def _recovered_age(queue: Queue) -> float | None:

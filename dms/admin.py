@@ -9,7 +9,7 @@ from typing import Any
 
 from dms import records
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
-from dms.engine import Engine, Queue
+from dms.engine import Consumer, Engine, Queue
 from dms.options import check_options
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
@@ -28,6 +28,7 @@ from shared.actions import (
 )
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
+    CONSUMERS,
     QUEUES,
     SEARCHED_MAX,
     Argument,
@@ -93,7 +94,23 @@ class Admin:
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
             ),
+            Objects(
+                CONSUMERS,
+                lambda: [each for each in engine.consumers.values() if each.queue is not None],
+                lambda consumer: f"dms-{consumer.number}",
+                lambda parts: self._find_consumer(parts[0]),
+                _consumer,
+                begin="brokers dms consume jobs",
+                totals=lambda consumer: (consumer.delivered, consumer.delivered, None),
+                values={"queue": _queue_of},
+            ),
         )
+
+    def _find_consumer(self, name: str) -> Consumer | None:
+        protocol, _, number = name.partition("-")
+        known = protocol == "dms" and number.isdecimal() and len(number) < 20
+        consumer = self._engine.consumers.get(int(number)) if known else None
+        return None if consumer is None or consumer.queue is None else consumer
 
     def _find(self, parts: Sequence[str]) -> Queue | None:
         return self._engine.find(parts[0])
@@ -571,6 +588,28 @@ def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
     """The options in an action's arguments, without those that are null. Raises Refusal."""
     given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
+
+
+def _queue_of(consumer: Consumer) -> str:
+    return "" if consumer.queue is None else consumer.queue.text
+
+
+def _consumer(consumer: Consumer) -> dict[str, Any] | None:
+    if consumer.gone or consumer.queue is None:
+        return None
+    connection: Any = getattr(consumer.receiver, "connection", None)  # a bridge has none
+    number = getattr(connection, "number", None)
+    return {
+        "id": f"dms-{consumer.number}",
+        "queue": consumer.queue.text,
+        "connection": None if number is None else f"dms-{number}",
+        "peer": getattr(connection, "peer", None),
+        "user": getattr(consumer.receiver, "user", None),
+        "client": getattr(consumer.receiver, "client", None) or None,
+        "held": len(consumer.unacked),
+        "room": consumer.waiting,
+        "delivered": consumer.delivered,
+    }
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

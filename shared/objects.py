@@ -28,6 +28,17 @@ SHOWN_BYTES_MAX = 256 << 10
 """Bytes of one message in an answer; of a larger one the beginning is shown."""
 
 
+CLIENT_MAX = 64
+"""Characters of a client's name that lists show."""
+
+
+def client_name(said: object) -> str:
+    """What a client calls itself, fit to be shown."""
+    if isinstance(said, bytes):
+        said = said.decode(errors="replace")
+    return "".join(each for each in said[:CLIENT_MAX] if each.isprintable()) if isinstance(said, str) else ""
+
+
 class ObjectMissing(BrokerError):
     """No object has that name."""
 
@@ -75,6 +86,7 @@ CONNECTIONS = ObjectKind(
         PROTOCOL,
         KindColumn("peer", "The client's address.", ""),
         KindColumn("user", "The user who logged in; anonymous: no login was required.", ""),
+        KindColumn("client", "The name that the client gives itself.", ""),
         KindColumn("state", "open, paused (its input is not read), or finishing.", ""),
         KindColumn("waits_for", "What it waits for, and why its input is paused.", "list"),
         KindColumn("since", "When it was accepted.", "time"),
@@ -112,11 +124,31 @@ QUEUES = ObjectKind(
             "oldest_seconds", "How long the oldest ready message has waited; null: none is ready.", "seconds"
         ),
         KindColumn("bytes", "Bytes of its messages; of those only on disk, their size there.", "bytes"),
+        KindColumn("dropped", "Messages lost by its consumers, which did not read; null: none ever are."),
         KindColumn("durable", "Whether it outlives the process.", "flag"),
         KindColumn("settings", "What it was declared with.", "table"),
     ),
     by_protocol=True,
     filters=("protocol",),
+)
+CONSUMERS = ObjectKind(
+    "consumers",
+    "Who takes messages from queues.",
+    (
+        KindColumn("id", "Its name here.", ""),
+        KindColumn("queue", "The queue that it consumes.", ""),
+        PROTOCOL,
+        KindColumn("connection", "Its connection; null: a bridge.", ""),
+        KindColumn("peer", "The client's address; null: a bridge.", ""),
+        KindColumn("user", "Its user; of a bridge null.", ""),
+        KindColumn("client", "The name that the client gives itself.", ""),
+        KindColumn("held", "Messages delivered to it and not acknowledged."),
+        KindColumn("room", "How many more it would take now; null: any number."),
+        KindColumn("delivered", "Messages delivered to it."),
+        KindColumn("out_rate", "Messages delivered to it, over the last seconds.", "rate"),
+    ),
+    parts=("id",),
+    filters=("protocol", "queue", "user"),
 )
 TOPICS = ObjectKind(
     "topics",
@@ -259,6 +291,7 @@ KINDS: Mapping[str, ObjectKind] = {
     for kind in (
         CONNECTIONS,
         QUEUES,
+        CONSUMERS,
         TOPICS,
         GROUPS,
         SESSIONS,

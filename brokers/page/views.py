@@ -52,13 +52,15 @@ SHARE = 100
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
-    *("queues", "topics", "groups", "sessions", "subscriptions"),
+    *("queues", "consumers", "topics", "groups", "sessions", "subscriptions"),
     *("connections", "exchanges", "bindings", "bridges"),
 )
 """The order of the menu; kinds that are not named come last."""
 LINKS = {
     ("groups", "topic"): "topics",
     ("subscriptions", "client"): "sessions",
+    ("consumers", "queue"): "queues",
+    ("consumers", "connection"): "connections",
     ("bindings", "exchange"): "exchanges",
     ("bindings", "queue"): "queues",
 }
@@ -67,7 +69,7 @@ RELATED = {
     "topics": (("groups", "topic"),),
     "sessions": (("subscriptions", "client"),),
     "exchanges": (("bindings", "exchange"),),
-    "queues": (("bindings", "queue"),),
+    "queues": (("consumers", "queue"), ("bindings", "queue"), ("subscriptions", "topic")),
 }
 """The lists below an object, narrowed by its name."""
 
@@ -438,7 +440,7 @@ async def _one(
         "looks": [action for action in objects.actions if action.looks],
         "seen": await _seen(objects, item, request),
         "related": [
-            await _related(KINDS[other], of, column, str(row[kind.parts[-1]]))
+            await _related(KINDS[other], of, protocol, column, str(row[kind.parts[-1]]))
             for other, column in RELATED.get(kind.name, ())
             if any(owner == protocol for owner, _ in of(KINDS[other]))
         ],
@@ -497,9 +499,14 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
 
 
 async def _related(
-    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], column: str, name: str
+    kind: ObjectKind,
+    of: Callable[[ObjectKind], ObjectsByProtocol],
+    protocol: str,
+    column: str,
+    name: str,
 ) -> Mapping[str, Any]:
-    page = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
+    narrowed = {column: name, "protocol": protocol}
+    page = await listed(kind, of(kind), {**narrowed, "limit": str(RELATED_ROWS)})
     rows: Sequence[Row] = page["items"]
     columns = _filled(kind, rows)
     return {
@@ -507,5 +514,5 @@ async def _related(
         "heads": [Heading(each, None, None) for each in columns],
         "body": await _body(kind, rows, columns),
         "shown": len(rows),
-        "more": f"/{kind.name}?" + urlencode({column: name}) if page["next"] is not None else None,
+        "more": f"/{kind.name}?" + urlencode(narrowed) if page["next"] is not None else None,
     }
