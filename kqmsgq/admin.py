@@ -5,12 +5,10 @@ from typing import Any
 
 from kqmsgq.fanout import Producer
 from kqmsgq.queues import Consumer, Queues
-from kqmsgq.wire import RECORDED_MESSAGES, message
+from kqmsgq.wire import ALL, RECORDED_MESSAGES, message
 from shared.actions import putting
 from shared.objects import QUEUES, SESSIONS, SUBSCRIPTIONS, BadArgument, Objects, a_body, key_of
 
-ALL = "*"
-"""The name that lists give to all queues."""
 Subscription = tuple[Consumer, bytes]
 
 

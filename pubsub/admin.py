@@ -4,9 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import trio
-import trio.lowlevel
-
 from pubsub.bridge import NOBODY
 from pubsub.fanout import Fanout
 from pubsub.sessions import WILDCARDS, ClientSession, Sessions
@@ -17,6 +14,10 @@ from shared.objects import SESSIONS, SUBSCRIPTIONS, Argument, BadArgument, Objec
 from shared.routing.index import RoutingIndex
 
 Subscription = tuple[ClientSession, bytes]
+
+
+class Busy(BrokerError):
+    """Nothing can be published now."""
 
 
 class SessionInUse(BrokerError):
@@ -117,8 +118,8 @@ class Admin:
         receivers = len({client for client, _ in self._receivers(topic.decode())})
         if not dry_run:
             frames = frame(NOBODY, topic, Kind[name], payload)
-            while not self._fanout.publish(topic, frames, [DATAGRAM_BYTES_MIN + len(payload)], ()):
-                await trio.lowlevel.checkpoint()  # earlier messages are still being written to subscribers
+            if not self._fanout.publish(topic, frames, [DATAGRAM_BYTES_MIN + len(payload)], ()):
+                raise Busy("earlier messages are still being written to subscribers: try again")
         return {"published": 1, "receivers": receivers}
 
     def _find_subscription(self, parts: Sequence[str]) -> Subscription | None:

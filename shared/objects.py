@@ -286,6 +286,27 @@ BRIDGES = ObjectKind(
         KindColumn("last_error_time", "When that was.", "time"),
     ),
 )
+USERS = ObjectKind(
+    "users",
+    "Who may log in, and what each may do.",
+    (
+        KindColumn("name", "Its name; anonymous, udp and bridge/<name> have rules alone.", ""),
+        KindColumn("login", "How it logs in: password, certificate.", "list"),
+        KindColumn("allow", "Its rules: <protocol>:<action>:<pattern>.", "list"),
+        KindColumn("user_share", "The percent of each bound that it may have."),
+    ),
+)
+SETTINGS = ObjectKind(
+    "settings",
+    "The settings in force, and where each value comes from.",
+    (
+        KindColumn("name", "Its name.", ""),
+        KindColumn("value", "Its value.", ""),
+        KindColumn("source", "A flag, a variable, a file, or the default.", ""),
+        KindColumn("meaning", "What it is for.", "", looked_up=True),
+    ),
+    filters=("source",),
+)
 KINDS: Mapping[str, ObjectKind] = {
     kind.name: kind
     for kind in (
@@ -300,6 +321,8 @@ KINDS: Mapping[str, ObjectKind] = {
         BINDINGS,
         LEASES,
         BRIDGES,
+        USERS,
+        SETTINGS,
     )
 }
 

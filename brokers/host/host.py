@@ -28,7 +28,9 @@ import trio
 
 from brokers.access import users
 from brokers.access.logins import Logins
-from brokers.admin import application, definitions
+from brokers.access.objects import UserObjects
+from brokers.admin import application, browser_sessions, definitions
+from brokers.admin.browser_sessions import SessionFile
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
@@ -42,6 +44,7 @@ from brokers.host import logs
 from brokers.host.fairness import LoopWatch
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
+from brokers.settings.objects import SettingObjects
 from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
 from shared.access import Access
 from shared.budget import Account
@@ -114,6 +117,7 @@ class Host:
         self._store: Store | None = None
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
+        self._own_objects: ObjectsByProtocol = ()
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
@@ -229,6 +233,7 @@ class Host:
                 await bridges.open()
                 await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
+                self._own_objects = self._make_objects(bridges, reloader)
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
@@ -283,6 +288,12 @@ class Host:
         for service in self._services:
             reloader.register(service.prepare, service.watched)
         return reloader
+
+    def _make_objects(self, bridges: Bridges, reloader: Reloader) -> ObjectsByProtocol:
+        """The objects that no protocol has."""
+        settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
+        users_ = UserObjects(self._access, lambda: self._config.users_file)
+        return (("bridges", bridges.objects), ("users", users_.objects), ("settings", settings.objects))
 
     async def _prepare(self, config: Config) -> Apply:
         """What is the host's own."""
@@ -382,6 +393,7 @@ class Host:
         except Failure:
             port.close()
             raise
+        kept = SessionFile(config.serve.data_dir / browser_sessions.NAME, self._log)
         gate = Gate(
             application.application(self),
             self._access,
@@ -391,7 +403,9 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            kept=kept,
         )
+        nursery.start_soon(kept.run, gate.sessions)
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
         await nursery.start(port.serve, gate)
@@ -463,7 +477,7 @@ class Host:
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        return [*with_rates, ("bridges", self._bridges.objects)] if self._bridges is not None else with_rates
+        return [*with_rates, *self._own_objects]
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)

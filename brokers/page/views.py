@@ -29,6 +29,7 @@ from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (
     KINDS,
+    SETTINGS,
     Action,
     Argument,
     KindColumn,
@@ -53,7 +54,7 @@ POLL_SECONDS_MAX = 120.0
 
 ORDER = (
     *("queues", "consumers", "topics", "groups", "sessions", "subscriptions"),
-    *("connections", "exchanges", "bindings", "bridges"),
+    *("connections", "exchanges", "bindings", "bridges", "leases", "users", "settings"),
 )
 """The order of the menu; kinds that are not named come last."""
 LINKS = {
@@ -75,7 +76,7 @@ RELATED = {
 
 DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
-LABELS = {"messages": "Publish", "discard": "Delete message"}
+LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
 """Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -345,6 +346,7 @@ async def _list(
         ],
         "data_dir": data_dir(),
         "begins": [each.begin for _, each in of_kind if each.begin],
+        "downloads": f"{ROOT}/definitions" if kind is SETTINGS else "",
     }
 
 

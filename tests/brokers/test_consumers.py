@@ -9,7 +9,7 @@ import pika
 import pytest
 
 from dms.wire import Type, pack, pack_name
-from kqmsgq.wire import CONSUMER, subscribe
+from kqmsgq.wire import CONSUME, subscribe
 from pubsub.wire import Command, encode_command, encode_id
 from tests.brokers.asking import Api
 from tests.support.server import Server, until
@@ -70,7 +70,7 @@ def test_consumers_of_an_amqp_queue_are_told_apart(served: Api) -> None:
 
 def test_kqmsgqs_queues_are_the_names_that_consumers_subscribe_to(served: Api) -> None:
     with closing(socket.create_connection(served.server.address("kqmsgq"))) as consumer:
-        consumer.sendall(CONSUMER + subscribe(b"news") + subscribe())
+        consumer.sendall(CONSUME + subscribe(b"news") + subscribe())
         until(lambda: served.get("subscriptions?protocol=kqmsgq&topic=news")["items"])
         assert served.get("queues/kqmsgq/news")["consumers"] == 1
         patterns = {row["pattern"] for row in served.get("subscriptions?protocol=kqmsgq")["items"]}

@@ -264,16 +264,26 @@ def test_commands_that_the_page_shows_reach_this_server_and_no_other(
 
 
 @needs_browser
-def test_who_was_logged_out_by_a_restart_is_told_why_and_a_failed_login_stands_above_the_forms(
+def test_who_is_logged_in_stays_so_over_a_kill_until_the_token_is_another(
     browser: Browser, tmp_path: Path
 ) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
+        sessions = server.data / "admin.sessions"
+        until(sessions.exists)
+        (cookie,) = context.cookies()
+        assert cookie["value"] not in sessions.read_text()
+        assert sessions.stat().st_mode & 0o777 == 0o600
         port = urlsplit(server.ready["page"]).port
         server.kill()
         server.start("--admin-port", str(port))
+        page.goto(f"{server.ready['page']}queues")
+        expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+        server.kill()
+        (server.data / "admin.token").write_text("another\n")
+        server.start("--admin-port", str(port))
         page.goto(server.ready["page"])
-        expect(page.locator(".why")).to_contain_text("the server was restarted")
+        expect(page.locator(".why")).to_contain_text("its login was changed")
         page.get_by_label("Token").fill("wrong")
         page.get_by_role("button", name="Log in with the token").click()
         told = page.locator("#told")
@@ -282,6 +292,31 @@ def test_who_was_logged_out_by_a_restart_is_told_why_and_a_failed_login_stands_a
         assert above is not None
         assert form is not None
         assert above["y"] < form["y"]
+
+
+@needs_browser
+def test_a_user_is_added_from_a_form_and_may_do_what_its_rules_say(browser: Browser, tmp_path: Path) -> None:
+    with Server(tmp_path) as server, closing(browser.new_context()) as context:
+        page = logged_in(server, context)
+        page.goto(f"{server.ready['page']}users")
+        page.get_by_role("button", name="Add").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("ann")
+        dialog.get_by_label("Password").fill("secret")
+        dialog.get_by_label("Allow").fill("admin:reed")
+        dialog.get_by_role("button", name="Add").click()
+        expect(dialog.locator(".wrong:visible")).to_contain_text("allow")
+        dialog.get_by_label("Allow").fill("admin:read\ndms:*:jobs")
+        dialog.get_by_role("button", name="Add").click()
+        expect(page.locator("#told")).to_contain_text("1 added")
+        expect(page.locator("tbody")).to_contain_text("admin:read, dms:*:jobs")
+        assert "secret" not in (server.data / "users.toml").read_text()
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("User").fill("ann")
+        page.get_by_label("Password").fill("secret")
+        page.get_by_role("button", name="Log in", exact=True).click()
+        expect(page.locator(".user")).to_have_text("ann")
+        expect(page.get_by_role("button", name="Add")).to_have_count(0)
 
 
 @needs_browser
