@@ -389,6 +389,7 @@ class Admin:
             "queue": "the queue's name; unless said, it is named after the file",
         },
         answers=("messages",),
+        tells=("queue",),
         named_by=("source",),
         paths=("source",),
     )

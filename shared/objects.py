@@ -357,10 +357,10 @@ class Declaration:
     """An action on one object, without what does it: API, OpenAPI, page and commands are made from this.
 
     `takes`: its arguments; a text is the help of one that is a text. `dry_runs`: it supports dry runs.
-    `looks`: it changes nothing.
-    `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. `named_by`: of an
-    action that creates an object, the arguments that name it, for the audit log. `paths`: the arguments that
-    are paths on the server's machine; over TCP only paths below the data folder's `backups` are allowed.
+    `looks`: it changes nothing. `answers`: the names of the numbers in its answer, the main result first; or
+    `MESSAGES`. `tells`: those of texts that it may have, too. `named_by`: of an action that creates an
+    object, the arguments that name it, for the audit log. `paths`: the arguments that are paths on the server's
+    machine; over TCP only paths below the data folder's `backups` are allowed.
     """
 
     name: str
@@ -369,6 +369,7 @@ class Declaration:
     dry_runs: bool = False
     looks: bool = False
     answers: Sequence[str] = ()
+    tells: Sequence[str] = ()
     named_by: Sequence[str] = ()
     paths: Sequence[str] = ()
 

@@ -101,7 +101,7 @@ class UserObjects:
         certificate = a_flag(arguments, "certificate")
         if has_rules_alone(name) and (password or certificate):
             raise BadArgument(f"name: nobody can log in as {name}; it has rules alone")
-        share = a_count(arguments, "user_share", 0, 1, 100)
+        share = a_count(arguments, "user_share", 0, 0, 100)
         secret = await self._secret(password) if password else None
         user = User(name, _rules(arguments), secret, certificate, share)
         await self._put(None, user, dry_run)

@@ -50,7 +50,10 @@ class SettingObjects:
         return {"meaning": self._meanings.get(name)}
 
     @changing(
-        "reload", "Take up settings, users and certificates, all or nothing.", answers=("changed", "restart")
+        "reload",
+        "Take up settings, users and certificates, all or nothing.",
+        answers=("changed", "restart"),
+        tells=("settings", "after_a_restart"),
     )
     async def _take_up(self, _: Any, __: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         reloaded = await self._reload(dry_run)
@@ -58,7 +61,7 @@ class SettingObjects:
             "changed": len(reloaded.changed),
             "restart": len(reloaded.restart),
             **_named("settings", reloaded.changed),
-            **_named("settings_that_take_a_restart", reloaded.restart),
+            **_named("after_a_restart", reloaded.restart),
         }
 
 
