@@ -15,7 +15,7 @@ HEADER_BYTES = 4
 _length_at = struct.Struct(">I").unpack_from
 _HEADERS = [size.to_bytes(HEADER_BYTES, "big") for size in range(4097)]
 _LENGTHS = [HEADER_BYTES + size for size in range(4097)]
-_SAME_LEAST = 4
+SAME_LEAST = 4
 """From this many records on, records of one size are handled all at once; for fewer, finding out costs more.
 """
 LINE_BYTES_MAX = 4096
@@ -53,6 +53,18 @@ def produced(lines: bytes, word: bytes, separator: bytes, size_max: int) -> tupl
     if max(lengths) - HEADER_BYTES > size_max or _hold_lf(records, messages):
         return None
     return records, count, lengths
+
+
+def appended(data: bytes, start: int, length: int) -> tuple[bytes, int]:
+    """The records of the first APPEND requests of `data`, and how many they are; 1 at least, which is whole.
+
+    `length`: of the first request. `start`: where its message begins. Requests of one length stand at its
+    multiples. Where the bytes before `start` stand there again is such a request, whatever the messages hold.
+    """
+    count = equal_rows(data, 0, length, range(start), len(data) // length)
+    messages = [data[at + start : at + length] for at in range(0, count * length, length)]
+    header = (length - start).to_bytes(HEADER_BYTES, "big")
+    return header + header.join(messages), count
 
 
 def encode(messages: Sequence[bytes]) -> tuple[bytes, list[int]]:
@@ -143,6 +155,6 @@ def _same(records: bytes, length: int) -> int:
     record ends where the next header stands, whatever the payloads hold.
     """
     count, rest = divmod(len(records), length)
-    if rest or count < _SAME_LEAST:
+    if rest or count < SAME_LEAST:
         return 0
     return count if equal_rows(records, 0, length, range(HEADER_BYTES), count) == count else 0

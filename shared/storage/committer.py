@@ -545,6 +545,8 @@ class Committer:
     """Where replay begins, as of the last checkpoint's snapshot."""
     full: bool = False
     """Publishing is refused because space is short; see `set_full`."""
+    refuses: StoreError | None = None
+    """Why nothing is accepted outside of `applying`: the store has what another one wrote, and no more."""
     closed: bool = False
     congested: bool = False
     make_room: Callable[[], Awaitable[bool]] | None = None
@@ -568,6 +570,7 @@ class Committer:
     _running: bool = False
     _memory_short: bool = False
     _spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
+    _applying: bool = False
     _together: bool = False
     """Inside `together`: all appends go into the newest batch, which is not taken."""
     _wake: trio.Event = attrs.Factory(trio.Event)
@@ -593,11 +596,12 @@ class Committer:
 
     def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
         """The append to which `size` bytes of `log` are added next. Raises as `Log.append`."""
-        if log.deleted or self.full or self.closed or self.read_only is not None:
+        asks = self.full or self.refuses is not None  # each append whether it may
+        if log.deleted or asks or self.closed or self.read_only is not None:
             self._require_writable(log, reserved)
         batch = self._batch_with_room(size)
         part = batch.append_to(log, log.mode.waits_for)
-        if not self.full:  # when full, each append must ask whether it may use the reserve
+        if not asks:
             log.pending = part
         return part
 
@@ -647,6 +651,15 @@ class Committer:
         finally:
             self._together = False
             self._sync_creations(batch)
+
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """In this context appends and changes are accepted though the store `refuses` them."""
+        self._applying = True
+        try:
+            yield
+        finally:
+            self._applying = False
 
     def _sync_creations(self, batch: CommitBatch) -> None:
         """Have a batch synced, whatever the modes of its logs, where a power cut may still take the CREATE of
@@ -731,6 +744,8 @@ class Committer:
             raise StoreClosed("the store is closed")
         if self.read_only is not None:
             raise StoreReadOnly(str(self.read_only))
+        if self.refuses is not None and not self._applying:
+            raise StoreReadOnly(str(self.refuses))
 
     def _require_writable(self, log: Log, reserved: bool) -> None:
         """Raise where nothing may be appended to this log now."""

@@ -51,6 +51,8 @@ class Namespace:
     plain_names: bool
     retention: Retention
     logs: dict[str, Log] = attrs.Factory(dict)
+    adopted: Callable[[Log], None] | None = None
+    """Called with each log that came from a store which this one follows."""
 
     def create(
         self,
@@ -165,17 +167,43 @@ class Inventory:
         log = Log(self._committer, self._reader, self._next_log_id, namespace.name, name, path, mode, made_ms)
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
-        log.fresh, log.created_lsn = True, sys.maxsize
-        body = catalog.pack_create(line_of(log))
         parts = () if beside is None else (beside(log),)
         waits_for = Mode.SYNCED if parts else log.mode.waits_for  # as `Committer.append_all`
-        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, parts)
-        self._next_log_id += 1
-        namespace.logs[name] = log
-        self._folded.add(_fold(log))
+        ticket = self._add(namespace, log, waits_for, parts)
         if parts:
             _, ticket = self._committer.append_all(parts, reserved=True)
         return log, ticket
+
+    def _add(
+        self, namespace: Namespace, log: Log, waits_for: Mode, beside: Sequence[tuple[Log, bytes, int]]
+    ) -> Ticket:
+        log.fresh, log.created_lsn = True, sys.maxsize
+        body = catalog.pack_create(line_of(log))
+        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, beside)
+        self._next_log_id = max(self._next_log_id, log.id + 1)
+        namespace.logs[log.name] = log
+        self._folded.add(_fold(log))
+        return ticket
+
+    def adopt(self, line: LogLine) -> Log:
+        """Make a log of another store, with its id. Raises as `create`."""
+        mode = Durability.parse(line.mode)
+        namespace = self.namespace(line.namespace, mode, False, None)
+        if line.name in namespace.logs:
+            raise StoreError(f"there is a log {line.namespace}/{line.name} already")
+        path = f"{line.namespace}/{line.file}"
+        log = Log(
+            self._committer, self._reader, line.id, line.namespace, line.name, path, mode, line.created_ms
+        )
+        self._add(namespace, log, log.mode.waits_for, ())
+        if namespace.adopted is not None:
+            call(namespace.adopted, log)
+        return log
+
+    def claim(self, log: Log) -> None:
+        """Open the log's namespace, if nothing that runs has."""
+        if log.namespace not in self.namespaces:
+            self.namespace(log.namespace, log.mode, False, None)
 
     def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
         ticket = self._committer.add(Change(EntryKind.DELETE, log), Mode.SYNCED, beside)

@@ -73,7 +73,8 @@ class RetentionKeeper:
             if log.deleted or (log.visible <= log.first and log.first_kept <= self._punched.get(log, 0)):
                 continue  # most of 50,000 queues are empty
             try:
-                first = await self._new_first(log, now_ms)
+                follows = self._committer.refuses is not None  # another store drops what is dropped
+                first = log.first if follows else await self._new_first(log, now_ms)
                 if first > log.first and not log.deleted:
                     self.dropped_bytes += first - log.first
                     log.drop_below(first)

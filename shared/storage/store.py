@@ -24,6 +24,7 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.file_names import FileNames
 from shared.storage.files import OpenFiles, out_of_space
+from shared.storage.following import Follower
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
@@ -256,8 +257,17 @@ class Store:
 
     @property
     def read_only(self) -> StoreError | None:
-        """Why nothing is written any more; None while the store is writable."""
-        return self._committer.read_only
+        """Why nothing can be written here; None while the store is writable."""
+        return self._committer.read_only or self._committer.refuses
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is written by `follow` alone, and well."""
+        return self._committer.refuses is not None and self._committer.read_only is None
+
+    def follow(self, why: StoreError) -> Follower:
+        """Follow another store: from now on the returned one alone writes, and `why` is told to others."""
+        return Follower(self._committer, self._inventory, why)
 
     @property
     def scarce(self) -> bool:
@@ -301,7 +311,7 @@ class Store:
 
     async def snapshot(self) -> list[LogSnapshot]:
         """Every log as of one moment, just after a checkpoint if one can be made."""
-        if self.read_only is None:
+        if self._committer.read_only is None:
             await self.keep_names()
             await self.checkpoint()
         return await self._committer.between_commits(

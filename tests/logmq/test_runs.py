@@ -1,5 +1,6 @@
 """Every short cut gives what the plain loop gives, or says that it does not apply."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import pytest
@@ -102,3 +103,17 @@ def test_message_lines_are_those_of_the_plain_loop(bodies: list[bytes], offset: 
         patch.setattr(runs, "AT_ONCE", 2)
         part = records(*bodies[:2])
         assert runs.message_lines(data, offset) == (slow_message_lines(part, offset), len(part))
+
+
+@given(st.lists(messages, min_size=1, max_size=12) | same_sizes, st.binary(max_size=30), st.booleans())
+@example([b"ab", b"ab", b"abc", b"ab"], b"", False)
+@example([b"APPEND t 9\n", b"123456789"] * 3, b"APPEND t 2\n", False)
+def test_appends_with_the_first_ones_line_are_a_run(bodies: list[bytes], rest: bytes, other: bool) -> None:
+    lines = [b"APPEND t %d\n" % len(body) for body in bodies]
+    if other:
+        lines[-1] = lines[-1].replace(b"t", b"u")
+    data = b"".join(line + body for line, body in zip(lines, bodies, strict=True)) + rest
+    run = list(itertools.takewhile(lambda pair: pair[0] == lines[0], zip(lines, bodies, strict=True)))
+    found, count = runs.appended(data, len(lines[0]), len(lines[0] + bodies[0]))
+    assert found.startswith(records(*(body for _, body in run)))
+    assert count == len(run) if not rest else count >= len(run)
