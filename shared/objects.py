@@ -359,8 +359,8 @@ class Declaration:
     `takes`: its arguments; a text is the help of one that is a text. `dry_runs`: it supports dry runs.
     `looks`: it changes nothing. `answers`: the names of the numbers in its answer, the main result first; or
     `MESSAGES`. `tells`: those of texts that it may have, too. `named_by`: of an action that creates an
-    object, the arguments that name it, for the audit log. `paths`: the arguments that are paths on the server's
-    machine; over TCP only paths below the data folder's `backups` are allowed.
+    object, the arguments that name it, for the audit log. `paths`: the arguments that are paths on the
+    server's machine; over TCP only paths below the data folder's `backups` are allowed.
     """
 
     name: str
