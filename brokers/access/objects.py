@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from brokers.access import users
+from brokers.access.users import NotGiven
 from brokers.plugins import check_rule
 from shared.access import (
     ASKER,
@@ -25,7 +26,6 @@ from shared.access import (
     has_rules_alone,
 )
 from shared.actions import changing
-from shared.errors import BrokerError
 from shared.objects import (
     USERS,
     Argument,
@@ -42,10 +42,6 @@ from shared.storage.threads import Threads
 
 PASSWORD_BYTES_MAX = 1024
 RULES = Argument("<protocol or *>:<action or *>:<pattern>, or admin:<read, manage, users or *>", "list")
-
-
-class NotGiven(BrokerError):
-    """Whoever asks may not change that user."""
 
 
 class UserObjects:
