@@ -61,11 +61,19 @@ class KindColumn:
 
 
 @attrs.frozen
+class Chart:
+    """A column that is drawn over time; `grows`: what it has grown by a second."""
+
+    column: str
+    grows: bool = False
+
+
+@attrs.frozen
 class ObjectKind:
     """A kind of objects. `columns`: the most important first; the first ones form the name.
 
     `parts`: the columns that form an object's name; with `by_protocol` the protocol goes before them.
-    `filters`: columns that can narrow a list.
+    `filters`: columns that can narrow a list. `charts`: what is drawn of each object, three columns at most.
     """
 
     name: str
@@ -74,6 +82,7 @@ class ObjectKind:
     parts: tuple[str, ...] = ("name",)
     by_protocol: bool = False
     filters: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
 
 
 PROTOCOL = KindColumn("protocol", "Its protocol.", "")
@@ -105,6 +114,7 @@ CONNECTIONS = ObjectKind(
     ),
     parts=("id",),
     filters=("protocol", "user"),
+    charts=(Chart("bytes_in", grows=True), Chart("bytes_out", grows=True), Chart("held")),
 )
 QUEUES = ObjectKind(
     "queues",
@@ -130,6 +140,7 @@ QUEUES = ObjectKind(
     ),
     by_protocol=True,
     filters=("protocol",),
+    charts=(Chart("ready"), Chart("in_rate"), Chart("out_rate")),
 )
 CONSUMERS = ObjectKind(
     "consumers",
@@ -169,6 +180,7 @@ TOPICS = ObjectKind(
         KindColumn("created", "When it was made.", "time"),
     ),
     filters=("protocol",),
+    charts=(Chart("in_rate"), Chart("bytes")),
 )
 GROUPS = ObjectKind(
     "groups",
@@ -192,6 +204,7 @@ GROUPS = ObjectKind(
     ),
     parts=("group", "topic"),
     filters=("protocol", "group", "topic"),
+    charts=(Chart("lag_bytes"),),
 )
 SESSIONS = ObjectKind(
     "sessions",
@@ -285,6 +298,7 @@ BRIDGES = ObjectKind(
         KindColumn("bytes", "Bytes taken and not carried yet.", "bytes"),
         KindColumn("last_error_time", "When that was.", "time"),
     ),
+    charts=(Chart("carried", grows=True), Chart("lag")),
 )
 USERS = ObjectKind(
     "users",

@@ -29,8 +29,9 @@ import trio
 from brokers.access import users
 from brokers.access.logins import Logins
 from brokers.access.objects import UserObjects
-from brokers.admin import application, browser_sessions, definitions
+from brokers.admin import application, browser_sessions, charts, definitions
 from brokers.admin.browser_sessions import SessionFile
+from brokers.admin.charts import Charts
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
@@ -121,6 +122,7 @@ class Host:
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
+        self._charts = Charts(self._charted, config.serve.data_dir / charts.NAME, log)
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
         self.admin_token = ""
@@ -239,6 +241,7 @@ class Host:
                 reloader.register(self._prepare_users)  # last: guards are as set before it
                 nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
+                nursery.start_soon(self._charts.run)
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
@@ -476,6 +479,9 @@ class Host:
 
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
+        return [(name, self._charts.with_history(name, each)) for name, each in self._charted()]
+
+    def _charted(self) -> ObjectsByProtocol:
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
         return [*with_rates, *self._own_objects]
 

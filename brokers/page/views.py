@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.admin.api import LOOKING, object_at, parts_behind, queried
+from brokers.admin.charts import HISTORY, LEVELS
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -32,6 +33,7 @@ from shared.objects import (
     SETTINGS,
     Action,
     Argument,
+    Chart,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -439,7 +441,9 @@ async def _one(
             key=lambda form: form.dangerous,  # the same order for all protocols' queues
         ),
         "api": f"{ROOT}{path}",
-        "looks": [action for action in objects.actions if action.looks],
+        "charts": [_drawn(kind, chart) for chart in kind.charts],
+        "span": request.query_params.get("span", "15m"),
+        "spans": LEVELS,
         "seen": await _seen(objects, item, request),
         "related": [
             await _related(KINDS[other], of, protocol, column, str(row[kind.parts[-1]]))
@@ -447,6 +451,13 @@ async def _one(
             if any(owner == protocol for owner, _ in of(KINDS[other]))
         ],
     }
+
+
+def _drawn(kind: ObjectKind, chart: Chart) -> tuple[str, str]:
+    """A chart's column and unit, as the page's script has it."""
+    (unit,) = [column.unit for column in kind.columns if column.name == chart.column]
+    size = "B" if unit in ("bytes", "bytes_rate") else ""
+    return chart.column, f"{size}/s" if chart.grows or unit in ("rate", "bytes_rate") else size
 
 
 def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> ActionForm:
@@ -462,7 +473,7 @@ def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> Actio
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
     """The result of a read-only action: that of the query's `show`, or the first."""
     query = request.query_params
-    looks = [action for action in objects.actions if action.looks]
+    looks = [action for action in objects.actions if action.looks and action.name != HISTORY.name]
     action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
     if action is None:
         return None

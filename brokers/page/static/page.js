@@ -154,7 +154,7 @@ async function keepFresh() {
   }
 }
 
-// The charts: lines of the last 15 minutes, drawn from the API.
+// The charts: lines over time, drawn from the API.
 
 const WIDTH = 300, HEIGHT = 84, BEATS = 180, BEATS_LEAST = 24;
 const charts = {
@@ -165,8 +165,9 @@ const charts = {
   async refresh() {
     const place = $("[data-charts]");
     if (!place) return;
-    const after = this.times.length ? `?after=${encodeURIComponent(this.times.at(-1))}` : "";
-    const answer = await fetch(place.dataset.charts + after).catch(() => null);
+    const wanted = new URL(place.dataset.charts, location.href);
+    if (this.times.length) wanted.searchParams.set("after", this.times.at(-1));
+    const answer = await fetch(wanted).catch(() => null);
     if (!answer || !answer.ok) return;
     const more = await answer.json();
     this.seconds = more.seconds;
@@ -247,7 +248,8 @@ const charts = {
     const name = $("figcaption", figure).firstChild.textContent.trim();
     const when = this.times[at] ? new Date(this.times[at]).toLocaleTimeString() : "";
     topValue.textContent = figure.cursorAt === undefined ? `scale to ${amount(top / (unit === "%" ? 100 : 1), unit)}` : when;
-    $("[data-since]", figure).textContent = `${Math.round(this.beats() * this.seconds / 60)} min ago`;
+    const minutes = Math.round(this.beats() * this.seconds / 60);
+    $("[data-since]", figure).textContent = minutes < 120 ? `${minutes} min ago` : `${Math.round(minutes / 60)} h ago`;
     $("svg", figure).setAttribute("aria-label", `${name}, at ${when}: ${texts.join(", ") || "no figures yet"}`);
   },
 
