@@ -109,6 +109,8 @@ class Store:
     ) -> None:
         self.folder: Path | None = None
         """The folder's path, for other files in it; None for a simulated disk."""
+        self.clock = clock
+        """By which records have their times."""
         self._disk = disk
         self._in_thread = in_thread
         self._lock = lock
