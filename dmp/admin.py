@@ -1,6 +1,5 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import islice
@@ -86,6 +85,7 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
+        self._values = {**_QUEUE_VALUES, "oldest_seconds": self._oldest_seconds}
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -101,7 +101,7 @@ class Admin:
                 (self._declare_queue,),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
-                values=_QUEUE_VALUES,
+                values=self._values,
             ),
             Objects(
                 CONSUMERS,
@@ -158,6 +158,12 @@ class Admin:
     def _find_queue(self, parts: Sequence[str]) -> Queue | None:
         return self._broker.queues.get(parts[0].encode())
 
+    def _oldest_seconds(self, queue: Queue) -> float | None:
+        arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
+        if arrived_ms is None:
+            return None
+        return round(max(self._broker.wall_seconds() - arrived_ms / 1000, 0.0), 3)
+
     def _queue(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
             return None
@@ -170,7 +176,7 @@ class Admin:
         if kind.arguments.dead_letter_exchange == DEFAULT:
             given["dead_letter_exchange"] = DEFAULT_NAME
         return {
-            **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
+            **{name: read(queue) for name, read in self._values.items()},
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
 
@@ -600,11 +606,6 @@ def _consumer(found: tuple[Queue, Taker]) -> dict[str, Any] | None:
     }
 
 
-def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
-    return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
-
-
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
@@ -613,7 +614,6 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
-    "oldest_seconds": _recovered_age,
     "bytes": lambda queue: queue.row.all_body_bytes,
     "durable": attrgetter("durable"),
 }

@@ -1,6 +1,5 @@
 """What the API shows of LogMQ, and the actions on it: topics, their records, groups' offsets."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -271,7 +270,7 @@ class Admin:
             "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
             "lag_seconds": 0.0
             if not row.behind_bytes
-            else came and round(max(time.time() - came / 1000, 0.0), 3),
+            else came and round(max(self._broker.store.clock.wall_ms() - came, 0) / 1000, 3),
         }
 
     @changing(

@@ -55,6 +55,7 @@ from shared.storage.log import (
     opaque,
 )
 from shared.storage.settings import Mode, StorageSettings
+from shared.storage.shipping import Referred, Shipping
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -244,6 +245,8 @@ class Commit:
     poison: PoisonError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
+    references: list[Referred] = attrs.Factory(list)
+    """What batches of this commit refer to."""
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
     """Logs whose files have unsynced bytes that the journal refers to."""
 
@@ -310,6 +313,7 @@ class Commit:
             size += ENTRY_HEADER_BYTES + len(records)
         placed: list[tuple[LogAppend, int, int]] = []
         ahead: list[LogCommit] = []
+        referred: list[tuple[int, int, int, int]] = []
         for part in batch.appends.values():
             entries += 1
             size += ENTRY_HEADER_BYTES
@@ -319,6 +323,7 @@ class Commit:
                 pieces.append(pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, part.records))
                 pieces.append(pack_reference(length, crc))
                 size += REFERENCE_BYTES
+                referred.append((part.log.id, part.offset, length, crc))
                 continue
             flags = 0
             if 0 < self.reference_bytes <= length:
@@ -339,8 +344,10 @@ class Commit:
             for part, start, length in placed:
                 start += BATCH_HEADER_BYTES
                 part.written = written[start : start + length]
+        lsn = self.journal.position - len(batch_bytes)
         for target in ahead:
-            target.ahead_lsn = self.journal.position - len(batch_bytes)
+            target.ahead_lsn = lsn
+        self.references += [Referred(lsn, *place) for place in referred]
 
     def _write_by_reference(self, part: LogAppend) -> bool:
         """Write to the log's own file; False if that fails, so that the journal must take the bytes."""
@@ -580,6 +587,8 @@ class Committer:
     _charged: int = 0
     """Bytes charged for sealed batches that wait. A batch alone is not charged: that saves the books."""
     tails: Tails = attrs.field(init=False)
+    shipping: Shipping | None = None
+    """Where the journal is shipped."""
 
     _light_most: int = attrs.field(init=False)
     """An append of at most so many bytes may be light. It fits into the log's tail in any case, and shares an
@@ -677,6 +686,7 @@ class Committer:
         room = len(change.body) + sum([len(records) for _, records, _ in beside])
         batch = self._batch_with_room(room + (1 + len(beside)) * ENTRY_HEADER_BYTES)
         batch.add(change)
+        batch.tickets[max(mode, Mode.SYNCED)]  # what waits for the bucket is synced first
         return batch.tickets[mode]
 
     def drop_below(self, log: Log, offset: int) -> Ticket:
@@ -803,6 +813,11 @@ class Committer:
             except PoisonError as error:
                 self.poison(error)
         self._sync_by = math.inf
+
+    def sync_soon(self) -> None:
+        """Have the journal synced as soon as the commit under way is over."""
+        self._sync_by = -math.inf
+        self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit until cancelled. A commit that has begun is finished, because half a commit has no known
@@ -1017,6 +1032,10 @@ class Committer:
                 self._call_watchers(watched)
             if commit.poison is not None:
                 self._set_read_only(commit.poison)
+            if self.shipping is not None:
+                self.shipping.refers(commit.references)
+                for batch in good:
+                    self.shipping.take(batch.tickets)
             for batch in good:
                 batch.end(None)
             if self.read_only is not None or error is not None:

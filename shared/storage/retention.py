@@ -46,6 +46,8 @@ class RetentionKeeper:
     _seconds: float
     _in_thread: Callable[..., Awaitable[Any]]
     _request_checkpoint: Callable[[], None]
+    may_punch: Callable[[Log, int], bool] = lambda log, offset: True
+    """Whether space of a log below an offset may be given back, for what is shipped."""
     paused: str | None = None
     dropped_bytes: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
@@ -140,6 +142,8 @@ class RetentionKeeper:
             return
         if first > log.referred_from:  # recovery looks for all that the journal refers to
             self._request_checkpoint()
+            return
+        if not self.may_punch(log, first):
             return
         if first < log.visible:  # a partly kept entry is checked as a whole
             number, entry = await self._reader.look(
