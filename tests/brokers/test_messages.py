@@ -56,8 +56,8 @@ def test_one_message_is_deleted_and_its_neighbours_keep_their_order_over_a_kill(
     with Server(tmp_path) as server:
         api = Api(server)
         path = make(api, protocol, "jobs", *"abcde")
+        found = {row["text"]: row["position"] for row in api.get(f"{path}/peek")["items"]}
         for letter in "bd":
-            found = {row["text"]: row["position"] for row in api.get(f"{path}/peek")["items"]}
             assert api.post(f"{path}/discard?dry_run=1", {"position": found[letter]}) == {"discarded": 1}
             assert api.post(f"{path}/discard", {"position": found[letter]}) == {"discarded": 1}
         assert texts(api, path) == ["a", "c", "e"]

@@ -698,3 +698,18 @@ def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_s
     assert download.value.suggested_filename == "lately.json"
     found = json.loads(download.value.path().read_text())["items"]
     assert [row["text"] for row in found] == bodies.all_inner_texts()
+
+
+@needs_browser
+def test_an_object_has_charts_of_several_spans(served: Api, visits: Callable[..., Visit]) -> None:
+    make_queues(served, "charted")
+    served.post("queues/dms/charted/messages", {"text": "x"})
+    until(lambda: 1 in served.get("queues/dms/charted/history")["lines"]["ready"][""])
+    visit = visits()
+    visit.go("/queues/dms/charted")
+    ready = visit.page.locator("[data-line=ready]")
+    expect(ready.locator("path")).to_have_count(1)
+    expect(ready.locator(".legend")).to_have_text("1")
+    visit.page.get_by_role("link", name="24h").click()
+    expect(visit.page.get_by_role("link", name="24h")).to_have_attribute("aria-current", "true")
+    assert "span=24h" in visit.page.url
