@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.leases import Lease
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
@@ -55,6 +55,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.queues.runs import Run
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 from shared.task_turns import TaskTurn
@@ -85,7 +86,11 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
-        self._values = {**_QUEUE_VALUES, "oldest_seconds": self._oldest_seconds}
+        self._values = {
+            **_QUEUE_VALUES,
+            "oldest_seconds": self._oldest_seconds,
+            "dead_obstacle": self._dead_obstacle,
+        }
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -180,6 +185,18 @@ class Admin:
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
 
+    def _dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        arguments = queue.kind.arguments
+        exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        if exchange is None:
+            return None
+        if exchange not in self._broker.exchanges:
+            return f"there is no exchange {shown(exchange)}"
+        if exchange == DEFAULT and key is not None and key not in self._broker.queues:
+            return f"there is no queue {shown(key)}"
+        return None
+
     @changing(
         "declare",
         "Declare a durable queue; one just like it may be there.",
@@ -225,48 +242,55 @@ class Admin:
         async with aclosing(self._waiting(queue, queue.depth)) as messages:
             async for message in messages:
                 await turn.item()
-                if message.number < least:
+                if message.first < least:
                     continue
                 if not rows.left:
-                    following = message.number
+                    following = message.first
                     break
                 head = message.head
                 rows.add(
-                    message.number,
-                    await self._beginning(message) if head.large else message.body,
+                    message.first,
+                    await self._beginning(message.bodies[0]) if head.large else message.bodies[0],
                     _arrived_ms(queue, message),
                     size=head.body_bytes,
                     properties=shown_properties.show(head.properties),
                     exchange=_text(head.exchange) or DEFAULT_NAME,
                     key=_text(head.key),
-                    redelivered=message.redelivered,
+                    redelivered=message.tries > 0,
                 )
         return {"items": rows.items, "next": following}
 
-    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
-        """The first of what is ready, as it was when this began: those in memory, then those in the log."""
+    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Run]:
+        """The first of what is ready, as it was when this began, each as a run: those in memory, then those
+        in the log."""
         cold, log = queue.row.cold, queue.log
+        copies: list[Run] = []  # what is ready may be cut meanwhile
         count = 0
-        ready = list(islice(queue.row.ready, most))  # a copy: they may be taken meanwhile
+        for run in queue.row.ready:
+            if count >= most:
+                break
+            copies.append(run.part(0, len(run)))
+            count += len(run)
+        ready = islice(chain.from_iterable(run.singles() for run in copies), most)
+        count = min(count, most)
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
-            count += 1
             yield message
         while left and count < most and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 return
             for record in cold.messages_in(data, offset, first):
-                if isinstance(record, Message) and left and count < most:
+                if isinstance(record, Run) and left and count < most:
                     count += 1
                     left -= 1
-                    first = record.number + 1
+                    first = record.end
                     yield record
             offset += len(data)
 
-    async def _beginning(self, message: Message) -> bytes:
+    async def _beginning(self, reference: bytes) -> bytes:
         """The beginning of a large body, as much as is shown. Raises StoreError."""
-        log = self._broker.bodies[message.body].log
+        log = self._broker.bodies[reference].log
         parts: list[bytes] = []
         offset = log.first
         while sum(map(len, parts)) < SHOWN_BYTES_MAX:
@@ -316,8 +340,8 @@ class Admin:
     async def _redrive(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         letters, wanted = self._broker.dead_letters, an_optional_count(arguments, "position")
 
-        def goes_to(message: Message) -> Queue | None:
-            return letters.origin(queue, message) if wanted in (None, message.number) else None
+        def goes_to(message: Run) -> Queue | None:
+            return letters.origin(queue, message) if wanted in (None, message.first) else None
 
         moved, left = await self._sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
         if wanted is not None and not moved:
@@ -334,8 +358,8 @@ class Admin:
             raise BadArgument(f"to: the user may not write to {name}")
         most = a_count(arguments, "limit", 0, 1, 1 << 63) if "limit" in arguments else queue.depth
 
-        def goes_to(message: Message) -> Queue | None:
-            return target if wanted in (None, message.number) else None
+        def goes_to(message: Run) -> Queue | None:
+            return target if wanted in (None, message.first) else None
 
         if wanted is None and dry_run:
             moved = min(most, queue.depth)
@@ -349,7 +373,7 @@ class Admin:
     async def _discard(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         wanted = a_count(arguments, "position", -1, 0, 1 << 63)
         discarded, _ = await self._sift(
-            queue, lambda message: queue if message.number == wanted else None, 1, dry_run=dry_run
+            queue, lambda message: queue if message.first == wanted else None, 1, dry_run=dry_run
         )
         if not discarded:
             raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
@@ -358,7 +382,7 @@ class Admin:
     async def _sift(
         self,
         queue: Queue,
-        goes_to: Callable[[Message], Queue | None],
+        goes_to: Callable[[Run], Queue | None],
         most: int | None,
         *,
         dry_run: bool,
@@ -379,7 +403,7 @@ class Admin:
                     await turn.item()
             return gone, queue.depth - gone
         moving: Ticket | None = None
-        stay: list[Message] = []
+        stay: list[Run] = []
 
         def refused(done: Ticket) -> None:
             nonlocal gone
@@ -615,6 +639,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
+    "full_percent": attrgetter("full_percent"),
     "durable": attrgetter("durable"),
 }
 
@@ -624,7 +649,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     arrived = queue.numbered
     oldest = None
     if queue.row.ready:
-        oldest = queue.row.ready.first().number
+        oldest = queue.row.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
     return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
@@ -650,9 +675,9 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _arrived_ms(queue: Queue, message: Message) -> int | None:
-    """When a message arrived, in Unix ms; None where no record says so."""
+def _arrived_ms(queue: Queue, message: Run) -> int | None:
+    """When the first message of a run arrived, in Unix ms; None where no record says so."""
     log = queue.log
-    if log is None or message.offset < 0 or log.is_copy(message):
+    if log is None or message.offset < 0 or log.is_copy(message.first):
         return None
     return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)

@@ -564,9 +564,11 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "held": attrgetter("held"),
     "delayed": _delayed,
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
+    "dead_obstacle": lambda queue: queue.engine.dead_obstacle(queue),
     "consumers": attrgetter("consumers"),
     "paused": attrgetter("paused"),
     "bytes": _bytes,
+    "full_percent": lambda queue: 100 * queue.depth // queue.options.depth,
     "durable": lambda queue: queue.log is not None,
 }
 """Columns of a queue: its messages by state."""

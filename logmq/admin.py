@@ -92,6 +92,7 @@ class Admin:
                     "group": lambda found: group_of(found[1]),
                     "topic": lambda found: found[0].name,
                     "end": lambda found: found[0].visible,
+                    "lag_bytes": lambda found: (row := self._committed(found)) and row.behind_bytes,
                 },
             ),
         )

@@ -41,6 +41,9 @@ class Admin:
                 self.session,
                 (self._delete,),
                 begin="brokers pubsub subscriber A",
+                values={
+                    "kept_percent": lambda client: sessions.kept.full_percent(*sessions.kept.held(client.id))
+                },
             ),
             Objects(
                 SUBSCRIPTIONS,
@@ -69,6 +72,7 @@ class Admin:
             "dropped": client.dropped,
             "kept": messages,
             "kept_bytes": size,
+            "kept_percent": self._all.kept.full_percent(messages, size),
         }
 
     @END_SESSION

@@ -74,6 +74,7 @@ class ObjectKind:
 
     `parts`: the columns that form an object's name; with `by_protocol` the protocol goes before them.
     `filters`: columns that can narrow a list. `charts`: what is drawn of each object, three columns at most.
+    `none`: what is said of an empty list.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ObjectKind:
     by_protocol: bool = False
     filters: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
+    none: str = ""
 
 
 PROTOCOL = KindColumn("protocol", "Its protocol.", "")
@@ -126,6 +128,9 @@ QUEUES = ObjectKind(
         KindColumn("held", "Messages delivered and not acknowledged."),
         KindColumn("delayed", "Messages that become ready later."),
         KindColumn("dead", "Messages that wait for room in their dead-letter queue."),
+        KindColumn(
+            "dead_obstacle", "Why its dead letters have no place; null: they have one, or it has none.", ""
+        ),
         KindColumn("consumers", "Consumers: those that wait, and those that have enough to do."),
         KindColumn("paused", "Whether deliveries are stopped; publishing goes on.", "flag"),
         KindColumn("in_rate", "Messages that come in, over the last seconds.", "rate"),
@@ -134,7 +139,11 @@ QUEUES = ObjectKind(
             "oldest_seconds", "How long the oldest ready message has waited; null: none is ready.", "seconds"
         ),
         KindColumn("bytes", "Bytes of its messages; of those only on disk, their size there.", "bytes"),
-        KindColumn("dropped", "Messages lost by its consumers, which did not read; null: none ever are."),
+        KindColumn(
+            "full_percent",
+            "How much of its room is taken, in percent; at 100 it refuses messages. null: no limit of its own"
+            " makes it refuse any.",
+        ),
         KindColumn("durable", "Whether it outlives the process.", "flag"),
         KindColumn("settings", "What it was declared with.", "table"),
     ),
@@ -219,6 +228,10 @@ SESSIONS = ObjectKind(
         KindColumn("dropped", "Messages lost because the client did not read."),
         KindColumn("kept", "Messages kept until the client returns."),
         KindColumn("kept_bytes", "Bytes of the kept messages.", "bytes"),
+        KindColumn(
+            "kept_percent",
+            "How much of the room for its kept messages is taken, in percent; at 100 the oldest are dropped.",
+        ),
     ),
     filters=("protocol", "user"),
 )
@@ -321,9 +334,28 @@ SETTINGS = ObjectKind(
     ),
     filters=("source",),
 )
+ATTENTION = ObjectKind(
+    "attention",
+    "What needs a person: it has lasted for 10 s, and does not end by itself.",
+    (
+        KindColumn("kind", "What sort of trouble it is.", ""),
+        KindColumn("object", "Whose it is: the name of a queue, a group, a bridge ...", ""),
+        KindColumn(
+            "severity", "critical: clients are refused, or data is in danger; warning: that may come.", ""
+        ),
+        KindColumn("since", "When this process first saw it.", "time"),
+        KindColumn("means", "What it means.", ""),
+        KindColumn("advice", "What to do.", ""),
+        KindColumn("link", "The page's view where that is done.", ""),
+    ),
+    parts=("kind", "object"),
+    filters=("kind", "severity"),
+    none="Nothing needs a person.",
+)
 KINDS: Mapping[str, ObjectKind] = {
     kind.name: kind
     for kind in (
+        ATTENTION,
         CONNECTIONS,
         QUEUES,
         CONSUMERS,

@@ -16,6 +16,7 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -30,6 +31,7 @@ from brokers.access import users
 from brokers.access.logins import Logins
 from brokers.access.objects import UserObjects
 from brokers.admin import application, browser_sessions, charts, definitions
+from brokers.admin.attention import Attention
 from brokers.admin.browser_sessions import SessionFile
 from brokers.admin.charts import Charts
 from brokers.admin.flows import Flows
@@ -37,12 +39,13 @@ from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
 from brokers.admin.rates import Rates
 from brokers.admin.tracing import Traces
+from brokers.admin.troubles import ENDS_DAYS, ServerReading
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.settings import ends_of
 from brokers.commands import control
 from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
 from brokers.host import logs
-from brokers.host.fairness import LoopWatch
+from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
 from brokers.settings.objects import SettingObjects
@@ -67,8 +70,6 @@ from shared.storage.tools.backup import backup_files
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
 
-WARN_DAYS = 14
-"""Before a certificate ends."""
 MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
 OWN_MEMORY_BYTES = 80 << 20
@@ -123,6 +124,7 @@ class Host:
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
         self._charts = Charts(self._charted, config.serve.data_dir / charts.NAME, log)
+        self._attention = Attention(self.objects, self._read_server, log, config.attention, time.time)
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
         self.admin_token = ""
@@ -249,6 +251,7 @@ class Host:
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
                 nursery.start_soon(self._tell_endings)
+                nursery.start_soon(self._attention.run)
                 self._all_served.set()
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
@@ -304,6 +307,7 @@ class Host:
         async def apply() -> None:
             self._config = config
             self._access.user_share = config.access.user_share
+            self._attention.settings = config.attention
             logs.set_level(config.serve.log_level)
             self._network.take_settings(config.net, config.access.certificate_user)
             self._access.connections_max = self._network.admission.connections_max
@@ -330,7 +334,7 @@ class Host:
             now = time.time()
             soon: dict[float, list[str]] = {}
             for name, tls in self._certificates():
-                if tls.ends < now + WARN_DAYS * DAY_SECONDS:
+                if tls.ends < now + ENDS_DAYS * DAY_SECONDS:
                     soon.setdefault(tls.ends, []).append(name)
             for ends, names in soon.items():
                 self._log.warning(
@@ -469,6 +473,7 @@ class Host:
             "pid": os.getpid(),
             "uptime_seconds": round(self._uptime(), 3),
             "data_dir": str(self._config.serve.data_dir.absolute()),
+            "attention": self._attention.few,
             "protocols": [service.status() for service in self._services],
             "store": attrs.asdict(self._store.statistics()),
         }
@@ -483,10 +488,27 @@ class Host:
 
     def _charted(self) -> ObjectsByProtocol:
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        return [*with_rates, *self._own_objects]
+        return [*with_rates, *self._own_objects, ("", self._attention.objects)]
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)
+
+    def _read_server(self) -> ServerReading:
+        assert self._store is not None
+        refused, self._access.refusals = self._access.refusals, Counter()
+        stretches = Stretches()
+        if self._watch is not None:
+            stretches, self._watch.lately = self._watch.lately, stretches
+        return ServerReading(
+            protocols=[service.status() for service in self._services],
+            store=self._store.statistics(),
+            read_only=None if self._store.read_only is None else str(self._store.read_only),
+            accounts={account.name: account.refused for account in self._budget.all()},
+            certificates=[(name, tls.ends) for name, tls in self._certificates()],
+            wall=time.time(),
+            refused=refused,
+            stretches=(stretches.count, stretches.seconds, stretches.at),
+        )
 
     def _tell_refused(self, account: Account) -> None:
         now = time.monotonic()
@@ -581,6 +603,7 @@ class Host:
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()
+        yield from self._attention.samples()
         if self._bridges is not None:
             yield from self._bridges.samples()
         if self._admin_port is not None and self._admin_port.tls is not None:

@@ -17,7 +17,7 @@ from brokers.bridges.settings import SECTION, BridgeSettings, ends_of, parse_bri
 from brokers.commands.flags import Flag
 from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.plugins import enabled, load_working
-from brokers.settings.sections import AccessSettings, AdminSettings, ServeSettings
+from brokers.settings.sections import AccessSettings, AdminSettings, AttentionSettings, ServeSettings
 from brokers.settings.structure import (
     GivenValue,
     Key,
@@ -45,6 +45,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "tls": TlsSettings,
     "access": AccessSettings,
     "admin": AdminSettings,
+    "attention": AttentionSettings,
     "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
@@ -77,6 +78,7 @@ class Config:
     tls: TlsSettings
     access: AccessSettings
     admin: AdminSettings
+    attention: AttentionSettings
     client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
