@@ -68,7 +68,7 @@ HISTORY = action(
 
 
 @attrs.frozen
-class Step:
+class ChartStep:
     """What objects did until `at`, Unix seconds. `whole`: those that are not there did nothing."""
 
     at: int
@@ -77,7 +77,7 @@ class Step:
     whole: bool
 
     @classmethod
-    def of(cls, at: float, values: Mapping[int, Values]) -> "Step":
+    def of(cls, at: float, values: Mapping[int, Values]) -> "ChartStep":
         picked = sorted(nlargest(OBJECTS_MAX, values, key=lambda key: max(values[key])))
         lines = (each for key in picked for each in (*values[key], *(0.0,) * LINES_MAX)[:LINES_MAX])
         return cls(int(at), array("Q", picked), array("f", lines), len(values) <= OBJECTS_MAX)
@@ -96,7 +96,7 @@ class Step:
         return zlib.crc32(rest).to_bytes(4, "little") + rest
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Step | None":
+    def unpack(cls, data: bytes) -> "ChartStep | None":
         """A slot's step; None: there is none, or it is damaged."""
         crc, at, count, whole = _HEAD.unpack_from(data)
         values_at = _HEAD.size + count * KEY_BYTES
@@ -110,13 +110,13 @@ class Step:
 
 
 @attrs.define(eq=False)
-class Level:
+class ChartLevel:
     """The steps of one span, of `seconds` each, and what has come of the next one."""
 
     seconds: float
     first_slot: int
-    steps: deque[Step] = attrs.field(factory=lambda: deque(maxlen=STEPS))
-    unwritten: deque[tuple[int, Step]] = attrs.field(factory=lambda: deque(maxlen=STEPS))
+    steps: deque[ChartStep] = attrs.field(factory=lambda: deque(maxlen=STEPS))
+    unwritten: deque[tuple[int, ChartStep]] = attrs.field(factory=lambda: deque(maxlen=STEPS))
     next_slot: int = 0
     _sums: dict[int, list[float]] = attrs.field(factory=dict)
     _count: int = 0
@@ -137,12 +137,12 @@ class Level:
         self._sums, self._count = {}, 0
         return means
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ChartStep) -> None:
         self.steps.append(step)
         self.unwritten.append((self.first_slot + self.next_slot, step))
         self.next_slot = (self.next_slot + 1) % STEPS
 
-    def load(self, slots: Sequence[Step | None], now: float) -> None:
+    def load(self, slots: Sequence[ChartStep | None], now: float) -> None:
         """Take over what a file has, but what is older than the span, or of a clock that was ahead."""
         oldest = now - STEPS * self.seconds
         found = sorted(
@@ -171,7 +171,7 @@ class Charts:
         """Of columns that grow: when they were read last, and what they were."""
         self._told = False
         self.levels = {
-            span: Level(seconds, number * STEPS) for number, (span, seconds) in enumerate(LEVELS.items())
+            span: ChartLevel(seconds, number * STEPS) for number, (span, seconds) in enumerate(LEVELS.items())
         }
 
     async def run(self) -> None:
@@ -245,14 +245,14 @@ class Charts:
     def _add(self, at: float, values: Mapping[int, Values]) -> None:
         """A reading; and what is a step of the levels above now."""
         means: Mapping[int, Values] = values
-        below: Level | None = None
+        below: ChartLevel | None = None
         for level in self.levels.values():
             if below is not None:
                 gathered = level.gather(at, means, below.seconds)
                 if gathered is None:
                     return
                 means = gathered
-            level.add(Step.of(at, means))
+            level.add(ChartStep.of(at, means))
             below = level
 
     # -- what is asked for
@@ -286,28 +286,28 @@ class Charts:
 
     # -- the file
 
-    def _read_file(self) -> Sequence[Step | None]:
-        slots: list[Step | None] = [None] * (STEPS * len(LEVELS))
+    def _read_file(self) -> Sequence[ChartStep | None]:
+        slots: list[ChartStep | None] = [None] * (STEPS * len(LEVELS))
         try:
             with self._path.open("rb") as file:
                 if file.read(len(MAGIC)) == MAGIC:
                     for slot in range(len(slots)):
                         file.seek((slot + 1) * SLOT_BYTES)
                         data = file.read(SLOT_BYTES)
-                        slots[slot] = Step.unpack(data) if len(data) > _HEAD.size else None
+                        slots[slot] = ChartStep.unpack(data) if len(data) > _HEAD.size else None
         except FileNotFoundError:
             pass
         except OSError as error:
             self._tell(error)
         return slots
 
-    def _take_unwritten(self) -> Sequence[tuple[int, Step]]:
+    def _take_unwritten(self) -> Sequence[tuple[int, ChartStep]]:
         taken = [each for level in self.levels.values() for each in level.unwritten]
         for level in self.levels.values():
             level.unwritten.clear()
         return taken
 
-    def _write(self, steps: Sequence[tuple[int, Step]]) -> None:
+    def _write(self, steps: Sequence[tuple[int, ChartStep]]) -> None:
         try:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -336,7 +336,7 @@ def _key(kind: ObjectKind, protocol: str, name: str) -> int:
     return int.from_bytes(blake2b(whole, digest_size=KEY_BYTES).digest(), "little")
 
 
-def _even(level: Level, now: float) -> Iterator[tuple[float, Step | None]]:
+def _even(level: ChartLevel, now: float) -> Iterator[tuple[float, ChartStep | None]]:
     """The steps of a level's span, with None for each that is missing between two."""
     oldest = now - STEPS * level.seconds
     before: float | None = None

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from brokers.admin import charts
-from brokers.admin.charts import LEVELS, OBJECTS_MAX, SLOT_BYTES, STEPS, Charts, Step
+from brokers.admin.charts import LEVELS, OBJECTS_MAX, SLOT_BYTES, STEPS, Charts, ChartStep
 from shared.objects import BRIDGES, QUEUES, Objects, key_of
 
 LOG = structlog.stdlib.get_logger("test")
@@ -126,12 +126,12 @@ async def test_a_file_of_something_else_is_begun_anew(tmp_path: Path, autojump_c
 
 
 def test_of_too_many_objects_those_that_do_most_are_kept() -> None:
-    step = Step.of(5, {key: [float(key), math.nan] for key in range(1, OBJECTS_MAX + 11)})
+    step = ChartStep.of(5, {key: [float(key), math.nan] for key in range(1, OBJECTS_MAX + 11)})
     assert step.find(11, 2) == [11, None]
     assert step.find(10, 2) == [None, None]
-    again = Step.unpack(step.pack().ljust(SLOT_BYTES, b"\0"))
+    again = ChartStep.unpack(step.pack().ljust(SLOT_BYTES, b"\0"))
     assert again is not None
     assert again.find(OBJECTS_MAX + 10, 1) == [OBJECTS_MAX + 10]
     assert len(step.pack()) <= SLOT_BYTES
-    assert Step.unpack(bytes(SLOT_BYTES)) is None
+    assert ChartStep.unpack(bytes(SLOT_BYTES)) is None
     assert STEPS * LEVELS["15m"] == 900
