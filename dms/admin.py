@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dms import records
+from dms.actions import CHANGE, OPTIONS
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Consumer, Engine, Queue
 from dms.options import check_options
@@ -48,16 +49,6 @@ from shared.task_turns import TaskTurn
 from shared.turns import Turn, taken_out
 
 READ_BYTES = 1 << 20
-OPTIONS: Mapping[str, Argument] = {
-    "depth_limit": Argument("messages at most", "number"),
-    "ttl_ms": Argument("milliseconds after which a message is dead; 0: it does not age", "number"),
-    "max_deliveries": Argument("deliveries after which a message is dead; 0: any number", "number"),
-    "dead_letter": Argument("the queue for dead messages; none: they are dropped"),
-    "delay_ms": Argument("milliseconds from a PRODUCE until the first delivery", "number"),
-    "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
-    "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
-}
-"""A queue's options as the API names them; those that are not given are as the settings say."""
 
 GoesTo = Callable[[int, bytes], Queue | None]
 """By sequence and body: the queue that a message goes to."""
@@ -176,12 +167,7 @@ class Admin:
             await self._engine.store.wait(ticket)
         return {"created": 1}
 
-    @changing(
-        "change",
-        "Give it other options; those that are null are as the settings say.",
-        takes=OPTIONS,
-        answers=("changed",),
-    )
+    @CHANGE
     async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         before = self._engine.asked_of(queue)
         new = _asked(arguments, queue.text)

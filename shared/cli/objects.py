@@ -1,16 +1,17 @@
 """Commands made from what the API declares: lists of a kind, and actions on an object."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from keyword import iskeyword
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
-from shared.objects import KINDS, MESSAGES, Argument, ArgumentKind, Declaration
+from shared.errors import UsageError
+from shared.objects import KINDS, MESSAGES, Argument, Declaration
 from shared.plugin import AdminApi, ApiRequest
 
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
@@ -27,7 +28,16 @@ ARGUMENTS: Mapping[str, Any] = {
         Parameter(name=("--max", "-n"), help="Messages at most.", validator=_is_shown),
     ]
 }
-"""The flags of actions' arguments."""
+"""The flags of arguments that are no plain ones."""
+Unset = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--unset",
+        help="Have this be as the settings say: the name of a flag.",
+        negative="",
+        show_default=False,
+    ),
+]
 FIRST_SHOWN = ("position", "time", "bytes", "text", "base64")
 """Columns of messages that come first: the rest may not fit on a terminal."""
 
@@ -48,16 +58,24 @@ def action_command(
     *,
     question: str = "",
     offline: bool = False,
+    makes: bool = False,
+    unsets: bool = False,
 ) -> Callable[..., ApiRequest]:
     """The command that runs an action on one object, which the `parts` name: parameter to its type.
 
-    `question`: what is asked on a terminal first (`destroys`).
+    `question`: what is asked on a terminal first (`destroys`). `makes`: it makes the object, whose name is
+    the action's argument `name`. `unsets`: arguments may be null.
     """
     named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    takes = {name: each for name, each in declared.takes.items() if not (makes and name == "name")}
     signature = inspect.Signature(
         [
             *(inspect.Parameter(name, named, annotation=type_) for name, type_ in parts.items()),
-            *(_flag(_parameter(name), _type(name, each), None) for name, each in declared.takes.items()),
+            *(
+                _flag(_parameter(name), ARGUMENTS.get(name) or _plain(name, each), None)
+                for name, each in takes.items()
+            ),
+            *([_flag("unset", Unset, ())] if unsets else []),
             *([_flag("dry_run", DryRun, False)] if declared.dry_runs else []),
             _flag("json", Json, False),
         ],
@@ -68,13 +86,17 @@ def action_command(
         given = signature.bind(*positional, **keywords).arguments
         name = {part: given[part] for part in parts}
         path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
-        said = {name: given.get(_parameter(name)) for name in declared.takes}
-        arguments = {name: value for name, value in said.items() if value not in (None, ())}
+        said = {each: given.get(_parameter(each)) for each in takes}
+        arguments = {each: value for each, value in said.items() if value is not None}
+        arguments |= {_argument(flag, takes): None for flag in given.get("unset", ())}
         dry_run = bool(given.get("dry_run"))
 
         def ask(api: AdminApi) -> Any:
             if declared.answers == MESSAGES:
                 return _messages(api.get(*path, declared.name, **arguments)["items"])
+            if makes:
+                (own,) = name.values()
+                return {**name, **api.post(kind, dry_run=dry_run, **{"name": own, **arguments})}
             if declared.name == "delete":
                 return {**name, **api.delete(*path, dry_run=dry_run)}
             return {**name, **api.post(*path, declared.name, dry_run=dry_run, **arguments)}
@@ -104,20 +126,25 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
 
 def _parameter(name: str) -> str:
     """The name of an argument as a parameter's."""
-    return f"{name.replace('-', '_')}{'_' * iskeyword(name)}"
+    return f"{name}_" if iskeyword(name) else name
 
 
-_TYPES: Mapping[ArgumentKind, Any] = {"number": int, "flag": bool, "list": tuple[str, ...]}
-
-
-def _type(name: str, argument: Argument) -> Any:
-    """The type of the flag for an argument."""
-    if name in ARGUMENTS:
-        return ARGUMENTS[name]
-    kind = Literal[argument.choices] if argument.choices else _TYPES.get(argument.kind, str)
-    told = argument.help[:1].upper() + argument.help[1:] + "."
+def _plain(name: str, argument: Argument) -> Any:
+    """The type of an argument's flag."""
+    type_ = {"number": int, "flag": bool}.get(argument.kind, str)
+    help_ = argument.help[:1].upper() + argument.help[1:].rstrip(".") + "."
     flag_name = f"--{name.replace('_', '-')}"
-    return Annotated[kind | None, Parameter(name=flag_name, help=told, negative="", show_default=False)]
+    return Annotated[type_ | None, Parameter(name=flag_name, help=help_, show_default=False)]
+
+
+def _argument(flag: str, takes: Collection[str]) -> str:
+    """The argument of a flag that is named. Raises UsageError."""
+    name = flag.replace("-", "_")
+    if name not in takes:
+        raise UsageError(
+            "--unset", f"{flag}: there are {', '.join(each.replace('_', '-') for each in takes)}"
+        )
+    return name
 
 
 def _flag(name: str, type_: Any, default: Any) -> inspect.Parameter:
