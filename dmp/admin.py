@@ -72,7 +72,11 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
-        self._values = {**_QUEUE_VALUES, "oldest_seconds": self._oldest_seconds}
+        self._values = {
+            **_QUEUE_VALUES,
+            "oldest_seconds": self._oldest_seconds,
+            "dead_obstacle": self._dead_obstacle,
+        }
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -143,6 +147,18 @@ class Admin:
             **{name: read(queue) for name, read in self._values.items()},
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
+
+    def _dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        arguments = queue.kind.arguments
+        exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        if exchange is None:
+            return None
+        if exchange not in self._broker.exchanges:
+            return f"there is no exchange {shown(exchange)}"
+        if exchange == DEFAULT and key is not None and key not in self._broker.queues:
+            return f"there is no queue {shown(key)}"
+        return None
 
     @changing(
         "declare",
@@ -477,6 +493,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
+    "full_percent": attrgetter("full_percent"),
     "durable": attrgetter("durable"),
 }
 

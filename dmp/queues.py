@@ -256,6 +256,18 @@ class Queue(QueueBase):
         elif self.arrivals.add(run, ticket) and ticket is not None:
             ticket.when_done(self._synced)
 
+    @property
+    def full_percent(self) -> int | None:
+        """How much of its room is taken, in percent; None: it always makes room."""
+        arguments, depth = self.kind.arguments, self.depth
+        parts = [100 * depth // self._drop_messages] if self._drop_messages else []
+        if arguments.rejects:
+            if arguments.messages_max is not None:
+                parts.append(100 * depth // max(arguments.messages_max, 1))
+            if arguments.bytes_max is not None:
+                parts.append(100 * self.row.all_body_bytes // max(arguments.bytes_max, 1))
+        return max(parts, default=None)
+
     def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
         """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
         waiting, waiting_bytes = self.depth + before, self.row.all_body_bytes + before_bytes
