@@ -46,6 +46,7 @@ from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
 from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
@@ -95,7 +96,7 @@ class Host:
         *,
         say: Callable[[str], None] | None = None,
         watch: LoopWatch | None = None,
-        open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
+        open_store: Callable[..., Awaitable[Store]] = Store.open,
         reread: Callable[[], Config] | None = None,
         leave: Callable[[ExitCode], None] = lambda _: None,
     ) -> None:
@@ -115,6 +116,9 @@ class Host:
         self._store: Store | None = None
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
+        self._link = BucketLink(config.ship, config.serve.data_dir, log, self.stop)
+        self.serves_anew = False
+        """At the end: the folder was promoted, and the same server is to be started on it once more."""
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
@@ -162,12 +166,20 @@ class Host:
                 clients=self._budget.limit_bytes,
             )
         with folder_errors(folder):
-            store = self._store = await self._open(folder, self._storage())
+            ships = await self._link.arrive()
+            options: Mapping[str, Any] = {} if ships is None else {"ships": ships}
+            store = self._store = await self._open(folder, self._storage(), **options)
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
         try:
             with folder_errors(folder):
-                recording = self._recording = Recording(store, self._config.record, self._log)
+                await self._link.start(store)
+                record = (
+                    self._config.record
+                    if not self._link.follows
+                    else attrs.evolve(self._config.record, protocols=())
+                )
+                recording = self._recording = Recording(store, record, self._log)
             with copy_errors(folder, "control socket in"):
                 listener = control.listen(folder)
                 self._control_file = os.lstat(folder / control.NAME)
@@ -184,6 +196,7 @@ class Host:
         if self._recording is not None:
             self._recording.flush()
         await store.close()
+        self.serves_anew = await self._link.close(store)
         if self._all_served.is_set():
             self._log.info("stopped")
 
@@ -221,6 +234,7 @@ class Host:
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 await nursery.start(application.serve, self, listener, self._log)
+                nursery.start_soon(self._link.run)
                 nursery.start_soon(recording.run)
                 await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
@@ -228,8 +242,9 @@ class Host:
                     for service in self._services:
                         await self._open_service(service)
                 bridges = self._bridges = self._make_bridges(store)
-                await bridges.open()
-                await self._take_definitions()
+                if not self._link.follows:
+                    await bridges.open()
+                    await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
@@ -239,7 +254,8 @@ class Host:
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                await bridges.change(self._config.bridges)
+                if not self._link.follows:
+                    await bridges.change(self._config.bridges)
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
                 nursery.start_soon(self._tell_endings)
@@ -248,6 +264,7 @@ class Host:
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
+                await self._link.finish()
                 nursery.start_soon(self._await_ends, store)
                 nursery.cancel_scope.cancel()
         finally:
@@ -440,7 +457,7 @@ class Host:
             return "draining"
         if not self._all_served.is_set() or self._store is None:
             return "starting"
-        if self._store.read_only is not None:
+        if self._store.read_only is not None and not self._store.follows:
             return f"the store is read-only: {self._store.read_only}"
         down = [service.name for service in self._services if service.state != "serving"]
         return f"restarting: {', '.join(down)}" if down else None
@@ -459,6 +476,7 @@ class Host:
             "attention": self._attention.few,
             "protocols": [service.status() for service in self._services],
             "store": attrs.asdict(self._store.statistics()),
+            **self._link.status(),
         }
 
     def share_of(self, user: str) -> int:
@@ -581,6 +599,7 @@ class Host:
             yield from self._recording.samples()
         if self._watch is not None:
             yield from self._watch.samples()
+        yield from self._link.samples()
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()
