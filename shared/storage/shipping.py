@@ -95,13 +95,16 @@ class Shipping:
     """Called when somebody begins to wait."""
     shipped_lsn: int = 0
     restorable: bool = False
-    _told_lsn: int = -1
-    """Behind the newest batch whose references were told; -1: none was written in this run."""
+    _told_lsn: int = attrs.field(init=False)
+    """Behind the newest batch whose references were told."""
     _error: StoreError | None = None
     _waiting: deque[tuple[int, Ticket]] = attrs.Factory(deque)
     _referred: deque[Referred] = attrs.Factory(deque)
     _read_before: tuple[int, int] = (-1, -1)
     """Where the last read ended, and the LSN of its last batch."""
+
+    def __attrs_post_init__(self) -> None:
+        self._told_lsn = self.start_lsn
 
     @property
     def journal_id(self) -> int:
@@ -110,8 +113,7 @@ class Shipping:
     @property
     def synced_lsn(self) -> int:
         """All below can be read. A thread syncs a batch before the loop is told to what that refers."""
-        synced = self._journal.synced
-        return synced if self._told_lsn < 0 else min(synced, self._told_lsn)
+        return min(self._journal.synced, self._told_lsn)
 
     @property
     def unsynced(self) -> bool:

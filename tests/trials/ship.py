@@ -9,6 +9,7 @@ The server acknowledges by the bucket, so all that was acknowledged is promised.
 passes through pub/sub and recording: there it is what came before the last object but one was made.
 """
 
+import math
 import random
 import shutil
 import sys
@@ -63,7 +64,13 @@ class ShippedFolder(Folder):
         return lambda book: cut if all_of_it else shipped
 
     def _forget_shown(self, shipped: float) -> None:
-        """Queues deliver what is on the disk here: what a consumer was shown is safe once it is shipped."""
+        """What is on the disk here is delivered and read: it is safe once it is acknowledged, or shipped."""
+        model = getattr(getattr(self.adapter, "book", None), "model", None)
+        for topic in () if model is None else model.topics.values():
+            for message in topic.messages.values():
+                if not message.acked and message.known_seconds > shipped:
+                    message.known_seconds = message.ended = math.inf
+                    message.offset = None
         for queue in getattr(getattr(self.adapter, "book", None), "queues", {}).values():
             for message in queue.messages.values():
                 if message.shown is not None and message.shown > shipped:
