@@ -10,7 +10,7 @@ import trio.testing
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
 from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
-from brokers.ship.shipper import GRACE_SECONDS
+from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.units import KIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
