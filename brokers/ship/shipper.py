@@ -11,7 +11,7 @@ empty object where the journal stands now, and a snapshot.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from brokers.ship.settings import ShipSettings
 from brokers.ship.snapshots import Snapshots
 from shared.errors import StoreReadOnly
 from shared.globs import matcher
+from shared.metrics import Sample, current, figures, total
 from shared.storage.disk import Disk, read_file
 from shared.storage.shipping import JournalGap, JournalRange, Shipping, Ships
 from shared.storage.store import Store
@@ -78,6 +79,23 @@ def _mark_of(data: bytes | None, url: str) -> FolderMark | None:
     """The mark of this bucket; None where there is none."""
     mark = None if data is None else unpack_mark(data)
     return mark if mark is not None and mark.url == url else None
+
+
+@attrs.frozen
+class ShipStatistics:
+    """The shipper in numbers; fields with a text are metrics, `ship_<field>`."""
+
+    lag_seconds: float = current("Age of the oldest change that the bucket lacks; 0: it has everything.")
+    lag_bytes: int = current("Bytes of the journal that the bucket lacks.")
+    held_bytes: int = current("Of the journal, kept on disk only because the bucket lacks it.")
+    waiting: int = current("Commits whose answers wait for the bucket.")
+    epoch: int = current("The epoch that is ours; 0: none is yet.")
+    ours: bool = current("1: the bucket is ours, or is not reached yet; 0: another server has it.")
+    retained_from_seconds: float = current("Unix time of the oldest instant that can be restored; 0: none.")
+    objects: int = total("Objects of the journal made.")
+    bytes: int = total("Bytes of these.")
+    snapshots: int = total("Snapshots made.")
+    begun_anew: int = total("How often more waited than may, and shipping began anew with a snapshot.")
 
 
 class _Forgotten(Exception):
@@ -598,7 +616,65 @@ class Shipper:
         """Bytes of the journal that the bucket lacks."""
         return self._behind_bytes
 
+    def statistics(self) -> ShipStatistics:
+        oldest = self._manifest_now.snapshots[:1] if self._manifest_now is not None else ()
+        return ShipStatistics(
+            self.lag_seconds,
+            self.lag_bytes,
+            self.shipping.held_bytes,
+            self.shipping.waiting,
+            0 if self.manifest is None else self.manifest.epoch,
+            self.state not in ("refused", "fenced"),
+            oldest[0].time_ms / 1000 if oldest else 0.0,
+            self.objects,
+            self.shipped_bytes,
+            0 if self.snapshots is None else self.snapshots.made,
+            self.forgotten,
+        )
 
+    def samples(self) -> Iterator[Sample]:
+        """All metrics of shipping."""
+        yield from figures("ship", self.statistics())
+        for operation, count in self.bucket.counts.items():
+            labels = (("operation", operation),)
+            yield Sample("ship_requests_total", count.requests, "Requests to the bucket.", labels=labels)
+            yield Sample("ship_request_bytes_total", count.bytes, "Bytes of these.", labels=labels)
+            yield Sample("ship_request_errors_total", count.errors, "Those that failed.", labels=labels)
+
+    def status(self) -> dict[str, Any]:
+        """What `brokers ship status` shows, in JSON's values."""
+        manifest = self._manifest_now
+        kept = manifest.snapshots if manifest is not None else ()
+        seconds = max(time.monotonic() - self.began, 1.0)
+        requests = sum(count.requests for count in self.bucket.counts.values())
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "url": self.settings.url,
+            "epoch": 0 if manifest is None else manifest.epoch,
+            "ack": self.settings.ack,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "lag_bytes": self.lag_bytes,
+            "held_bytes": self.shipping.held_bytes,
+            "shipped_lsn": self.shipping.shipped_lsn,
+            "number": self.number,
+            "objects": self.objects,
+            "bytes": self.shipped_bytes,
+            "snapshots": len(kept),
+            "retained_from": kept[0].time_ms if kept else None,
+            "retained_to": round(1000 * (time.time() - self.lag_seconds)) if kept else None,
+            "begun_anew": self.forgotten,
+            "last_error": self.bucket.last_error,
+            "requests": {name: attrs.asdict(count) for name, count in self.bucket.counts.items()},
+            "requests_a_month": round(requests / seconds * _MONTH_SECONDS),
+        }
+
+    @property
+    def _manifest_now(self) -> Manifest | None:
+        return self.manifest if self.snapshots is None else self.snapshots.manifest
+
+
+_MONTH_SECONDS = 30 * 86400
 _WAYS_OUT = (
     "restore a folder from the bucket and serve that, or have this one take the bucket over as it is with "
     "brokers ship adopt, which gives up what only the bucket has"
