@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +16,7 @@ from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.leases import Lease
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
@@ -41,6 +41,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.queues.runs import Run
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 from shared.task_turns import TaskTurn
@@ -71,7 +72,11 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
-        self._values = {**_QUEUE_VALUES, "oldest_seconds": self._oldest_seconds}
+        self._values = {
+            **_QUEUE_VALUES,
+            "oldest_seconds": self._oldest_seconds,
+            "dead_obstacle": self._dead_obstacle,
+        }
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -143,6 +148,18 @@ class Admin:
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
 
+    def _dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        arguments = queue.kind.arguments
+        exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        if exchange is None:
+            return None
+        if exchange not in self._broker.exchanges:
+            return f"there is no exchange {shown(exchange)}"
+        if exchange == DEFAULT and key is not None and key not in self._broker.queues:
+            return f"there is no queue {shown(key)}"
+        return None
+
     @changing(
         "declare",
         "Declare a durable queue; one just like it may be there.",
@@ -188,41 +205,41 @@ class Admin:
                     break
                 head = message.head
                 rows.add(
-                    message.number,
-                    await self._beginning(message) if head.large else message.body,
+                    message.first,
+                    await self._beginning(message.bodies[0]) if head.large else message.bodies[0],
                     _arrived_ms(queue, message),
                     size=head.body_bytes,
                     properties=shown_properties.show(head.properties),
                     exchange=_text(head.exchange) or DEFAULT_NAME,
                     key=_text(head.key),
-                    redelivered=message.redelivered,
+                    redelivered=message.tries > 0,
                 )
         return {"items": rows.items}
 
-    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
-        """The first of what is ready, as it was when this began: those in memory, then those in the log."""
+    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Run]:
+        """The first of what is ready, as it was when this began, each as a run: those in memory, then those
+        in the log."""
         cold, log = queue.row.cold, queue.log
-        count = 0
-        ready = list(islice(queue.row.ready, most))
+        ready = list(islice(chain.from_iterable(run.singles() for run in queue.row.ready), most))
+        count = len(ready)
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
-            count += 1
             yield message
         while left and count < most and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 return
             for record in cold.messages_in(data, offset, first):
-                if isinstance(record, Message) and left and count < most:
+                if isinstance(record, Run) and left and count < most:
                     count += 1
                     left -= 1
-                    first = record.number + 1
+                    first = record.end
                     yield record
             offset += len(data)
 
-    async def _beginning(self, message: Message) -> bytes:
+    async def _beginning(self, reference: bytes) -> bytes:
         """The beginning of a large body, as much as is shown. Raises StoreError."""
-        log = self._broker.bodies[message.body].log
+        log = self._broker.bodies[reference].log
         parts: list[bytes] = []
         offset = log.first
         while sum(map(len, parts)) < SHOWN_BYTES_MAX:
@@ -280,7 +297,7 @@ class Admin:
                     await turn.item()
             return {"moved": moved, "left": queue.depth - moved}
         moving: Ticket | None = None
-        stay: list[Message] = []
+        stay: list[Run] = []
 
         def refused(done: Ticket) -> None:
             nonlocal moved
@@ -476,6 +493,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
+    "full_percent": attrgetter("full_percent"),
     "durable": attrgetter("durable"),
 }
 
@@ -485,7 +503,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     arrived = queue.numbered
     oldest = None
     if queue.row.ready:
-        oldest = queue.row.ready.first().number
+        oldest = queue.row.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
     return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
@@ -511,9 +529,9 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _arrived_ms(queue: Queue, message: Message) -> int | None:
-    """When a message arrived, in Unix ms; None where no record says so."""
+def _arrived_ms(queue: Queue, message: Run) -> int | None:
+    """When the first message of a run arrived, in Unix ms; None where no record says so."""
     log = queue.log
-    if log is None or message.offset < 0 or log.is_copy(message):
+    if log is None or message.offset < 0 or log.is_copy(message.first):
         return None
     return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)

@@ -82,6 +82,7 @@ class StoreStatistics:
     restored_files: int = current("Files of logs written anew: somebody had removed or replaced them.")
     open_files: int = current("Handles of logs kept open.")
     free_bytes: int = current("Free on the file system of the data folder.")
+    scarce: bool = current("1: less than twice the space is free at which publishing stops.")
     full: bool = current("1: publishing has stopped for want of space.")
     read_only: bool = current("1: a sync failed or files were removed, nothing more is written.")
     damaged_ranges: int = current("Places found damaged since the start.")
@@ -354,6 +355,13 @@ class Store:
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
         )
 
+    async def instant(self) -> tuple[int, list[LogSnapshot]]:
+        """Every log as of one moment, and the LSN behind it: the journal has all of them below that."""
+        await self.flush()
+        return await self._committer.between_commits(
+            lambda: (self._journal.position, [log_snapshot(log) for log in self._inventory.all_logs()])
+        )
+
     async def flush(self) -> bool:
         """Write tails and index entries to the logs' files; False if some could not be written."""
         return await self._log_writer.flush()
@@ -440,6 +448,7 @@ class Store:
             restored_files=self._names.restored,
             open_files=len(self._files),
             free_bytes=self._watch.free_bytes,
+            scarce=self._watch.scarce,
             full=committer.full,
             read_only=committer.read_only is not None,
             damaged_ranges=len(self._files.damage),

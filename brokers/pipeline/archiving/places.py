@@ -6,7 +6,6 @@ whole or not at all: a folder renames it, and an object store makes an object of
 
 import importlib.util
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,12 +17,11 @@ import attrs
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.manifest import Part
+from brokers.pipeline.source.options import BUCKET_URL
 from shared.local_path import local_path
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-
-_BUCKET = re.compile(r"(s3|gs|az)://[^/]+")
 
 
 class ArchivePlace(Protocol):
@@ -127,7 +125,7 @@ def require(module: str, extra: str) -> None:
 def place_of(text: str | Path, below: str = names.FRESH, config: Mapping[str, str] = {}) -> ArchivePlace:
     """Parse `/srv/archive`, `file:///srv/archive` or `s3://bucket/prefix`. Raises ValueError."""
     text = str(text)
-    if _BUCKET.match(text) is not None:
+    if BUCKET_URL.match(text) is not None:
         return BucketPlace(text.rstrip("/"), below, config)
     return FolderPlace(local_path(text).absolute(), below)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import attrs
 
-from brokers.ship.assembling import ALL, Assembler, Cut
+from brokers.ship.assembling import ALL, Assembler, Cut, say_finished
 from brokers.ship.bucket import Bucket
 from brokers.ship.formats import (
     MANIFEST_KEY,
@@ -166,6 +166,7 @@ class Apart:
                         made.take(self.unpacked(at))
             finally:
                 end = made.finish(0)
+                say_finished(disk)
             return end
 
 

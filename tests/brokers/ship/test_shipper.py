@@ -16,6 +16,7 @@ from shared.units import KIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
 from tests.brokers.ship.reassembled import assembled
 from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
+from tests.brokers.test_dashboards import EXPRESSIONS, SHIPPED, series
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL
 
@@ -333,3 +334,32 @@ def test_the_manifest_of_a_new_bucket_says_whose_it_is() -> None:
     manifest = unpack_manifest(bucket.objects[MANIFEST_KEY])
     assert (manifest.epoch, manifest.url) == (1, SETTINGS.url)
     assert manifest.snapshots[0].whole_from == manifest.snapshots[0].lsn
+
+
+async def test_what_is_told_of_shipping_is_what_the_dashboard_and_status_show(autojump_clock: object) -> None:
+    named = {name for name in set().union(*map(series, EXPRESSIONS)) if name.startswith(SHIPPED)}
+    assert len(named) >= 4
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket) as ours:
+        await ours.append("orders", b"x")
+        await ours.even()
+        told = {f"brokers_{sample.name}": sample.value for sample in ours.shipper.samples()}
+        assert named <= set(told)
+        assert (told["brokers_ship_epoch"], told["brokers_ship_ours"], told["brokers_ship_lag_seconds"]) == (
+            1,
+            1,
+            0,
+        )
+        status = ours.shipper.status()
+        assert (status["state"], status["lag_bytes"], status["epoch"]) == ("shipping", 0, 1)
+        assert status["requests"]["create"]["requests"] == len(
+            [1 for each in bucket.asked if each[0] == "create"]
+        )
+        assert status["requests_a_month"] > 0
+        bucket.away = True
+        await ours.append("orders", b"y")
+        await trio.sleep(100)
+        status = ours.shipper.status()
+        assert (status["state"], status["reason"], status["last_error"]) == ("away", "503", "create: 503")
+        assert status["lag_seconds"] > 90
+        bucket.away = False

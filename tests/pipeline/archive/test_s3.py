@@ -1,11 +1,9 @@
 """Archives in a bucket, over S3: the private one, and both kinds of table. The server is moto's."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
 
 from brokers.errors import Failure
 from brokers.pipeline import archive
@@ -19,39 +17,20 @@ from tests.pipeline.archive.test_lake import account, once, plain
 from tests.support.folders import fill
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def bucket(
-    endpoint: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> str:
-    """A new bucket's URL; the environment says how it is reached."""
-    import boto3
-
+def bucket(s3: str, s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket's URL; the environment has a catalog of Iceberg in it, too."""
     for name, value in {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
-        "PYICEBERG_CATALOG__LAKE__URI": f"sqlite:///{tmp_path}/catalog.db",
-        "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"s3://{tmp_path.name.replace('_', '-')}/warehouse",
-        "PYICEBERG_CATALOG__LAKE__S3__ENDPOINT": endpoint,
-        "PYICEBERG_CATALOG__LAKE__S3__REGION": "us-east-1",
-        "PYICEBERG_CATALOG__LAKE__S3__ACCESS_KEY_ID": "key",
-        "PYICEBERG_CATALOG__LAKE__S3__SECRET_ACCESS_KEY": "secret",
+        "TYPE": "sql",
+        "URI": f"sqlite:///{tmp_path}/catalog.db",
+        "WAREHOUSE": f"{s3}/warehouse",
+        "S3__ENDPOINT": s3_endpoint,
+        "S3__REGION": "us-east-1",
+        "S3__ACCESS_KEY_ID": "key",
+        "S3__SECRET_ACCESS_KEY": "secret",
     }.items():
-        monkeypatch.setenv(name, value)
-    name = tmp_path.name.replace("_", "-")
-    boto3.client("s3", region_name="us-east-1", endpoint_url=endpoint).create_bucket(Bucket=name)
-    return f"s3://{name}"
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name}", value)
+    return s3
 
 
 def test_an_archive_in_a_bucket(bucket: str, tmp_path: Path) -> None:
