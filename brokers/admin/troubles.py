@@ -32,6 +32,8 @@ SPANS_LEAST = 3
 """Spans in which it must have come: what ends within 10 s is in two at most."""
 REFUSED_LEAST, STRETCHES_LEAST = 60, 6
 """Refused requests of one user, and long stretches of the loop, in the last minute."""
+UNSHIPPED_SECONDS = 60.0
+"""So long the bucket may lack what was acknowledged."""
 TREND_SECONDS = 60.0
 """A group falls back if it is farther behind than so long ago."""
 
@@ -63,6 +65,8 @@ class ServerReading:
     wall: float = 0.0
     refused: Mapping[tuple[str, str, str], int] = {}
     stretches: tuple[int, float, str] = (0, 0.0, "")
+    shipping: Mapping[str, Any] | None = None
+    """As `brokers ship status` has it; None: nothing is shipped."""
 
 
 class Tally:
@@ -527,6 +531,43 @@ def _protocol(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advic
             )
 
 
+def _shipping(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+    seen = server.shipping
+    if seen is None:
+        return
+    if seen["state"] in ("refused", "fenced"):
+        yield (
+            "bucket",
+            "/store",
+            Advice(
+                f"Nothing is shipped any more: {seen['reason']}.",
+                "See to it that one server runs, then restart the one that is to ship.",
+                "critical",
+            ),
+        )
+    elif seen["lag_seconds"] > UNSHIPPED_SECONDS:
+        yield (
+            "lag",
+            "/store",
+            Advice(
+                f"The bucket lacks what was acknowledged since {_for(seen['lag_seconds'])}, "
+                f"{readable(seen['lag_bytes'], 'bytes')}: {seen['reason'] or 'it is slow'}.",
+                "Look at the bucket, its rights and the network; what waits is kept and shipped later.",
+                "critical",
+            ),
+        )
+    if seen.get("drill_ok") is False:
+        yield (
+            "drill",
+            "/store",
+            Advice(
+                "A restore that was tried out is not what is served.",
+                "brokers ship verify says which object is damaged; keep a backup until that is clear.",
+                "critical",
+            ),
+        )
+
+
 SERVER_TROUBLES = (
     ServerTrouble("memory", "Requests are refused for want of memory, again and again.", _memory),
     ServerTrouble("disk", "The disk is nearly full, or takes nothing more.", _disk),
@@ -539,6 +580,7 @@ SERVER_TROUBLES = (
     ),
     ServerTrouble("loop", f"Everybody waits for over 100 ms, {STRETCHES_LEAST} times a minute.", _loop),
     ServerTrouble("protocol", "A protocol is down, or has crashed since the start.", _protocol),
+    ServerTrouble("shipping", "The bucket lacks what was acknowledged a minute ago.", _shipping),
 )
 TROUBLES: Sequence[ObjectTrouble | ServerTrouble] = (*SERVER_TROUBLES, *OBJECT_TROUBLES)
 KINDS = tuple(dict.fromkeys(each.name for each in TROUBLES))

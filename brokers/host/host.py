@@ -537,6 +537,7 @@ class Host:
             wall=time.time(),
             refused=refused,
             stretches=(stretches.count, stretches.seconds, stretches.at),
+            shipping=self._link.status().get("ship"),
         )
 
     def _tell_refused(self, account: Account) -> None:

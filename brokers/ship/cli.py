@@ -1,4 +1,4 @@
-"""Commands of buckets: restore, follow, promote, and `brokers ship ls|verify|adopt`."""
+"""Commands of buckets: restore, follow, promote, and `brokers ship status|ls|verify|adopt`."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from brokers.commands.flags import (
     with_host_flags,
 )
 from brokers.commands.render import CommandResult, Several
-from brokers.commands.server_address import DataDir, local_folder, require_folder
+from brokers.commands.server_address import DataDir, ServerAddress, local_folder, require_folder
 from brokers.errors import ExitCode, Failure, copy_errors, folder_errors
 from shared.cli.options import Json, flag
 from shared.cli.progress import progress
@@ -171,8 +171,27 @@ def _mark_of(folder: Path) -> Mapping[str, Any]:
 
 
 ship, command = host_app(
-    "ship", "The bucket to which a server ships.", "ls s3://bucket/prefix", "verify", "adopt"
+    "ship", "The bucket to which a server ships.", "status", "ls s3://bucket/prefix", "verify", "adopt"
 )
+
+
+@command("status", "status --json")
+def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
+    """Show how far a running server has shipped.
+
+    Lag, what is in the bucket and which instants it has, requests and their
+    number a month at this pace, the last error. Exit code 1: nothing is shipped.
+    """
+    found = at.client().request("GET", "/status").get("ship")
+    if found is None:
+        raise Failure("this server ships to no bucket: ship.url is not set", ExitCode.CONFIGURATION)
+    code = ExitCode.OK if found["state"] in ("shipping", "starting") else ExitCode.FAILED
+    if json:
+        return CommandResult(found, code)
+    requests = [{"operation": name, **count} for name, count in found.pop("requests").items()]
+    for name in ("retained_from", "retained_to"):
+        found[name] = "nothing yet" if found[name] is None else _said(found[name])
+    return CommandResult(Several((found, requests)), code)
 
 
 @command("ls s3://bucket/prefix", "ls --json")

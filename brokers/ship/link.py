@@ -130,11 +130,17 @@ class BucketLink:
         return self._position is not None
 
     def status(self) -> Mapping[str, Any]:
-        return {} if self.follow is None else {"follow": self.follow.status()}
+        found: dict[str, Any] = {} if self.follow is None else {"follow": self.follow.status()}
+        if self.shipper is not None:
+            drilled = None if self.drilled is None else self.drilled.ok
+            found["ship"] = {**self.shipper.status(), "drill_ok": drilled}
+        return found
 
     def samples(self) -> Iterator[Sample]:
         if self.follow is not None:
             yield from self.follow.samples()
+        if self.shipper is not None:
+            yield from self.shipper.samples()
         if self.drilled is not None:
             yield Sample("ship_drill_seconds", self.drilled.seconds, "Of the last drill's restore.", "gauge")
             yield Sample("ship_drill_ok", self.drilled.ok, "1: it was the same as what is served.", "gauge")

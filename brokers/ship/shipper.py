@@ -11,7 +11,7 @@ empty object where the journal stands now, and a snapshot.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -23,31 +23,24 @@ import trio
 from brokers.ship import epochs
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
 from brokers.ship.epochs import Fenced, ForeignBucket
-from brokers.ship.folding import Fold, Sections
 from brokers.ship.formats import (
-    PARTS_PREFIX,
     SHIP_PATH,
-    SNAPSHOTS_PREFIX,
     WAL_HEAD_BYTES,
     WAL_PREFIX,
     BadObject,
     FolderMark,
     Manifest,
     Piece,
-    Snapshot,
-    SnapshotLine,
     pack_wal,
-    part_key,
-    snapshot_key,
     unpack_mark,
-    unpack_snapshot,
     unpack_wal,
     wal_key,
 )
 from brokers.ship.settings import ShipSettings
+from brokers.ship.snapshots import Snapshots
 from shared.errors import StoreReadOnly
 from shared.globs import matcher
-from shared.storage.catalog import unpack as unpack_catalog
+from shared.metrics import Sample, current, figures, total
 from shared.storage.disk import Disk, read_file
 from shared.storage.shipping import JournalGap, JournalRange, Shipping, Ships
 from shared.storage.store import Store
@@ -65,16 +58,9 @@ AWAY_SECONDS = (0.25, 15.0)
 """The first and the longest pause before a request is repeated."""
 MARK_SECONDS = 60.0
 """How often the folder's mark is written where little is shipped."""
-GRACE_SECONDS = 600.0
-"""What the manifest no longer names is deleted so much later: somebody may be reading it."""
-THIN_SECONDS = 3600.0
-"""Of older snapshots one is kept for each span of this length; the journal has what is between."""
-DELETED_AT_ONCE = 1000
 WRITERS_KEPT = 4
 """In the folder's mark: a request of an earlier run may arrive after its end."""
 _ANY_BYTES = 1 << 62
-STALE_LEAST_BYTES = 1 << 20
-"""A smaller object is not sent anew for what it has of no use."""
 
 
 def opened_with(settings: ShipSettings) -> Ships:
@@ -93,6 +79,23 @@ def _mark_of(data: bytes | None, url: str) -> FolderMark | None:
     """The mark of this bucket; None where there is none."""
     mark = None if data is None else unpack_mark(data)
     return mark if mark is not None and mark.url == url else None
+
+
+@attrs.frozen
+class ShipStatistics:
+    """The shipper in numbers; fields with a text are metrics, `ship_<field>`."""
+
+    lag_seconds: float = current("Age of the oldest change that the bucket lacks; 0: it has everything.")
+    lag_bytes: int = current("Bytes of the journal that the bucket lacks.")
+    held_bytes: int = current("Of the journal, kept on disk only because the bucket lacks it.")
+    waiting: int = current("Commits whose answers wait for the bucket.")
+    epoch: int = current("The epoch that is ours; 0: none is yet.")
+    ours: bool = current("1: the bucket is ours, or is not reached yet; 0: another server has it.")
+    retained_from_seconds: float = current("Unix time of the oldest instant that can be restored; 0: none.")
+    objects: int = total("Objects of the journal made.")
+    bytes: int = total("Bytes of these.")
+    snapshots: int = total("Snapshots made.")
+    begun_anew: int = total("How often more waited than may, and shipping began anew with a snapshot.")
 
 
 class _Forgotten(Exception):
@@ -114,14 +117,14 @@ class Shipper:
     number: int = 0
     """Of the newest WAL object."""
     manifest: Manifest | None = None
+    """Of the epoch that is ours, as it was taken."""
+    snapshots: Snapshots | None = None
     objects: int = 0
     shipped_bytes: int = 0
-    snapshots: int = 0
     forgotten: int = 0
     """How often shipping began anew since too much waited."""
     began: float = attrs.Factory(time.monotonic)
     shipping: Shipping = attrs.field(init=False)
-    _etag: str = ""
     _mark: FolderMark | None = None
     _writer: str = attrs.Factory(epochs.new_writer)
     _least_lsn: int = 0
@@ -134,13 +137,6 @@ class Shipper:
     _marked_at: float = attrs.Factory(trio.current_time)
     _recent: deque[tuple[int, int]] = attrs.Factory(lambda: deque(maxlen=100_000))
     """Numbers and next LSNs of objects since the last snapshot."""
-    _sections: Sections = attrs.Factory(dict)
-    _sizes: dict[str, int] = attrs.Factory(dict)
-    """Of objects of parts."""
-    _named: dict[str, frozenset[str]] = attrs.Factory(dict)
-    """By snapshot: the keys of its parts."""
-    _doomed: deque[tuple[float, list[str]]] = attrs.Factory(deque)
-    _folded_lsn: int = -1
     _reached_lsn: int = 0
     """Nothing below is left to be shipped; `Shipping.shipped_lsn` is where the last batch ends."""
     _wake: trio.Event = attrs.Factory(trio.Event)
@@ -289,7 +285,17 @@ class Shipper:
                 raise ForeignBucket("another server takes the bucket at this moment") from None
             break
         self.number += 1
-        self.manifest, self._etag = manifest, etag
+        self.manifest = manifest
+        self.snapshots = Snapshots(
+            self.store,
+            self.shipping,
+            self.settings,
+            self.bucket,
+            self._repeated,
+            lambda: self.wall_ms(),
+            manifest,
+            etag,
+        )
         await self._write_mark()
         self._tell_back()
         self.log.info("the bucket is ours", url=self.settings.url, epoch=manifest.epoch, number=self.number)
@@ -555,214 +561,43 @@ class Shipper:
     # -- snapshots
 
     async def _fold_all(self) -> None:
-        await self._load_sections()
+        snapshots = self.snapshots
+        assert snapshots is not None
+        await snapshots.load(go_on=self._restorable)
         while True:
             if self._restorable:
                 with trio.move_on_after(self.settings.fold):
                     await self._fold_now.wait()
             self._fold_now = trio.Event()
             try:
-                if self.shipping.synced_lsn != self._folded_lsn or not self._restorable:
-                    await self._fold()
-                await self._delete_doomed()
+                if self.shipping.synced_lsn != snapshots.folded_lsn or not self._restorable:
+                    self._has_snapshot(await snapshots.make(self))
+                    await self._write_mark()
+                await snapshots.delete_doomed()
             except OSError as error:
                 self.log.error(
                     "a snapshot cannot be made; it is tried again; look at the disk", reason=str(error)
                 )
                 await trio.sleep(AWAY_SECONDS[1])
 
-    async def _fold(self) -> None:
-        """Make a snapshot, and have the manifest name it. Raises Fenced, OSError."""
-        manifest, shipping = self.manifest, self.shipping
-        assert manifest is not None
-        began_lsn = shipping.synced_lsn
-        if not await self.store.checkpoint():
-            raise OSError("there was no checkpoint")
-        await shipping.sync()
-        reached = shipping.synced_lsn
-        text = await self.store.in_thread(shipping.catalog)
-        catalog = await self.store.in_thread(unpack_catalog, text)
-        if catalog is None:
-            raise OSError("the catalog is damaged")
-        lsn = catalog.replay_lsn
-        fold = Fold(
-            shipping, catalog.logs, self._sections, self.settings.part_bytes, manifest.epoch, self._stale()
-        )
-        try:
-            await self._send_parts(fold, lsn)
-        finally:  # what was sent is there, though there be no snapshot yet
-            self._sections = self._sections | fold.sections
-        whole_from = lsn
-        if await self.store.in_thread(fold.has_dropped):
-            whole_from = max(shipping.synced_lsn, lsn)
-            reached = shipping.synced_lsn
-        while self._reached_lsn < min(reached, whole_from) or self._jump is not None:
+    def _has_snapshot(self, lsn: int | None) -> None:
+        """There is a snapshot: what was shipped from there on can be restored."""
+        if lsn is not None and lsn >= self._least_lsn and self._jump is None and not self._restorable:
+            self._restorable = True
+            self.shipping.advance(self.shipping.shipped_lsn, restorable=True)
+
+    async def reach(self, lsn: int, snapshot_lsn: int) -> bool:
+        """Wait until the bucket has all below `lsn`; as `ShippedJournal.reach`."""
+        while self._reached_lsn < lsn or self._jump is not None:
             self._wake.set()
             await self._advanced.wait()
-        if lsn < self._least_lsn:
-            return  # shipping began anew meanwhile
-        wal = next((number for number, next_lsn in self._recent if next_lsn > lsn), self.number + 1)
-        snapshot = Snapshot(manifest.epoch, wal, self.wall_ms(), whole_from, catalog, text, fold.sections)
-        line = await self._send_snapshot(snapshot)
-        await self._name(line)
-        self._sections, self._folded_lsn = fold.sections, began_lsn
-        self.snapshots += 1
+        return snapshot_lsn >= self._least_lsn
+
+    def number_of(self, lsn: int) -> int:
+        """The number of the WAL object with the first batch from `lsn` on; as `ShippedJournal.number_of`."""
         while self._recent and self._recent[0][1] <= lsn:
             self._recent.popleft()
-        if not self._restorable and self._jump is None and lsn >= self._least_lsn:
-            self._restorable = True
-            shipping.advance(shipping.shipped_lsn, restorable=True)
-            await self._write_mark()
-
-    async def _send_parts(self, fold: Fold, lsn: int) -> None:
-        parts = fold.parts()
-        number = 0
-        while (part := await self.store.in_thread(next, parts, None)) is not None:
-            while True:
-                key = part_key(fold.epoch, lsn, number)
-                number += 1
-                with suppress(Exists):  # of a fold that was cut short, and had other bytes
-                    await self._repeated(partial(self.bucket.create, key, part.data))
-                    break
-            self._sizes[key] = len(part.data)
-            fold.sent(key, part.directory)
-
-    async def _send_snapshot(self, snapshot: Snapshot) -> SnapshotLine:
-        """The snapshot's line for the manifest."""
-        key = snapshot_key(snapshot.epoch, snapshot.lsn)
-        data = await self.store.in_thread(snapshot.pack)
-        try:
-            await self._repeated(partial(self.bucket.create, key, data))
-        except Exists:  # of a fold that was cut short: it is as good
-            data, _ = await self._repeated(partial(self.bucket.get, key))
-            snapshot = await self.store.in_thread(unpack_snapshot, data, key)
-        self._named[key] = names = snapshot.part_keys
-        size = len(data) + sum(self._sizes.get(name, 0) for name in names)
-        journal_id = f"{self.shipping.journal_id:016x}"
-        return SnapshotLine(
-            key,
-            snapshot.lsn,
-            snapshot.whole_from,
-            snapshot.time_ms,
-            snapshot.wal,
-            snapshot.epoch,
-            journal_id,
-            size,
-        )
-
-    async def _name(self, line: SnapshotLine) -> None:
-        """Have the manifest name a snapshot, and no longer those that retention passed."""
-        assert self.manifest is not None
-        now_ms = self.wall_ms()
-        lines = (*(each for each in self.manifest.snapshots if each.key != line.key), line)
-        kept = lines
-        if self.settings.delete:
-            kept = kept_snapshots(lines, now_ms, self.settings)
-        gone = [each.key for each in lines if each not in kept]
-        doomed = await self._parts_of_none(gone, kept)
-        wal_first = self.manifest.wal_first
-        if self.settings.delete:
-            wal_first = max(wal_first, min(min(each.wal for each in kept), self.number))
-        wal_gone = [wal_key(number) for number in range(self.manifest.wal_first, wal_first)]
-        manifest = attrs.evolve(
-            self.manifest,
-            snapshots=kept,
-            wal_first=wal_first,
-            wal_next=self.number + 1,
-            wal_deleted=self._wal_deleted(),
-            retained_from_ms=kept[0].time_ms,
-            retained_to_ms=now_ms,
-            written_ms=now_ms,
-        )
-        try:
-            self._etag = await self._repeated(
-                partial(epochs.write_manifest, self.bucket, manifest, self._etag)
-            )
-        except (Stale, Missing):
-            raise Fenced from None
-        self.manifest = manifest
-        due = trio.current_time() + GRACE_SECONDS
-        if names := [*doomed, *gone, *wal_gone]:
-            self._doomed.append((due, names))
-
-    def _wal_deleted(self) -> int:
-        """Below this number all objects are deleted."""
-        assert self.manifest is not None
-        waiting = [
-            int(name.removeprefix(WAL_PREFIX))
-            for _, names in self._doomed
-            for name in names
-            if name.startswith(WAL_PREFIX)
-        ]
-        return min(waiting, default=self.manifest.wal_first)
-
-    async def _parts_of_none(self, gone: Sequence[str], kept: Sequence[SnapshotLine]) -> list[str]:
-        """Objects of parts that only snapshots name which are gone."""
-        if not gone:
-            return []
-        for key in [*gone, *(each.key for each in kept)]:
-            if key not in self._named:
-                self._named[key] = await self._names_of(key)
-        needed = frozenset[str]().union(*(self._named[each.key] for each in kept))
-        unneeded = frozenset[str]().union(*(self._named.pop(key) for key in gone)) - needed
-        for name in unneeded:
-            self._sizes.pop(name, None)
-        return sorted(unneeded)
-
-    async def _names_of(self, key: str) -> frozenset[str]:
-        try:
-            data, _ = await self._repeated(partial(self.bucket.get, key))
-            snapshot = await self.store.in_thread(unpack_snapshot, data, key)
-        except (Missing, BadObject):
-            return frozenset()
-        names: frozenset[str] = snapshot.part_keys
-        return names
-
-    async def _delete_doomed(self) -> None:
-        now = trio.current_time()
-        while self._doomed and self._doomed[0][0] <= now:
-            _, names = self._doomed[0]
-            for at in range(0, len(names), DELETED_AT_ONCE):
-                await self._repeated(partial(self.bucket.delete, names[at : at + DELETED_AT_ONCE]))
-            self._doomed.popleft()
-
-    def _stale(self) -> frozenset[str]:
-        """Objects of parts less than half of which the last snapshot uses, up to the size of one object."""
-        live: dict[str, int] = {}
-        for each in self._sections.values():
-            for key, section in each:
-                live[key] = live.get(key, 0) + section.length
-        found, room = [], self.settings.part_bytes
-        for key, used in sorted(live.items()):
-            size = self._sizes.get(key, 0)
-            if size > STALE_LEAST_BYTES and 2 * used < size and used <= room:
-                found.append(key)
-                room -= used
-        return frozenset(found)
-
-    async def _load_sections(self) -> None:
-        """Go on from the newest snapshot, and doom what an earlier run left behind."""
-        assert self.manifest is not None
-        lines = self.manifest.snapshots
-        if self._restorable and lines:
-            with suppress(Missing, BadObject):
-                data, _ = await self._repeated(partial(self.bucket.get, lines[-1].key))
-                self._sections = (await self.store.in_thread(unpack_snapshot, data, lines[-1].key)).sections
-        listed = await self._repeated(partial(self.bucket.listed, PARTS_PREFIX))
-        self._sizes = {each.key: each.bytes for each in listed}
-        if not self.settings.delete:
-            return
-        ours = part_key(self.manifest.epoch, 0, 0)
-        left = {each.key for each in listed if each.key < ours}
-        for line in lines if left else ():
-            self._named[line.key] = await self._names_of(line.key)
-            left -= self._named[line.key]
-        snapshots = await self._repeated(partial(self.bucket.listed, SNAPSHOTS_PREFIX))
-        left |= {each.key for each in snapshots if each.key < snapshot_key(self.manifest.epoch, 0)}
-        left -= {line.key for line in lines}
-        left |= {wal_key(number) for number in range(self.manifest.wal_deleted, self.manifest.wal_first)}
-        if left:
-            self._doomed.append((trio.current_time() + GRACE_SECONDS, sorted(left)))
+        return self._recent[0][0] if self._recent else self.number + 1
 
     # -- what is shown
 
@@ -781,32 +616,66 @@ class Shipper:
         """Bytes of the journal that the bucket lacks."""
         return self._behind_bytes
 
+    def statistics(self) -> ShipStatistics:
+        oldest = self._manifest_now.snapshots[:1] if self._manifest_now is not None else ()
+        return ShipStatistics(
+            self.lag_seconds,
+            self.lag_bytes,
+            self.shipping.held_bytes,
+            self.shipping.waiting,
+            0 if self.manifest is None else self.manifest.epoch,
+            self.state not in ("refused", "fenced"),
+            oldest[0].time_ms / 1000 if oldest else 0.0,
+            self.objects,
+            self.shipped_bytes,
+            0 if self.snapshots is None else self.snapshots.made,
+            self.forgotten,
+        )
 
+    def samples(self) -> Iterator[Sample]:
+        """All metrics of shipping."""
+        yield from figures("ship", self.statistics())
+        for operation, count in self.bucket.counts.items():
+            labels = (("operation", operation),)
+            yield Sample("ship_requests_total", count.requests, "Requests to the bucket.", labels=labels)
+            yield Sample("ship_request_bytes_total", count.bytes, "Bytes of these.", labels=labels)
+            yield Sample("ship_request_errors_total", count.errors, "Those that failed.", labels=labels)
+
+    def status(self) -> dict[str, Any]:
+        """What `brokers ship status` shows, in JSON's values."""
+        manifest = self._manifest_now
+        kept = manifest.snapshots if manifest is not None else ()
+        seconds = max(time.monotonic() - self.began, 1.0)
+        requests = sum(count.requests for count in self.bucket.counts.values())
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "url": self.settings.url,
+            "epoch": 0 if manifest is None else manifest.epoch,
+            "ack": self.settings.ack,
+            "lag_seconds": round(self.lag_seconds, 3),
+            "lag_bytes": self.lag_bytes,
+            "held_bytes": self.shipping.held_bytes,
+            "shipped_lsn": self.shipping.shipped_lsn,
+            "number": self.number,
+            "objects": self.objects,
+            "bytes": self.shipped_bytes,
+            "snapshots": len(kept),
+            "retained_from": kept[0].time_ms if kept else None,
+            "retained_to": round(1000 * (time.time() - self.lag_seconds)) if kept else None,
+            "begun_anew": self.forgotten,
+            "last_error": self.bucket.last_error,
+            "requests": {name: attrs.asdict(count) for name, count in self.bucket.counts.items()},
+            "requests_a_month": round(requests / seconds * _MONTH_SECONDS),
+        }
+
+    @property
+    def _manifest_now(self) -> Manifest | None:
+        return self.manifest if self.snapshots is None else self.snapshots.manifest
+
+
+_MONTH_SECONDS = 30 * 86400
 _WAYS_OUT = (
     "restore a folder from the bucket and serve that, or have this one take the bucket over as it is with "
     "brokers ship adopt, which gives up what only the bucket has"
 )
-
-
-def kept_snapshots(
-    lines: Sequence[SnapshotLine], now_ms: int, settings: ShipSettings
-) -> tuple[SnapshotLine, ...]:
-    """The snapshots that retention keeps, of all, the oldest first. The newest stays."""
-    oldest_ms = now_ms - settings.retention_seconds * 1000
-    thin_ms = now_ms - THIN_SECONDS * 1000
-    kept: list[SnapshotLine] = []
-    for number, line in enumerate(lines):
-        following = lines[number + 1] if number + 1 < len(lines) else None
-        if following is not None and following.time_ms <= oldest_ms:
-            continue  # instants from the next one on are enough
-        near = bool(kept) and line.time_ms - kept[-1].time_ms < THIN_SECONDS * 1000
-        if following is not None and line.time_ms < thin_ms and near:
-            continue
-        kept.append(line)
-    while settings.retention_bytes and len(kept) > 1:
-        # Parts are shared: the largest has nearly all, and the journal's own bytes come on top.
-        size = max(line.bytes for line in kept) + kept[-1].lsn - kept[0].lsn
-        if size <= settings.retention_bytes:
-            break
-        del kept[0]
-    return tuple(kept)

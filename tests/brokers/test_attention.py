@@ -158,8 +158,11 @@ STORE: Mapping[str, Mapping[str, Any]] = {
     "dms, again": {"protocols": [protocol(restarts=1)]},
     "dms, pubsub": {"certificates": [("dms", 5000.0), ("pubsub", 5000.0)], "wall": 4000.0},
     "admin": {"certificates": [("admin", 3000.0)], "wall": 4000.0},
+    "bucket": {"shipping": {"state": "fenced", "reason": "another server ships", "lag_seconds": 0}},
+    "lag": {"shipping": {"state": "away", "reason": "503", "lag_seconds": 61, "lag_bytes": 5000}},
+    "drill": {"shipping": {"state": "shipping", "reason": "", "lag_seconds": 0, "drill_ok": False}},
 }
-CRITICAL = {"read-only", "space", "log files", "damaged places", "dms", "admin"}
+CRITICAL = {"read-only", "space", "log files", "damaged places", "dms", "admin", "bucket", "lag", "drill"}
 
 
 @pytest.mark.parametrize("case", STORE)

@@ -44,8 +44,9 @@ class Shipped:
 
     async def even(self) -> None:
         """Wait until the bucket has everything, and can be restored up to there."""
-        while not self.shipper.is_even:  # noqa: ASYNC110 - the clock jumps
-            await trio.sleep(0.05)
+        with trio.fail_after(1000):
+            while not self.shipper.is_even:  # noqa: ASYNC110 - the clock jumps
+                await trio.sleep(0.05)
 
     async def contents(self) -> dict[tuple[str, str], bytes]:
         """Each log's visible bytes."""

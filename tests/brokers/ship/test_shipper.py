@@ -10,12 +10,13 @@ import trio.testing
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
 from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
-from brokers.ship.shipper import GRACE_SECONDS
+from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.units import KIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
 from tests.brokers.ship.reassembled import assembled
 from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
+from tests.brokers.test_dashboards import EXPRESSIONS, SHIPPED, series
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL
 
@@ -240,7 +241,7 @@ async def test_a_store_that_overwrites_is_refused_unless_that_is_taken(autojump_
 
 
 async def test_where_nothing_may_be_deleted_nothing_is(autojump_clock: object) -> None:
-    settings = attrs.evolve(FOLDS, delete=False, retention_seconds=0)
+    settings = attrs.evolve(FOLDS, delete=False, retention_seconds=0, interval=20, fold=30)
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, settings, STORAGE) as ours:
         for _ in range(3):
@@ -252,12 +253,12 @@ async def test_where_nothing_may_be_deleted_nothing_is(autojump_clock: object) -
 
 
 async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(autojump_clock: object) -> None:
-    settings = attrs.evolve(FOLDS, retention_seconds=60)
+    settings = attrs.evolve(FOLDS, retention_seconds=60, interval=20, fold=30)
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, settings, STORAGE) as ours:
         clock = iter(range(10**15))
         ours.shipper.wall_ms = lambda: int(trio.current_time() * 1000) + next(clock)
-        for _ in range(8):
+        for _ in range(4):
             await work(ours)
             await trio.sleep(GRACE_SECONDS)
         await ours.even()
@@ -333,3 +334,34 @@ def test_the_manifest_of_a_new_bucket_says_whose_it_is() -> None:
     manifest = unpack_manifest(bucket.objects[MANIFEST_KEY])
     assert (manifest.epoch, manifest.url) == (1, SETTINGS.url)
     assert manifest.snapshots[0].whole_from == manifest.snapshots[0].lsn
+
+
+async def test_what_is_told_of_shipping_is_what_the_dashboard_and_status_show(autojump_clock: object) -> None:
+    named = {name for name in set().union(*map(series, EXPRESSIONS)) if name.startswith(SHIPPED)}
+    assert len(named) >= 4
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket) as ours:
+        await ours.append("orders", b"x")
+        await ours.even()
+        told = {
+            f"brokers_{sample.name.removesuffix('_total')}": sample.value for sample in ours.shipper.samples()
+        }
+        assert {name.removesuffix("_total") for name in named} <= set(told)
+        assert (told["brokers_ship_epoch"], told["brokers_ship_ours"], told["brokers_ship_lag_seconds"]) == (
+            1,
+            1,
+            0,
+        )
+        status = ours.shipper.status()
+        assert (status["state"], status["lag_bytes"], status["epoch"]) == ("shipping", 0, 1)
+        assert status["requests"]["create"]["requests"] == len(
+            [1 for each in bucket.asked if each[0] == "create"]
+        )
+        assert status["requests_a_month"] > 0
+        bucket.away = True
+        await ours.append("orders", b"y")
+        await trio.sleep(100)
+        status = ours.shipper.status()
+        assert (status["state"], status["reason"], status["last_error"]) == ("away", "503", "create: 503")
+        assert status["lag_seconds"] > 90
+        bucket.away = False
