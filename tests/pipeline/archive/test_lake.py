@@ -87,14 +87,20 @@ def test_each_record_is_there_once_and_a_second_time_only_what_came_since(table:
 
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.pipeline.archive.test_lake import job
+import importlib, os, signal, sys
+from brokers.pipeline.archiving.feed import ArchiveInput
+from brokers.pipeline.archiving.job import Archiver
+from brokers.pipeline.archiving.lake import open_table
+from brokers.pipeline.source.options import parse
+from tests.pipeline.archive.model import AT_ONCE, Spark
 table, data = sys.argv[1:]
+importlib.import_module(f"brokers.pipeline.archiving.{table.partition(':')[0]}")  # before the processes part
 for point in ("written", "committed"):
     child = os.fork()
     if not child:
-        archiver = job(table, Path(data))
+        feed = ArchiveInput(parse({"path": data, "subscribePattern": ".*"}))
+        opened = open_table(table, feed.origin, by_hour=False)
+        archiver = Archiver(Spark(), feed, opened, opened.place, AT_ONCE)
         kind = type(archiver.folder)
         commit = kind.try_commit
         def killed(*arguments):
