@@ -30,6 +30,8 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     """The work could not be done (a final sync that failed, a refused request)."""
     USAGE = EXIT_USAGE
+    ATTENTION = 3
+    """The server is ready, and something in it needs a person."""
     MISSING = EXIT_MISSING
     """What the command is about does not exist."""
     UNAVAILABLE = EXIT_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""A real server in a test's own process: ready in milliseconds, on a disk in memory, its time moved by hand.
+"""A real server in a test's own process: ready in milliseconds, its time moved by hand, its state asserted.
 
     pytest_plugins = ["brokers.testing"]
 
@@ -9,8 +9,14 @@
             broker.advance(60)  # seconds of the server's time; the test waits for none of them
             assert broker.rows("queues", "dms")[0]["ready"] == 1
 
-It serves in a thread of its own, on loopback, so trio, asyncio and blocking tests use it alike. Its time goes
-as the world's does, and `advance` moves it; the clients' own time is the world's. Needs `brokers[serve]`.
+It serves in a thread of its own, on loopback, so trio, asyncio and blocking tests use it alike. Its time
+stands still but for `advance`: while a test is slow no delay, lifetime, wait or retention ends, and for none
+a test has to wait. That is all of the server's time, by which it also notes when something was. Sockets go
+on meanwhile, and the clients' own time, of their timeouts and pauses, is the world's.
+
+The loop is not the test's own. A clock that stands still there would hold up the timeouts of the test and of
+its clients, and asyncio's loop runs no trio. The disk is a folder in memory (/dev/shm; where there is none,
+among temporary files), which goes with the block. Needs `brokers[serve]`.
 """
 
 import shutil
@@ -42,23 +48,26 @@ from shared.storage.store import Store
 STORAGE = StorageSettings(segment_bytes=1 << 20, zero_fill=False)
 MEMORY = Path("/dev/shm")
 """Where Linux keeps files in memory. Elsewhere the folder is among temporary files."""
-FOLLOWING_STEPS = 20
+STEPS_MAX = 1000
+"""Of one `advance`."""
+ROUNDED_SECONDS = 0.002
+"""The server counts whole milliseconds, and rounds up."""
 
 Result = TypeVar("Result")
 
 
 @attrs.frozen
-class _VirtualClock:
-    """The store's clock: virtual seconds since a moment of the real world."""
+class _Clock:
+    """The store's clock: the server's seconds since a moment of the world."""
 
-    virtual: trio.testing.MockClock
+    server: trio.testing.MockClock
     began_ms: int = attrs.field(factory=lambda: time.time_ns() // 1_000_000)
 
     def wall_ms(self) -> int:
-        return self.began_ms + int(self.virtual.current_time() * 1000)
+        return self.began_ms + int(self.server.current_time() * 1000)
 
     def monotonic(self) -> float:
-        return self.virtual.current_time()
+        return self.server.current_time()
 
 
 @attrs.define(eq=False)
@@ -75,17 +84,21 @@ class Broker:
         return f"{protocol}://127.0.0.1:{self.ports[protocol]}"
 
     def advance(self, seconds: float) -> None:
-        """Move the server's time, and wait until what was due by then has been done.
+        """Move the server's time, and wait until all that is due by then has been done.
 
-        What that leads to is due a moment later, so the time is moved by `FOLLOWING_STEPS` milliseconds more.
+        The time goes from one deadline to the next, so what is due happens in order, each at its time, and so
+        does what follows from it. A long move has `STEPS_MAX` steps, of which each may take several deadlines
+        at once: 3.6 s of an hour.
         """
+        if seconds < 0:
+            raise ValueError("time does not go back")
 
         async def move() -> None:
-            self._clock.jump(seconds)
-            for _ in range(FOLLOWING_STEPS):
+            ends = self._clock.current_time() + seconds + ROUNDED_SECONDS
+            while (left := ends - self._clock.current_time()) > 0:
+                due = trio.lowlevel.current_statistics().seconds_to_next_deadline
+                self._clock.jump(min(max(due, seconds / STEPS_MAX), left))
                 await trio.testing.wait_all_tasks_blocked()
-                self._clock.jump(0.001)
-            await trio.testing.wait_all_tasks_blocked()
 
         self._ask(move)
 
@@ -122,6 +135,7 @@ class Broker:
 
         async def run() -> None:
             try:
+                await trio.testing.wait_all_tasks_blocked()  # what the test has sent is served first
                 result = await work()
                 answers.put(lambda: result)
             except Exception as error:
@@ -152,7 +166,7 @@ def serve(settings: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[B
     folder = Path(tempfile.mkdtemp(prefix="brokers-", dir=memory))
     started: SimpleQueue[Broker | BaseException] = SimpleQueue()
     stop = trio.Event()
-    clock = trio.testing.MockClock(rate=1.0)
+    clock = trio.testing.MockClock()
 
     def run() -> None:
         try:
@@ -184,7 +198,7 @@ async def _serve(
     started: Callable[[Broker], None],
     stop: trio.Event,
 ) -> None:
-    store = await Store.open(folder / "data", STORAGE, clock=_VirtualClock(clock))
+    store = await Store.open(folder / "data", STORAGE, clock=_Clock(clock), in_thread=_at_once)
     log = structlog.stdlib.get_logger("brokers.testing")
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
@@ -202,6 +216,12 @@ async def _serve(
         await stop.wait()
         nursery.cancel_scope.cancel()
     await store.close()
+
+
+async def _at_once(work: Callable[..., Result], *arguments: Any, **_: Any) -> Result:
+    """The disk's work, on the loop: in a thread it would end at another time of the server in each run."""
+    await trio.lowlevel.checkpoint()
+    return work(*arguments)
 
 
 def _bind(group: Group, service: Service, name: str) -> int:

@@ -1,9 +1,8 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
 
@@ -17,7 +16,7 @@ from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
 from dmp.leases import Lease
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
@@ -42,6 +41,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.queues.runs import Run
 from shared.storage.log import RecordTimes, read_records
 from shared.storage.store import Ticket
 from shared.task_turns import TaskTurn
@@ -72,6 +72,11 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
+        self._values = {
+            **_QUEUE_VALUES,
+            "oldest_seconds": self._oldest_seconds,
+            "dead_obstacle": self._dead_obstacle,
+        }
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -86,7 +91,7 @@ class Admin:
                 (self._declare_queue,),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
-                values=_QUEUE_VALUES,
+                values=self._values,
             ),
             Objects(
                 EXCHANGES,
@@ -121,6 +126,12 @@ class Admin:
     def _find_queue(self, parts: Sequence[str]) -> Queue | None:
         return self._broker.queues.get(parts[0].encode())
 
+    def _oldest_seconds(self, queue: Queue) -> float | None:
+        arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
+        if arrived_ms is None:
+            return None
+        return round(max(self._broker.wall_seconds() - arrived_ms / 1000, 0.0), 3)
+
     def _queue(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
             return None
@@ -133,9 +144,21 @@ class Admin:
         if kind.arguments.dead_letter_exchange == DEFAULT:
             given["dead_letter_exchange"] = DEFAULT_NAME
         return {
-            **{name: read(queue) for name, read in _QUEUE_VALUES.items()},
+            **{name: read(queue) for name, read in self._values.items()},
             "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
         }
+
+    def _dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of a queue are lost, as far as a name that is not there tells."""
+        arguments = queue.kind.arguments
+        exchange, key = arguments.dead_letter_exchange, arguments.dead_letter_key
+        if exchange is None:
+            return None
+        if exchange not in self._broker.exchanges:
+            return f"there is no exchange {shown(exchange)}"
+        if exchange == DEFAULT and key is not None and key not in self._broker.queues:
+            return f"there is no queue {shown(key)}"
+        return None
 
     @changing(
         "declare",
@@ -182,41 +205,41 @@ class Admin:
                     break
                 head = message.head
                 rows.add(
-                    message.number,
-                    await self._beginning(message) if head.large else message.body,
+                    message.first,
+                    await self._beginning(message.bodies[0]) if head.large else message.bodies[0],
                     _arrived_ms(queue, message),
                     size=head.body_bytes,
                     properties=shown_properties.show(head.properties),
                     exchange=_text(head.exchange) or DEFAULT_NAME,
                     key=_text(head.key),
-                    redelivered=message.redelivered,
+                    redelivered=message.tries > 0,
                 )
         return {"items": rows.items}
 
-    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Message]:
-        """The first of what is ready, as it was when this began: those in memory, then those in the log."""
+    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Run]:
+        """The first of what is ready, as it was when this began, each as a run: those in memory, then those
+        in the log."""
         cold, log = queue.row.cold, queue.log
-        count = 0
-        ready = list(islice(queue.row.ready, most))
+        ready = list(islice(chain.from_iterable(run.singles() for run in queue.row.ready), most))
+        count = len(ready)
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
-            count += 1
             yield message
         while left and count < most and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
                 return
             for record in cold.messages_in(data, offset, first):
-                if isinstance(record, Message) and left and count < most:
+                if isinstance(record, Run) and left and count < most:
                     count += 1
                     left -= 1
-                    first = record.number + 1
+                    first = record.end
                     yield record
             offset += len(data)
 
-    async def _beginning(self, message: Message) -> bytes:
+    async def _beginning(self, reference: bytes) -> bytes:
         """The beginning of a large body, as much as is shown. Raises StoreError."""
-        log = self._broker.bodies[message.body].log
+        log = self._broker.bodies[reference].log
         parts: list[bytes] = []
         offset = log.first
         while sum(map(len, parts)) < SHOWN_BYTES_MAX:
@@ -274,7 +297,7 @@ class Admin:
                     await turn.item()
             return {"moved": moved, "left": queue.depth - moved}
         moving: Ticket | None = None
-        stay: list[Message] = []
+        stay: list[Run] = []
 
         def refused(done: Ticket) -> None:
             nonlocal moved
@@ -461,11 +484,6 @@ class Admin:
         await self._broker.store.wait(ticket)
 
 
-def _recovered_age(queue: Queue) -> float | None:
-    arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
-    return None if arrived_ms is None else round(max(time.time() - arrived_ms / 1000, 0.0), 3)
-
-
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
@@ -474,8 +492,8 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
-    "oldest_seconds": _recovered_age,
     "bytes": lambda queue: queue.row.all_body_bytes,
+    "full_percent": attrgetter("full_percent"),
     "durable": attrgetter("durable"),
 }
 
@@ -485,7 +503,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     arrived = queue.numbered
     oldest = None
     if queue.row.ready:
-        oldest = queue.row.ready.first().number
+        oldest = queue.row.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
     return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
@@ -511,9 +529,9 @@ def _text(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
-def _arrived_ms(queue: Queue, message: Message) -> int | None:
-    """When a message arrived, in Unix ms; None where no record says so."""
+def _arrived_ms(queue: Queue, message: Run) -> int | None:
+    """When the first message of a run arrived, in Unix ms; None where no record says so."""
     log = queue.log
-    if log is None or message.offset < 0 or log.is_copy(message):
+    if log is None or message.offset < 0 or log.is_copy(message.first):
         return None
     return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from dmp.message import Message, sizes
+from shared.queues.runs import Run, join
 
 if TYPE_CHECKING:
     from shared.storage.store import Ticket
@@ -14,64 +14,69 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Arrivals:
-    """Runs of messages, each of which waits for its ticket, and for those before it: so a producer's order
-    holds. `count` messages wait, `unlogged` of them without a record; `body_bytes`: of their bodies."""
+    """Runs of messages that wait for a ticket, and for those before it: so a producer's order holds. `count`
+    messages wait, `unlogged` of them without a record; `body_bytes`: of their bodies."""
 
     count: int = 0
     unlogged: int = 0
     body_bytes: int = 0
-    runs: "deque[tuple[Ticket | None, list[Message]]]" = attrs.field(factory=deque, init=False)
-    _gone: int = attrs.field(default=0, init=False)  # how many runs have left
+    waiting: "deque[tuple[Ticket | None, list[Run]]]" = attrs.field(factory=deque, init=False)
+    _gone: int = attrs.field(default=0, init=False)
+    """How many of `waiting` have left."""
     _when_synced: deque[tuple[int, Callable[[], None]]] | None = attrs.field(default=None, init=False)
 
-    def add(self, messages: list[Message], ticket: "Ticket | None") -> None:
-        """Messages that are alike; without a ticket they wait for those before them alone."""
-        self.count += len(messages)
-        self.body_bytes += messages[0].head.body_bytes * len(messages)
-        if messages[0].offset < 0:
-            self.unlogged += len(messages)
-        runs = self.runs
-        if runs and runs[-1][0] is ticket:
-            runs[-1][1].extend(messages)
-        else:
-            runs.append((ticket, messages))
+    def add(self, run: Run, ticket: "Ticket | None") -> bool:
+        """Without a ticket the messages wait for those before them alone. Returns whether the ticket is
+        another than those have that came last."""
+        self._count(run, 1)
+        waiting = self.waiting
+        if waiting and waiting[-1][0] is ticket:
+            join(waiting[-1][1], run)
+            return False
+        waiting.append((ticket, [run]))
+        return True
 
-    def synced(self) -> "Iterator[tuple[Ticket | None, list[Message]]]":
+    def _count(self, run: Run, sign: int) -> None:
+        count = sign * len(run.bodies)
+        self.count += count
+        self.body_bytes += run.head.body_bytes * count
+        if run.offset < 0:
+            self.unlogged += count
+
+    def synced(self) -> "Iterator[tuple[Ticket | None, list[Run]]]":
         """Take out what the disk has or refuses, as far as nothing before it waits."""
-        runs = self.runs
-        while runs:
-            ticket, messages = runs[0]
+        waiting = self.waiting
+        while waiting:
+            ticket, runs = waiting[0]
             if ticket is not None and not ticket.done:
                 break
-            runs.popleft()
+            waiting.popleft()
             self._gone += 1
-            self.count -= len(messages)
-            self.body_bytes -= sizes(messages)[0]
-            if self.unlogged:
-                self.unlogged -= sum([message.offset < 0 for message in messages])
-            yield ticket, messages
+            for run in runs:
+                self._count(run, -1)
+            yield ticket, runs
 
     def when_synced(self, callback: Callable[[], None]) -> None:
         """Call it once, when all that waits now is ready, or could not be written."""
-        if not self.runs:
+        if not self.waiting:
             callback()
             return
         if self._when_synced is None:  # made late: most queues never need it
             self._when_synced = deque()
-        self._when_synced.append((self._gone + len(self.runs), callback))
+        self._when_synced.append((self._gone + len(self.waiting), callback))
 
     def tell_synced(self) -> None:
-        waiting = self._when_synced
-        while waiting and waiting[0][0] <= self._gone:
-            waiting.popleft()[1]()
-        if not waiting:
+        called = self._when_synced
+        while called and called[0][0] <= self._gone:
+            called.popleft()[1]()
+        if not called:
             self._when_synced = None
 
-    def clear(self) -> list[Message]:
+    def clear(self) -> list[Run]:
         """The queue is deleted: take out all that waits."""
-        messages = [message for _, run in self.runs for message in run]
-        self._gone += len(self.runs)
-        self.runs.clear()
+        runs = [run for _, together in self.waiting for run in together]
+        self._gone += len(self.waiting)
+        self.waiting.clear()
         self.count = self.unlogged = self.body_bytes = 0
         self.tell_synced()
-        return messages
+        return runs

@@ -7,14 +7,12 @@ its own, which ends with it.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dmp.data_types import SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
 from dmp.refusals import Refusal
 from dmp.shown_properties import show_value
@@ -32,6 +30,8 @@ from shared.bridging import (
     missing,
 )
 from shared.errors import StoreError
+from shared.queues.runs import Run
+from shared.queues.unacked import Unacked
 from shared.routing.index import RoutingIndex
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ PERSISTENT = b"\x10\x00\x02"
 """Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
-_SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
-"""What a bridge shows of a message beside its body."""
 
 
 class _Taking:
@@ -63,7 +61,9 @@ class _Taking:
         self._broker = broker
         self._queue = queue
         self._context = context
-        self._held: dict[Message, None] = {}
+        self._held: Unacked[int, Queue] = Unacked()
+        self._given = 0
+        """Messages that it has got, which are numbered so in `_held`."""
         self._closed = self._failed = False
         queue.add_consumer(self)
         queue.dispatch()
@@ -94,14 +94,15 @@ class _Taking:
 
     def room(self) -> tuple[int, int]:
         room_bytes = self._context.inbox.room_bytes
-        return (0, 0) if room_bytes <= 0 or self._closed else (UNACKED_MAX - len(self._held), room_bytes)
+        return (0, 0) if room_bytes <= 0 or self._closed else (UNACKED_MAX - self._held.count, room_bytes)
 
-    def deliver(self, messages: list[Message]) -> None:
-        if not self.no_ack:
-            self._held.update(dict.fromkeys(messages))
-        for _, some in groupby(messages, _SHOWN):
-            run = list(some)
-            self._put(run[0].head, [message.body for message in run], run)
+    def deliver(self, runs: list[Run]) -> None:
+        for run in runs:
+            first, self._given = self._given, self._given + len(run.bodies)
+            handles = range(first, self._given)
+            if not self.no_ack:
+                self._held.add(handles, self._queue, run)
+            self._put(run.head, run.bodies, handles)
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
         self._put(head, bodies, ())
@@ -117,7 +118,7 @@ class _Taking:
         )
         self._context.wake()
 
-    def _put(self, head: Head, bodies: Sequence[bytes], handles: Sequence[Message]) -> None:
+    def _put(self, head: Head, bodies: Sequence[bytes], handles: Sequence[int]) -> None:
         run = MessageRun(
             MessageOrigin("dmp", head.key, head.key),
             [b""] * len(bodies) if head.large else bodies,
@@ -140,43 +141,43 @@ class DmpSource(_Taking):
 
     def __init__(self, broker: "Broker", queue: "Queue", context: BridgeContext) -> None:
         self.durable = queue.log is not None
-        self._confirmed: list[Message] = []
+        self._confirmed: list[Run] = []
         """Of the entry that is being made."""
         super().__init__(broker, queue, context)
 
     def confirm(self, run: MessageRun) -> None:
-        for message in run.handles:
-            del self._held[message]
-        self._confirmed += run.handles
+        taken = self._held.take(run.handles)
+        assert taken is not None, "a bridge confirms what it holds"
+        self._confirmed += [confirmed for _, _, confirmed in taken]
 
     def seal(self) -> None:
         """All that was confirmed leaves the queue by one record of the entry, or is back where the disk
         refuses that. Written apart, as for other consumers, it would leave without what the target got.
         """
-        messages, self._confirmed = self._confirmed, []
+        runs, self._confirmed = self._confirmed, []
         queue, log = self._queue, self._queue.log
-        record = b"" if log is None or queue.deleted else log.leaving(messages)
+        record = b"" if log is None or queue.deleted else log.leaving(runs)
         if log is None or not record:
-            queue.settle(messages)
+            queue.settle(runs)
         else:
             try:
                 _, ticket = log.log.append(record, 1, reserved=True)
             except StoreError:
-                queue.requeue(messages, seen=False)
+                queue.requeue(runs, seen=False)
                 raise
-            log.part(messages)
-            ticket.when_done(lambda done: self._written(messages, done))
+            log.part(runs)
+            ticket.when_done(lambda done: self._written(runs, done))
         super().seal()
 
-    def _written(self, messages: list[Message], done: "Ticket") -> None:
+    def _written(self, runs: list[Run], done: "Ticket") -> None:
         queue, broker = self._queue, self._broker
         if broker.was_taken_back(done):
-            queue.requeue(messages, seen=False)
+            queue.requeue(runs, seen=False)
             if not queue.deleted:
                 queue.dispatch()
             return
-        broker.counts.acknowledged += len(messages)
-        queue.settle_written(messages)
+        broker.counts.acknowledged += sum(map(len, runs))
+        queue.settle_written(runs)
 
     def close(self) -> None:
         if self._closed:
@@ -184,7 +185,7 @@ class DmpSource(_Taking):
         queue = self._queue
         queue.await_returns()  # the next consumer gets what was held first
         super().close()
-        held, self._held = list(self._held), {}
+        held = [run for _, _, run in self._held.take_all()]
         if held:
             queue.requeue(held, seen=False)
         queue.all_returned()

@@ -16,10 +16,10 @@ from dmp.dead_letters import DeadLetters
 from dmp.exchanges import DEFAULT, Exchange, route
 from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.metrics import Counts
 from dmp.queue_log import QueueLog
-from dmp.queue_records import QUEUES, put
+from dmp.queue_records import QUEUES, put, put_bytes
 from dmp.queues import Application, Queue
 from dmp.refusals import Code, shown
 from dmp.settings import DmpSettings
@@ -27,6 +27,7 @@ from dmp.topology import Topology
 from dmp.topology_table import TopologyTable
 from shared.errors import StoreError
 from shared.plugin import Context
+from shared.queues.runs import Run
 from shared.queues.timers import Timers
 from shared.queues.waits import Waits
 from shared.storage.log import Log
@@ -34,7 +35,7 @@ from shared.storage.lost import Lost
 from shared.storage.store import Ticket
 from shared.turns import LongWork, Turn
 
-NOTHING_LEAVES: Mapping[Queue, Sequence[Message]] = {}
+NOTHING_LEAVES: Mapping[Queue, Sequence[Run]] = {}
 _NAME_BYTES = 16  # random ones, of a name that nobody can guess
 
 Observer = Callable[[bytes, Head, Sequence[Queue], Sequence[bytes]], None]
@@ -203,7 +204,7 @@ class Broker:
     def append(
         self,
         runs: Sequence[tuple[Queue, Head, Sequence[bytes]]],
-        leaving: Mapping[Queue, Sequence[Message]] = NOTHING_LEAVES,
+        leaving: Mapping[Queue, Sequence[Run]] = NOTHING_LEAVES,
         *,
         reserved: bool = False,
     ) -> Ticket | None:
@@ -215,7 +216,7 @@ class Broker:
         changed.
         """
         parts: list[tuple[Log, bytes, int]] = []
-        logged: list[tuple[Queue, QueueLog, Head, list[Message]]] = []
+        logged: list[tuple[Queue, Run]] = []
         others: list[tuple[Queue, Head, Sequence[bytes]]] = []
         large: dict[bytes, None] = {}
         for run in runs:
@@ -224,9 +225,9 @@ class Broker:
             if log is None or not (head.persistent or queue.row.has_cold):
                 others.append(run)
                 continue
-            messages = queue.number(head, bodies)
-            logged.append((queue, log, head, messages))
-            parts.append((log.log, put(head, messages), len(messages)))
+            numbered = queue.number(head, bodies)
+            logged.append((queue, numbered))
+            parts.append((log.log, put(head, bodies, numbered.first), len(bodies)))
             if head.large:
                 large.update(dict.fromkeys(bodies))
         for queue, gone in leaving.items():
@@ -241,9 +242,9 @@ class Broker:
             offsets, ticket = self.store.append_all([*parts, *self.bodies.whole_records(large)], reserved)
             self.bodies.whole_appended(large, ticket)
         if ticket is not None:
-            for (queue, log, head, messages), offset in zip(logged, offsets, strict=False):
-                log.appended(head, messages, offset)
-                queue.admit(messages, ticket)
+            for (queue, numbered), offset in zip(logged, offsets, strict=False):
+                numbered.offset, numbered.stride = offset, put_bytes(numbered.head)
+                queue.admit(numbered, ticket)
         for queue, head, bodies in others:
             try:
                 queue.publish(head, bodies)
@@ -268,11 +269,11 @@ class Broker:
         """At the end of a stretch of work: write what has left durable queues."""
         self._changed.flush(whole=self.draining)
 
-    def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
+    def dead_letter(self, queue: Queue, runs: list[Run], reason: str) -> None:
         if queue.kind.arguments.dead_letter_exchange is None:
-            queue.leave(messages)
+            queue.leave(runs)
             return
-        self.dead_letters.add(queue, messages, reason)
+        self.dead_letters.add(queue, runs, reason)
 
     def queue_unused(self, queue: Queue) -> None:
         self.topology.delete_unused(queue)

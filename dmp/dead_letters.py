@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.data_types import EMPTY_TABLE, field_table, joined_tables, read_field, without_field
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
 from shared.access import WRITE, asker_may
 from shared.errors import StoreError
+from shared.queues.runs import Run
 from shared.turns import Turn
 
 if TYPE_CHECKING:
@@ -45,32 +46,33 @@ class DeadLetters:
     _broker: "Broker"
     deadline: float = math.inf
     scheduled: float = math.inf
-    _waiting: dict[Queue, deque[tuple[deque[Message], str]]] = attrs.Factory(dict)
-    _refused: list[tuple[Queue, Message, str]] = attrs.Factory(list)
-    _counted: set[Message] = attrs.Factory(set)  # those of them that are counted as passed on
+    _waiting: dict[Queue, deque[tuple[Run, str]]] = attrs.Factory(dict)
+    _refused: list[tuple[Queue, Run, str]] = attrs.Factory(list)
+    """Single messages, each as a run."""
+    _counted: set[Run] = attrs.Factory(set)  # those of them that are counted as passed on
     _retry_at: float = math.inf  # then these wait for their turn again
     _tell_at: float = -math.inf
     _turns: deque[Queue] = attrs.Factory(deque)
     _busy: bool = False
 
-    def add(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
+    def add(self, queue: Queue, runs: Sequence[Run], reason: str) -> None:
         """Deliver messages that have left `queue` for `reason`, in turns."""
-        if not messages:
+        if not runs:
             return
         waited = bool(self._turns)
-        self._wait(queue, messages, reason)
+        self._wait(queue, runs, reason)
         if not (waited or self._busy):  # busy: it was pushed out by a letter that is being delivered
             self._deliver_some()
 
-    def _wait(self, queue: Queue, messages: Sequence[Message], reason: str) -> None:
+    def _wait(self, queue: Queue, runs: Sequence[Run], reason: str) -> None:
         letters = self._waiting.get(queue)
         if letters is None:
             letters = self._waiting[queue] = deque()
             self._turns.append(queue)
-        letters.append((deque(messages), reason))
+        letters += [(run, reason) for run in runs]
 
-    def send_back(self, queue: Queue, message: Message, on_moving: "Callable[[Ticket], None]") -> bool:
-        """Have a message that was taken off the front of `queue` be in the one where it has died last.
+    def send_back(self, queue: Queue, message: Run, on_moving: "Callable[[Ticket], None]") -> bool:
+        """Have a message, a run of one that was taken off the front of `queue`, be where it has died last.
         `on_moving` gets the ticket where that must be written. Where the disk refuses it the message is back.
 
         False, and it is still yours: it has not died, or that queue is gone, or full. Raises StoreError.
@@ -91,15 +93,15 @@ class DeadLetters:
             on_moving(moving)
         return True
 
-    def origin(self, queue: Queue, message: Message) -> Queue | None:
-        """The other queue in which a message has died last; None where that is not there, or who asks may not
-        write to it.
+    def origin(self, queue: Queue, message: Run) -> Queue | None:
+        """The other queue in which a message, a run of one, has died last; None where that is not there, or
+        who asks may not write to it.
 
         Versions before did not mark what they wrote. So of an older message it must be plausible: that
         queue sends its dead letters where this one came from.
         """
         head = message.head
-        older = not head.died and message.number < queue.marked_from
+        older = not head.died and message.first < queue.marked_from
         if not (head.died or older):
             return None
         deaths = _deaths_in(head)
@@ -128,9 +130,10 @@ class DeadLetters:
             while self._turns and not turn.over(1 + queues):
                 queue = self._turns.popleft()
                 letters = self._waiting[queue]
-                messages, reason = letters[0]
-                message = messages.popleft()
-                if not messages:
+                message, reason = letters[0]
+                if len(message.bodies) > 1:
+                    message = message.cut(1)
+                else:
                     letters.popleft()
                 if letters:
                     self._turns.append(queue)
@@ -149,12 +152,12 @@ class DeadLetters:
         elif self._refused:
             timers.set(self, self._retry_at)
 
-    def _deliver(self, queue: Queue, message: Message, reason: str) -> int:
+    def _deliver(self, queue: Queue, message: Run, reason: str) -> int:
         """Put it where its exchange says, or lose it. Returns to how many queues it goes."""
         broker = self._broker
         counted = message in self._counted
         self._counted.discard(message)
-        head = letter_head(broker, queue, message, reason)
+        head = letter_head(broker, queue, message.head, reason)
         targets: Sequence[Queue] = ()
         with suppress(Refusal):  # the exchange is not there, or its keys cost too much
             targets = without_circles(head, broker.route(head.exchange, head))
@@ -194,14 +197,14 @@ class DeadLetters:
             broker.counts.dead_letters_lost += 1
         return len(targets)
 
-    def _move(self, queue: Queue, message: Message, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
+    def _move(self, queue: Queue, message: Run, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
         """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError.
 
         The ticket tells whether the disk has that batch; where it has not, the message is still yours. None:
         nothing waits for the disk.
         """
         broker, log = self._broker, queue.log
-        runs = [(target, head, (message.body,)) for target in targets]
+        runs = [(target, head, message.bodies) for target in targets]
         if (
             log is None
             or message.offset < 0
@@ -230,13 +233,12 @@ class DeadLetters:
         return ticket
 
 
-def letter_head(broker: "Broker", queue: Queue, message: Message, reason: str) -> Head:
-    """The head with which a message that dies in `queue` is published to the dead-letter exchange.
+def letter_head(broker: "Broker", queue: Queue, old: Head, reason: str) -> Head:
+    """The head with which messages that had the `old` one, and die in `queue`, go to its exchange for them.
 
-    It has the queue's key for dead letters, or else the message's own, and those in `CC`. With the queue's,
+    It has the queue's key for dead letters, or else the old one, and those in `CC`. With the queue's,
     `CC` goes from the headers, as RabbitMQ has it.
     """
-    old = message.head
     exchange, key = queue.kind.arguments.dead_letter_exchange, queue.kind.arguments.dead_letter_key
     assert exchange is not None
     table = EMPTY_TABLE if old.noted.headers is None else old.properties[slice(*old.noted.headers)]

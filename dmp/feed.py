@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dmp import wire
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.queues import Application, Queue
 from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
+from shared.queues.runs import Run
 from shared.turns import ITEMS
 
 if TYPE_CHECKING:
@@ -77,17 +78,17 @@ class Feed:
         over = self.ended or self._session.hung_up or self._connection.closed
         return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
-    def deliver(self, messages: list[Message]) -> None:
-        self.delivered += len(messages)
+    def deliver(self, runs: list[Run]) -> None:
         parts: list[bytes] = []
-        name = messages[0].head.exchange
-        for message in messages:
-            head = message.head
+        name = runs[0].head.exchange
+        for run in runs:
+            head = run.head
             if head.exchange != name:
                 self._push(b"".join(parts), name)
                 parts.clear()
                 name = head.exchange
-            parts += (_envelope(head), message.body)
+            self.delivered += len(run.bodies)
+            parts.append(_envelope(head).join((b"", *run.bodies)))
         self._push(b"".join(parts), name)
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
@@ -179,7 +180,7 @@ class Feed:
             following = queue.first_number()
             broker.memory.take(head.cost_bytes * len(bodies))
             broker.counts.delivered -= len(bodies)
-            queue.return_front(queue.number(head, bodies, following - len(bodies)))
+            queue.return_front((queue.number(head, bodies, following - len(bodies)),))
             yield
         queue.all_returned()
 

@@ -1,6 +1,5 @@
 """The service: AMQP's principal and DMP on a store, as the host runs it."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -39,7 +38,8 @@ async def open_broker(
     """Load what is durable, messages included. Raises StoreError."""
     tables = context.store.namespace(TABLES, settings.durability)
     topology_table = TopologyTable(await Table.open(tables, "definitions"))
-    broker = Broker(context, settings, topology_table, now, time.time)
+    clock = context.store.clock
+    broker = Broker(context, settings, topology_table, now, lambda: clock.wall_ms() / 1000)
     await broker.topology.restore(topology_table.load())
     return broker
 

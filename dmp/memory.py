@@ -17,7 +17,7 @@ from dmp.refusals import Code, Refusal
 from shared.budget import Account, CacheBytes, Caches, OverBudget
 
 if TYPE_CHECKING:
-    from dmp.message import Message
+    from shared.queues.runs import Run
     from shared.queues.timers import Timers
 
 _K = TypeVar("_K")
@@ -85,15 +85,15 @@ class Memory:
     def scarce(self) -> bool:
         return self.held_bytes > self.hot_bytes or self.full
 
-    def leave(self, messages: Iterable[Message]) -> None:
+    def leave(self, runs: Iterable[Run]) -> None:
         """Give back what messages take that are not in memory any more."""
         payer, size = None, 0
-        for message in messages:
-            head = message.head
+        for run in runs:
+            head = run.head
             if head.payer is not payer:
                 self.give(size, payer)
                 payer, size = head.payer, 0
-            size += head.cost_bytes
+            size += head.cost_bytes * len(run.bodies)
         self.give(size, payer)
 
     def take_bounds(self, bytes_max: int, hot_bytes: int) -> None:

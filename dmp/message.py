@@ -1,14 +1,12 @@
-"""A message: a head, which messages of one kind share, and a body.
+"""The head of messages: all but their bodies, which messages of one kind share.
 
 A producer usually sends many messages that differ in nothing but their bodies. They share one `Head`, which
 is made once and found again by its bytes. What is derived from it (frames, a record's beginning) is made
-once, too. So a message costs a slice of the receive buffer, and a `Message` only where it has to wait
-somewhere.
+once, too. So a message costs a slice of the receive buffer, and where it waits a place in a run
+(`shared.queues.runs`).
 """
 
-import math
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -17,7 +15,8 @@ from dmp.memory import UserMemory
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
 
 MESSAGE_BYTES = 200
-"""A waiting message's own cost beside its body: the object, its number, its places in a deque and a dict."""
+"""A waiting message's own cost beside its body: its bytes object, and a run and a head of its own, as
+messages that all differ have them."""
 
 _U32 = struct.Struct(">I")
 
@@ -81,35 +80,3 @@ class Head:
         if self._headers is None:
             self._headers = headers_of(self.properties, self.noted, leniently=self.died)
         return self._headers
-
-
-def sizes(messages: "Sequence[Message]") -> tuple[int, int]:
-    """How long their bodies are, and what they take in memory."""
-    body_bytes = cost_bytes = 0
-    for message in messages:
-        head = message.head
-        body_bytes += head.body_bytes
-        cost_bytes += head.cost_bytes
-    return body_bytes, cost_bytes
-
-
-class Message:
-    """A message in one queue.
-
-    `number` gives its place in the queue, also when it comes back. `expires`: monotonic seconds, inf for
-    never. `offset`: of its record in the queue's log, -1 where it has none.
-    """
-
-    # Written out: the `__init__` that attrs makes costs a queued run of messages 8 %.
-    __slots__ = ("body", "expires", "head", "number", "offset", "redelivered")
-
-    def __init__(self, head: Head, body: bytes, number: int) -> None:
-        self.head = head
-        self.body = body
-        self.number = number
-        self.expires = math.inf
-        self.offset = -1
-        self.redelivered = False
-
-    def __repr__(self) -> str:
-        return f"Message({self.number}, {self.head!r})"

@@ -3,7 +3,8 @@
 `QueueLog` keeps the log's size down. All below the oldest message that is still there is dropped. While less
 than half of the log is live, the oldest messages are written again at its end, a few at each change; what
 they were copied from goes when the copies are on the disk. So one message that nobody takes never pins the
-disk, and there is no pause.
+disk, and there is no pause. A copy is the record itself, read from the log. So the log knows numbers and
+places alone (`RecordPlaces`), whoever holds the messages, and in whatever runs.
 
 `Cold` is the tail of the queue that is not in memory: its messages are read back in batches, when their turn
 comes. They stand in the log in the order of their numbers, behind everything that the queue has in memory.
@@ -23,11 +24,11 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,10 +36,11 @@ import attrs
 
 from dmp import queue_records as records
 from dmp.bodies import Bodies
-from dmp.message import Head, Message
-from dmp.queue_records import PAGES, PUTS, MessageReader, put_bytes
+from dmp.queue_records import PAGES, PUTS, MessageReader
 from shared.errors import CorruptRecord, StoreError
 from shared.queues.cold import ColdReader
+from shared.queues.runs import Run, join
+from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
@@ -54,17 +56,115 @@ _EXPIRY_SECONDS = 0.01
 _LOAD_BYTES = 1 << 20
 
 
+class RecordPlaces:
+    """Where in a log the records of messages in memory stand, by number: in as few spans as can be.
+
+    Records stand in the order of their numbers, but for those that were written again (`copied`): these stand
+    behind, in the order of this dict.
+    """
+
+    __slots__ = ("_spans", "_start", "copied")
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[int, int, int, int]] = []
+        """From `_start` on: the first number, the end, where the first one's record is, the bytes of each."""
+        self._start = 0
+        self.copied: dict[int, int] = {}
+        """Where the records are that were written again, by number."""
+
+    def __bool__(self) -> bool:
+        return len(self._spans) > self._start or len(self.copied) > 0
+
+    def add(self, run: Run) -> None:
+        """The messages have records, which stand behind those of all others."""
+        spans, first, offset, stride = self._spans, run.first, run.offset, run.stride
+        if len(spans) > self._start:
+            start, end, place, size = spans[-1]
+            if first < end:  # a start has found them behind later ones: they are copies
+                self.copied.update(zip(run.numbers, count(offset, stride), strict=False))
+                return
+            if first == end and stride == size and place + (end - start) * size == offset:
+                spans[-1] = start, run.end, place, size
+                return
+        spans.append((first, run.end, offset, stride))
+
+    def remove(self, first: int, end: int) -> int:
+        """Messages from the first number to the end have no record any more that counts; how many had one."""
+        spans = self._spans
+        at = max(bisect_right(spans, (first, math.inf), self._start) - 1, self._start)
+        gone = 0
+        while at < len(spans):
+            start, stop, offset, stride = spans[at]
+            if start >= end:
+                break
+            low, high = max(start, first), min(stop, end)
+            if low >= high:
+                at += 1
+                continue
+            gone += high - low
+            rest = []
+            if start < low:
+                rest.append((start, low, offset, stride))
+            if high < stop:
+                rest.append((high, stop, offset + (high - start) * stride, stride))
+            if rest or at > self._start:
+                spans[at : at + 1] = rest
+                at += len(rest)
+            else:  # the front: moving all that is behind it would cost with each
+                at = self._start = at + 1
+        if self._start * 2 > len(spans):
+            del spans[: self._start]
+            self._start = 0
+        if self.copied and gone < end - first:
+            gone += sum([self.copied.pop(number, None) is not None for number in range(first, end)])
+        return gone
+
+    def place_of(self, number: int) -> int | None:
+        """Where the record of a message stands; None: it has none."""
+        at = bisect_right(self._spans, (number, math.inf), self._start) - 1
+        if at >= self._start:
+            start, end, offset, stride = self._spans[at]
+            if number < end:
+                return offset + (number - start) * stride
+        return self.copied.get(number)
+
+    def move(self, number: int, offset: int) -> None:
+        """The record of a message was written again, behind all others."""
+        self.remove(number, number + 1)
+        self.copied[number] = offset
+
+    @property
+    def lowest(self) -> float:
+        """Where the first of all these records stands; inf where there is none."""
+        spans, copied = self._spans, self.copied
+        return min(
+            spans[self._start][2] if len(spans) > self._start else math.inf,
+            next(iter(copied.values())) if copied else math.inf,
+        )
+
+    def stretch(self) -> int:
+        """How many bytes of the log, from the lowest on, hold enough to be written again at one change."""
+        lowest = end = self.lowest
+        messages = 0
+        for start, stop, offset, stride in self._spans[self._start : self._start + COPIES]:
+            if messages >= COPIES or offset - lowest >= _COPY_BYTES:
+                break
+            messages += stop - start
+            end = offset + min(stop - start, COPIES) * stride
+        return min(int(end - lowest), _COPY_BYTES) or _COPY_BYTES
+
+
 @attrs.define(eq=False)
 class QueueLog:
     """One queue's log, and where in it its messages stand. `cold_at`: from there on is what is cold."""
 
     log: Log
     cold_at: int | None = attrs.field(default=None, init=False)
-    _live: dict[int, Message] = attrs.field(factory=dict, init=False)
-    """Messages in memory that have a record, by number, in the order of their records."""
-    _copied: dict[int, Message] = attrs.field(factory=dict, init=False)
-    """Messages in memory whose records were written again, likewise by number."""
+    _places: RecordPlaces = attrs.field(factory=RecordPlaces, init=False)
+    """Of the messages in memory that have a record."""
     _copying: bool = attrs.field(default=False, init=False)
+    _unreadable: int = attrs.field(default=-1, init=False)
+    """What stands there could not be read, and is not copied: it holds the log until it has left."""
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     _live_bytes: int = attrs.field(default=0, init=False)
@@ -75,71 +175,50 @@ class QueueLog:
     _refused: list[bytes] = attrs.field(factory=list, init=False)
     """Records that were rolled back, and those of what was cold, until they are appended."""
 
-    def appended(self, head: Head, messages: Sequence[Message], offset: int) -> int:
-        """The records of `messages` were appended at `offset`. Returns where they end."""
-        size = put_bytes(head)
-        for message in messages:
-            message.offset = offset
-            offset += size
-        return offset
-
-    def keep(self, messages: Sequence[Message]) -> None:
+    def keep(self, run: Run) -> None:
         """The messages are on the disk and in memory. Those that have no record are passed over."""
-        live = self._live
-        head: Head | None = None
-        size = total = 0
-        for message in messages:
-            if message.offset >= 0:
-                live[message.number] = message
-                if message.head is not head:
-                    head = message.head
-                    size = put_bytes(head)
-                total += size
-        self._live_bytes += total
+        if run.offset >= 0:
+            self._places.add(run)
+            self._live_bytes += run.stride * len(run.bodies)
 
-    def found(self, messages: Sequence[Message], cold_at: float) -> None:
-        """Add messages that a start has found, in the order of their records.
+    def found(self, messages: Sequence[Run], cold_at: float) -> None:
+        """Add messages that a start has found, each as a run, in the order of their records.
 
         Those behind `cold_at`, the offset of the first cold record, are copies. Cold messages are loaded
         later, and go before them.
         """
-        self.keep(messages)
         for message in messages:
             if message.offset > cold_at:
-                self._copied[message.number] = self._live.pop(message.number)
+                self._places.copied[message.first] = message.offset
+                self._live_bytes += message.stride
+            else:
+                self.keep(message)
 
     def keep_cold(self, record_bytes: int) -> None:
         """Records of so many bytes are on the disk alone."""
         self._live_bytes += record_bytes
         self._cold_bytes += record_bytes
 
-    def loaded(self, messages: Sequence[Message]) -> None:
+    def loaded(self, runs: Iterable[Run]) -> None:
         """The messages were cold, and are in memory now."""
-        for message in messages:
-            self._live[message.number] = message
-            self._cold_bytes -= put_bytes(message.head)
+        for run in runs:
+            self._places.add(run)
+            self._cold_bytes -= run.stride * len(run.bodies)
 
-    def is_copy(self, message: Message) -> bool:
-        """Whether its record is not the one that it came with."""
-        return message.number in self._copied
+    def is_copy(self, number: int) -> bool:
+        """Whether a message's record is not the one that it came with."""
+        return number in self._places.copied
 
-    def take(self, messages: Iterable[Message]) -> None:
+    def take(self, runs: Iterable[Run]) -> None:
         """The messages leave the queue; `flush` writes that down. Those that have no record are passed
         over."""
-        live, copied, taken = self._live, self._copied, self._taken
-        if not live and not copied:
+        places, taken = self._places, self._taken
+        if not places:
             return  # a purge of 100,000 that are not persistent
-        head: Head | None = None
-        size = total = 0
-        for message in messages:
-            number = message.number
-            if live.pop(number, None) is not None or copied.pop(number, None) is not None:
-                if message.head is not head:
-                    head = message.head
-                    size = put_bytes(head)
-                total += size
-                taken.append(number)
-        self._live_bytes -= total
+        for run in runs:
+            if run.offset >= 0:
+                self._live_bytes -= run.stride * places.remove(run.first, run.end)
+                taken += run.numbers
 
     def take_cold(self, first: int, end: int) -> None:
         """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
@@ -154,28 +233,29 @@ class QueueLog:
         """What was lost so far is known to be lost: a start does not tell of it again. Raises StoreError."""
         self._append(records.purged(*records.KNOWN_LOST))
 
-    def leaving(self, messages: Sequence[Message]) -> bytes:
+    def leaving(self, runs: Iterable[Run]) -> bytes:
         """The record that messages leave the queue, for `Store.append_all`; b"" where none of them has a
         record."""
-        numbers = [message.number for message in messages]
-        return records.taken([number for number in numbers if number in self._live or number in self._copied])
+        return records.taken([number for run in runs if run.offset >= 0 for number in run.numbers])
 
-    def part(self, messages: Sequence[Message]) -> None:
+    def part(self, runs: Iterable[Run]) -> None:
         """That record is appended. Until `left` or `stay` tells what became of it, theirs get no copies:
         these would bring the messages back."""
-        self._parting.update([message.number for message in messages])
+        for run in runs:
+            self._parting.update(run.numbers)
 
-    def left(self, messages: Sequence[Message]) -> None:
+    def left(self, runs: Sequence[Run]) -> None:
         """The record of `leaving` is written: the messages have left."""
-        self.stay(messages)
+        self.stay(runs)
         before = len(self._taken)
-        self.take(messages)
+        self.take(runs)
         del self._taken[before:]
 
-    def stay(self, messages: Sequence[Message]) -> None:
+    def stay(self, runs: Iterable[Run]) -> None:
         """The disk has refused it."""
         if self._parting:
-            self._parting.difference_update([message.number for message in messages])
+            for run in runs:
+                self._parting.difference_update(run.numbers)
 
     def flush(self) -> Ticket | None:
         """Write what was taken, and tidy. Raises StoreError; the next flush tries again."""
@@ -215,52 +295,65 @@ class QueueLog:
             return
         if dead > self._live_bytes and not self._copying:
             self.copy_oldest()
-        below = min([log.visible, *map(_first_offset, filter(None, (self._live, self._copied)))])
+        below = min(log.visible, self._places.lowest)
         if self.cold_at is not None:
             below = min(below, self.cold_at)
         if below - log.first >= SLACK_BYTES:
-            log.drop_below(below)
+            log.drop_below(int(below))
 
     def copy_oldest(self) -> None:
-        """Write the oldest again. Until the copies are on the disk it is the originals that count."""
-        log, bound = self.log, self.log.visible
-        if self.cold_at is not None:
-            bound = min(bound, self.cold_at)
-        copies: list[tuple[Message, int]] = []
+        """Write the oldest again, as they stand in the log. Until the copies are on the disk it is the
+        originals that count."""
+        log, start = self.log, self._places.lowest
+        bound = log.visible if self.cold_at is None else min(log.visible, self.cold_at)
+        if start < bound and start != self._unreadable:
+            self._copying = True
+            at = int(start)
+            log.read(at, self._places.stretch(), lambda data: self._copy(at, bound, data))
+
+    def _copy(self, start: int, bound: int, data: bytes | StoreError) -> None:
+        """Write again what is live of these records, which stand at `start`, as far as `bound`."""
+        self._copying = False
+        if self.log.deleted:
+            return
+        if isinstance(data, StoreError):
+            self._unreadable = start
+            return
+        copies: list[tuple[int, int, int]] = []
         copied = 0
-        for held in sorted(filter(None, (self._live, self._copied)), key=_first_offset):
-            for message in held.values():
-                if message.offset >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
-                    break
-                if message.number in self._parting:
-                    continue
-                record = records.put(message.head, (message,))
-                offset, ticket = log.append(record, 1, reserved=True)
-                copies.append((message, offset))
-                copied += len(record)
+        for op, at, end in records.operations(data):
+            beginning = at - LENGTH_BYTES
+            place = start + beginning
+            if place >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
+                break
+            if op not in PUTS and op not in PAGES:
+                continue
+            number = records.number_in(data, at)
+            if self._places.place_of(number) != place or number in self._parting:
+                continue
+            try:
+                offset, ticket = self.log.append(data[beginning:end], 1, reserved=True)
+            except StoreError:
+                break  # tidying can wait
+            copies.append((number, place, offset))
+            copied += end - beginning
         if copies:
             self._copying = True
             ticket.when_done(lambda ticket: self._copies_done(ticket, copies))
 
-    def _copies_done(self, ticket: Ticket, copies: Sequence[tuple[Message, int]]) -> None:
+    def _copies_done(self, ticket: Ticket, copies: Sequence[tuple[int, int, int]]) -> None:
         self._copying = False
         if ticket.error is not None or self.log.deleted:
             return
-        for message, offset in copies:
-            number = message.number
-            if self._live.pop(number, None) is not None or self._copied.pop(number, None) is not None:
-                message.offset = offset
-                self._copied[number] = message
-
-
-def _first_offset(held: dict[int, Message]) -> int:
-    return next(iter(held.values())).offset
+        for number, place, offset in copies:
+            if self._places.place_of(number) == place:
+                self._places.move(number, offset)
 
 
 class ColdOwner(Protocol):
     """The queue, as its cold part sees it."""
 
-    def loaded(self, messages: list[Message]) -> None:
+    def loaded(self, runs: list[Run]) -> None:
         """The messages are in memory now; none where nothing can be read. An `expires` of inf says that this
         is not known here."""
 
@@ -291,20 +384,21 @@ class Cold(ColdReader):
     def __attrs_post_init__(self) -> None:
         self._reader = MessageReader(self.log.file.path)
 
-    def add(self, messages: Sequence[Message]) -> None:
+    def add(self, run: Run) -> None:
         """New messages stand in the log, and can be read there."""
+        count = len(run.bodies)
         if not self.count:
-            self.first = messages[0].number
-            self._move_to(messages[0].offset)
+            self.first = run.first
+            self._move_to(run.offset)
         elif not self._expires:
             self._expires.append((self.end - 1, math.inf))  # of those before
-        self.count += len(messages)
-        self.body_bytes += sum([message.head.body_bytes for message in messages])
-        self.end = messages[-1].number + 1
-        self.large.update({message.number: message.body for message in messages if message.head.large})
-        self._queue_log.keep_cold(sum([put_bytes(message.head) for message in messages]))
-        for expires, those in groupby(messages, attrgetter("expires")):
-            self._note(expires, [message.number for message in those][-1])
+        self.count += count
+        self.body_bytes += run.head.body_bytes * count
+        self.end = run.end
+        if run.head.large:
+            self.large.update(zip(run.numbers, run.bodies, strict=True))
+        self._queue_log.keep_cold(run.stride * count)
+        self._note(run.expires, run.end - 1)
 
     def restore(self, offset: int, record_bytes: int, ours: int) -> None:
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
@@ -326,16 +420,16 @@ class Cold(ColdReader):
             self._read_on(READ_BYTES)
 
     def _takes_more(self, data: bytes | StoreError) -> bool:
-        messages: list[Message] = []
+        runs: list[Run] = []
         if isinstance(data, CorruptRecord) or data == b"":
             self._pass_over()
         elif isinstance(data, StoreError):
             self.damaged = data
         else:
-            messages = self._read(data)
-        if self.count and not messages and self.damaged is None:
+            runs = self._read(data)
+        if self.count and not runs and self.damaged is None:
             return True  # nothing but what is not there any more
-        self._owner.loaded(messages)
+        self._owner.loaded(runs)
         return False
 
     def _on_read(self) -> None:
@@ -351,8 +445,9 @@ class Cold(ColdReader):
             self.lost = self.lost or Lost(self.offset, 0, self.count)
             self.clear()
 
-    def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Message | Lost]:
-        """The messages of the queue, numbered `first` or more, in the records that stand at `start`."""
+    def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Run | Lost]:
+        """The messages of the queue, numbered `first` or more, in the records that stand at `start`: each as
+        a run."""
         for op, at, end in records.operations(data):
             if op in PUTS or op in PAGES:
                 number = records.number_in(data, at)
@@ -365,31 +460,31 @@ class Cold(ColdReader):
                     continue
                 if message.head.large and number not in self.large:
                     continue  # a start has not found the body, and did not count it
-                message.redelivered = number < self._ours
+                message.tries = int(number < self._ours)
                 yield message
                 first = number + 1
 
-    def _read(self, data: bytes) -> list[Message]:
+    def _read(self, data: bytes) -> list[Run]:
         start = self.offset
-        messages: list[Message] = []
+        runs: list[Run] = []
         for message in self.messages_in(data, start, self.first):
             if isinstance(message, Lost):
                 self.lost = message
                 continue
-            self.large.pop(message.number, None)
-            messages.append(message)
-            self.first = message.number + 1
-            if len(messages) == self.count:
+            self.large.pop(message.first, None)
+            message.expires = self._expires_of(message.first)
+            self.first = message.end
+            self.count -= 1
+            self.body_bytes -= message.head.body_bytes
+            join(runs, message)
+            if not self.count:
                 break
-        self.count -= len(messages)
-        self.body_bytes -= sum([message.head.body_bytes for message in messages])
-        self._date(messages)
-        self._queue_log.loaded(messages)
+        self._queue_log.loaded(runs)
         if self.count:
             self._move_to(start + len(data))
         else:
             self.clear()
-        return messages
+        return runs
 
     def _move_to(self, offset: int) -> None:
         self.offset = self._queue_log.cold_at = offset
@@ -401,13 +496,12 @@ class Cold(ColdReader):
         else:
             runs.append((last, expires + _EXPIRY_SECONDS))
 
-    def _date(self, messages: Sequence[Message]) -> None:
+    def _expires_of(self, number: int) -> float:
+        """Of the next message; inf where it is not known here."""
         runs = self._expires
-        for message in messages:
-            while runs and runs[0][0] < message.number:
-                runs.popleft()
-            if runs and message.number >= self._ours:
-                message.expires = runs[0][1]
+        while runs and runs[0][0] < number:
+            runs.popleft()
+        return runs[0][1] if runs and number >= self._ours else math.inf
 
 
 @attrs.define(eq=False)
@@ -456,9 +550,9 @@ class _Past:
 
 async def load(
     queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: Bodies
-) -> tuple[list[Message], int, list[Lost]]:
-    """The messages in memory, in the queue's order; the first number that was never used; and what cannot be
-    read, and was not known to be so when the queue was last purged.
+) -> tuple[list[Run], int, list[Lost]]:
+    """The messages in memory, each as a run, in the queue's order; the first number that was never used; and
+    what cannot be read, and was not known to be so when the queue was last purged.
 
     Raises StoreError. `room_bytes`: for messages in memory, where others may be in `cold`.
     """
@@ -475,7 +569,7 @@ async def load(
             except (ValueError, IndexError, struct.error):
                 reading.pass_over(Lost(offset + start, end - start, 1))
     past.sort()
-    found: dict[int, Message] = {}
+    found: dict[int, Run] = {}
     reader = MessageReader(log.file.path)
     record_bytes = cold_at = 0
     again = WholeRecords(log, log.first, _LOAD_BYTES)
@@ -492,12 +586,12 @@ async def load(
             except CorruptRecord:
                 reading.pass_over(Lost(offset + start, end - start, 1))
                 continue
-            if message.head.large and number not in found and not bodies.claim(message.body):
+            if message.head.large and number not in found and not bodies.claim(message.bodies[0]):
                 reading.pass_over(Lost(offset + start, end - start, 1))
                 continue
             if cold is None or number <= past.mixed_to or (room_bytes > 0 and not cold.count):
                 room_bytes -= message.head.cost_bytes
-                message.redelivered = True  # nobody wrote down whether it had been given out
+                message.tries = 1  # nobody wrote down whether it had been given out
                 found.pop(number, None)
                 found[number] = message
                 continue
@@ -507,11 +601,11 @@ async def load(
             cold.end = number + 1
             cold.body_bytes += message.head.body_bytes
             if message.head.large:
-                cold.large[number] = message.body
-            record_bytes += put_bytes(message.head)
+                cold.large[number] = message.bodies[0]
+            record_bytes += message.stride
     some_cold = cold is not None and cold.count > 0
     queue_log.found(list(found.values()), cold_at if some_cold else math.inf)
     if cold is not None and some_cold:
         cold.restore(cold_at, record_bytes, past.following)
     lost = [each for each in reading.lost if each.offset >= past.known_lost_to]
-    return sorted(found.values(), key=attrgetter("number")), past.following, lost
+    return sorted(found.values(), key=attrgetter("first")), past.following, lost

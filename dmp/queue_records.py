@@ -25,9 +25,10 @@ import attrs
 
 from dmp.bodies import length_in
 from dmp.data_types import short
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.refusals import Refusal
 from shared.errors import CorruptRecord
+from shared.queues.runs import Run
 from shared.storage.format import LENGTH_BYTES, length_at
 
 QUEUES = "dmp-queues"  # where the logs stand
@@ -59,13 +60,13 @@ PAGES = frozenset((Op.PAGED, Op.LARGE_PAGED))  # those that it has not
 _LARGE = frozenset((Op.LARGE, Op.LARGE_PAGED))
 
 
-def put(head: Head, messages: Sequence[Message]) -> bytes:
-    """PUT (or PAGED, LARGE, LARGE_PAGED) records of a run."""
+def put(head: Head, bodies: Sequence[bytes], first: int) -> bytes:
+    """PUT (or PAGED, LARGE, LARGE_PAGED) records of messages numbered from `first` on."""
     size, op, common = _beginning(head)
     pack = _HEAD.pack
     parts: list[bytes] = []
-    for message in messages:
-        parts += (pack(size, op, message.number), common, message.body)
+    for number, body in enumerate(bodies, first):
+        parts += (pack(size, op, number), common, body)
     return b"".join(parts)
 
 
@@ -130,13 +131,14 @@ def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
 
 @attrs.define(eq=False)
 class MessageReader:
-    """Makes messages of such records. Those that are alike share a head, as they did before."""
+    """Reads such records. Those that are alike share a head, as they did before."""
 
     _path: str
     _heads: dict[bytes, Head] = attrs.Factory(dict)
 
-    def read(self, data: bytes, start: int, end: int, offset: int) -> Message:
-        """The record whose payload is [start, end), and which stands at `offset`. Raises CorruptRecord."""
+    def read(self, data: bytes, start: int, end: int, offset: int) -> Run:
+        """The message whose record has the payload [start, end), and stands at `offset`. Raises
+        CorruptRecord."""
         try:
             exchange_at = start + _PLACE.size
             key_at = exchange_at + 1 + data[exchange_at]
@@ -165,6 +167,5 @@ class MessageReader:
                 self._heads[like] = head
         except (struct.error, IndexError, Refusal) as error:
             raise CorruptRecord(self._path, offset) from error
-        message = Message(head, data[body_at:end], number_in(data, start))
-        message.offset = offset
-        return message
+        number = number_in(data, start)
+        return Run(head, [data[body_at:end]], number, 0, offset, end - start + LENGTH_BYTES)

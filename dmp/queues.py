@@ -18,7 +18,7 @@ The queue knows no connection: it calls a `Taker`, and its broker through `Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -27,15 +27,17 @@ from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
-from dmp.row import ReadyMessages, Row
+from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.base import QueueBase
+from shared.queues.priorities import Priorities
+from shared.queues.runs import Run, join, split_by
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
@@ -57,7 +59,7 @@ class QueueContext(Protocol):
     waits: Waits
     work: LongWork
 
-    def dead_letter(self, queue: Queue, messages: list[Message], reason: str) -> None:
+    def dead_letter(self, queue: Queue, runs: list[Run], reason: str) -> None:
         """Pass on messages that left the queue by `reason`, where it has a dead-letter exchange."""
 
     def log_changed(self, log: QueueLog) -> None:
@@ -179,7 +181,7 @@ class Queue(QueueBase):
     def empty(self) -> bool:
         """Whether nothing stands before a message that would come now."""
         row = self.row
-        return not (row.ready.count or self.arrivals.runs or self.stops or row.has_cold)
+        return not (row.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
         """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
@@ -199,8 +201,8 @@ class Queue(QueueBase):
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
         """A run of messages that need no log. Those of large bodies wait until these are written.
 
-        A run that finds the queue empty, and one consumer that acknowledges nothing, is passed on without a
-        `Message` being made.
+        A run that finds the queue empty, and one consumer that acknowledges nothing, is passed on without
+        being counted here.
         """
         if self.deleted:
             return
@@ -223,40 +225,48 @@ class Queue(QueueBase):
                     taker.fail(error)
         self.admit(self.number(head, bodies), None)
 
-    def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> list[Message]:
+    def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> Run:
         """Messages of this queue, not yet in it; `first`: where these had numbers before."""
         if first is None:
             first = self.numbered
             self.numbered += len(bodies)
-        messages = [Message(head, body, number) for number, body in enumerate(bodies, first)]
+        run = Run(head, [*bodies], first)
         if self._timed or head.ttl_ms is not None:
-            expires = self._expires(head, self._context.timers.now())
-            for message in messages:
-                message.expires = expires
-        return messages
+            run.expires = self._expires(head, self._context.timers.now())
+        return run
 
     def first_number(self) -> int:
         """The smallest number of what is ready in memory, or waits for the disk; else the next message's."""
         if self.row.ready:
             return self.row.ready.first_number()
-        return self.arrivals.runs[0][1][0].number if self.arrivals.runs else self.numbered
+        return self.arrivals.waiting[0][1][0].first if self.arrivals.waiting else self.numbered
 
-    def admit(self, messages: list[Message], ticket: Ticket | None) -> None:
-        """Put in a run from `number`: it is ready when the ticket is done, and all before it is ready."""
-        context, head = self._context, messages[0].head
+    def admit(self, run: Run, ticket: Ticket | None) -> None:
+        """Put in a run: it is ready when the ticket is done, and all before it is ready."""
+        context, head = self._context, run.head
         if self.tick != context.waits.tick and self.row.ready.in_order:
             # Not with priorities: what has them goes in another order.
-            context.waits.take_sample(self, messages[0].number)
-        context.memory.take(head.cost_bytes * len(messages), head.payer)
+            context.waits.take_sample(self, run.first)
+        context.memory.take(head.cost_bytes * len(run.bodies), head.payer)
         if head.large:
-            for message in messages:
-                context.bodies.hold(message.body)
-        if ticket is None and not self.arrivals.runs:
-            self._make_ready(messages)
-            return
-        self.arrivals.add(messages, ticket)
-        if ticket is not None:
+            for body in run.bodies:
+                context.bodies.hold(body)
+        if ticket is None and not self.arrivals.waiting:
+            self._make_ready((run,))
+        elif self.arrivals.add(run, ticket) and ticket is not None:
             ticket.when_done(self._synced)
+
+    @property
+    def full_percent(self) -> int | None:
+        """How much of its room is taken, in percent; None: it always makes room."""
+        arguments, depth = self.kind.arguments, self.depth
+        parts = [100 * depth // self._drop_messages] if self._drop_messages else []
+        if arguments.rejects:
+            if arguments.messages_max is not None:
+                parts.append(100 * depth // max(arguments.messages_max, 1))
+            if arguments.bytes_max is not None:
+                parts.append(100 * self.row.all_body_bytes // max(arguments.bytes_max, 1))
+        return max(parts, default=None)
 
     def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
         """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
@@ -275,15 +285,15 @@ class Queue(QueueBase):
                 room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
         return max(room, 0)
 
-    def recovered(self, messages: list[Message], following: int, *, lost: bool) -> None:
+    def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
         `dispatch_new` is called."""
         self._started = self._context.timers.now()
-        for message in messages:
-            message.expires = self._expires(message.head, self._started)
+        for run in runs:
+            run.expires = self._expires(run.head, self._started)
         self.numbered = following
         self.lost = lost
-        self.row.load(messages)
+        self.row.load(runs)
         self._context.counts.recovered += len(self.row)
 
     def _expires(self, head: Head, since: float) -> float:
@@ -296,19 +306,21 @@ class Queue(QueueBase):
     def _synced(self, _: Ticket) -> None:
         """The disk has, or refuses, what stands first. Nobody waits for this call, so nothing is raised."""
         try:
-            for ticket, messages in self.arrivals.synced():
+            for ticket, runs in self.arrivals.synced():
                 if ticket is not None and ticket.error is not None:
-                    self.forget(messages)
+                    self.forget(runs)
                 else:
-                    self._make_ready(messages)
+                    self._make_ready(runs)
         except Exception as error:
             self._context.report_crash(error)
         self.arrivals.tell_synced()
 
-    def _make_ready(self, messages: list[Message]) -> None:
+    def _make_ready(self, runs: Iterable[Run]) -> None:
         if self._timed and self.row.ready:
             self._expire_ready()
-        self.row.add(messages, may_cool=not self.arrivals.unlogged)
+        may_cool = not self.arrivals.unlogged
+        for run in runs:
+            self.row.add(run, may_cool=may_cool)
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -325,21 +337,17 @@ class Queue(QueueBase):
         if self.stops and self.returning:
             return
         arguments = self.kind.arguments
-        most, most_bytes = arguments.messages_max, arguments.bytes_max
-        if (most is not None or most_bytes is not None) and not arguments.rejects:
-            over: list[Message] = []
+        if (arguments.messages_max is not None or arguments.bytes_max is not None) and not arguments.rejects:
+            over: list[Run] = []
             turn = Turn()
-            while (
-                (most is not None and len(row) > most)
-                or (most_bytes is not None and row.all_body_bytes > most_bytes)
-            ) and row.load_front():
-                if turn.over():
+            while (surplus := self._surplus()) > 0 and row.load_front():
+                join(over, row.take_run(min(surplus, ITEMS)))
+                if turn.over_now():
                     self._goes_on = True
                     self._arm()
                     break
-                over.append(row.pop())
             if over:
-                self._context.counts.overflowed += len(over)
+                self._context.counts.overflowed += _messages_in(over)
                 self._context.dead_letter(self, over, "maxlen")
                 if self._timed:
                     self._arm()
@@ -349,6 +357,16 @@ class Queue(QueueBase):
             self._context.queue_above_warning(self)
         elif self._warned and len(row) * 2 < warn:
             self._warned = False
+
+    def _surplus(self) -> int:
+        """How many of the next ones are too much, if they are alike; maybe more than there are."""
+        arguments, row, surplus = self.kind.arguments, self.row, 0
+        if arguments.messages_max is not None:
+            surplus = len(row) - arguments.messages_max
+        if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max and row.load_front():
+            size = max(row.ready.first().head.body_bytes, 1)
+            surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
+        return surplus
 
     # -- what is cold
 
@@ -367,7 +385,7 @@ class Queue(QueueBase):
         row = self.row
         return not row.ready and (self.lost or (row.cold is not None and row.cold.damaged is not None))
 
-    def loaded(self, messages: list[Message]) -> None:
+    def loaded(self, runs: list[Run]) -> None:
         """`Cold`'s: they are in memory now."""
         cold, context = self.row.cold, self._context
         assert cold is not None
@@ -376,10 +394,10 @@ class Queue(QueueBase):
         if cold.lost is not None and not self.lost:
             self.lost = True
             context.queue_lost(self.name, cold.lost)
-        for message in messages:
-            if message.redelivered:
-                message.expires = self._expires(message.head, self._started)
-        self.row.load(messages)
+        for run in runs:
+            if run.tries:
+                run.expires = self._expires(run.head, self._started)
+        self.row.load(runs)
         if self._timed:
             self._arm()
 
@@ -425,139 +443,151 @@ class Queue(QueueBase):
             if not given:
                 break
             takers.given(shares, given)
-            late: list[Message] = []
-            for taker, messages, _, _ in shares:
-                if messages and messages[-1].number >= self.mark:
+            late: list[Run] = []
+            for taker, runs, _, _ in shares:
+                if runs and runs[-1].end > self.mark:
                     self._context.waits.count_sample(self)
                 if check:
                     now = self._context.timers.now()
-                    late += [message for message in messages if message.expires <= now]
-                    messages = [message for message in messages if message.expires > now]
-                if messages:
-                    self._hand_over(taker, messages)
+                    late += [run for run in runs if run.expires <= now]
+                    runs = [run for run in runs if run.expires > now]
+                if runs:
+                    self._hand_over(taker, runs)
             if late:
-                self._context.counts.expired += len(late)
+                self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
         if turn is not None and (self._timed or self._goes_on):
             self._arm()
 
-    def _hand_over(self, taker: Taker, messages: list[Message]) -> None:
+    def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
         if taker is self.takers.feed:  # which cannot carry large bodies: such messages die
-            large = [message for message in messages if message.head.large]
+            large = [run for run in runs if run.head.large]
             if large:
-                self._context.counts.too_large_for_feeds += len(large)
+                self._context.counts.too_large_for_feeds += _messages_in(large)
                 self._context.dead_letter(self, large, "maxlen")
-                messages = [message for message in messages if not message.head.large]
-        if not messages:
+                runs = [run for run in runs if not run.head.large]
+        if not runs:
             return
-        self._context.counts.delivered += len(messages)
+        count = _messages_in(runs)
+        self._context.counts.delivered += count
         if not taker.no_ack:
-            self.unacked += len(messages)
+            self.unacked += count
         try:
-            taker.deliver(messages)
+            taker.deliver(runs)
         except Exception as error:
             taker.fail(error)
         if taker.no_ack:
-            self.leave(messages)
+            self.leave(runs)
 
-    def get(self, no_ack: bool) -> Message | None:
-        """The next message, for one that asks for just that; None where nothing is ready."""
+    def get(self, no_ack: bool) -> Run | None:
+        """The next message, as a run, for one that asks for just that; None where nothing is ready."""
         self.used_now()
         if self._timed:
             self._expire_ready()
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
             return None
-        message = self.row.pop()
+        run = self.row.take_run(1)
         if self._timed:
             self._arm()
         if no_ack:
-            self.leave((message,))
+            self.leave((run,))
         else:
             self.unacked += 1
-        return message
+        return run
 
-    def take_front(self, most: int) -> list[Message]:
+    def take_front(self, most: int) -> list[Run]:
         """Up to so many of the next ones, out of what is ready: each comes back by `return_front`, or leaves.
         None where the next ones are still on their way (`Row.when_loaded`), or there are none."""
         if not self.row.load_front():
             return []
-        messages = self.row.take(most)
+        runs = self.row.take(most)
         if self._timed:
             self._arm()
-        return messages
+        return runs
 
-    def return_front(self, messages: list[Message]) -> None:
+    def return_front(self, runs: Sequence[Run]) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
         their bodies are not deleted. The caller dispatches."""
-        bodies = self._context.bodies
-        lost = [message for message in messages if message.head.large and bodies[message.body].damaged]
-        if lost:
-            self.lost = True
-            self._context.memory.leave(lost)
-            messages = [message for message in messages if message not in lost]
-        self.row.put_back(messages)
+        for run in runs:
+            if run.head.large:
+                self._return_large(run)
+            else:
+                self.row.put_back((run,))
         if self._timed:
             self._arm()
 
-    def leave(self, messages: Sequence[Message]) -> None:
+    def _return_large(self, run: Run) -> None:
+        bodies = self._context.bodies
+        for damaged, part in split_by(run, [bodies[body].damaged for body in run.bodies]):
+            if damaged:
+                self.lost = True
+                self._context.memory.leave((part,))
+            else:
+                self.row.put_back((part,))
+
+    def leave(self, runs: Sequence[Run]) -> None:
         """The messages leave the queue, all that counts them, and the queue's log."""
-        if messages:
-            self.forget(messages)
+        if runs:
+            self.forget(runs)
             if self.log is not None:
-                self.log.take(messages)
+                self.log.take(runs)
                 self._context.log_changed(self.log)
 
-    def forget(self, messages: Sequence[Message]) -> None:
+    def forget(self, runs: Sequence[Run]) -> None:
         """The messages no longer take memory, and let go of large bodies. The caller sees to their
         records."""
-        for message in messages:
-            if message.head.large:
-                self._context.bodies.drop(message.body)
-        self._context.memory.leave(messages)
+        for run in runs:
+            if run.head.large:
+                for body in run.bodies:
+                    self._context.bodies.drop(body)
+        self._context.memory.leave(runs)
 
     # -- what became of unacknowledged ones
 
-    def settle(self, messages: Sequence[Message]) -> None:
+    def settle(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged."""
-        self._context.counts.acknowledged += len(messages)
+        count = _messages_in(runs)
+        self._context.counts.acknowledged += count
         if self.deleted:
-            self.forget(messages)
+            self.forget(runs)
             return
-        self.unacked -= len(messages)
-        self.leave(messages)
+        self.unacked -= count
+        self.leave(runs)
 
-    def settle_written(self, messages: Sequence[Message]) -> None:
+    def settle_written(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
         if self.log is not None:
-            self.log.left(messages)
+            self.log.left(runs)
         if not self.deleted:
-            self.unacked -= len(messages)
+            self.unacked -= _messages_in(runs)
             if self.log is not None:
                 self._context.log_changed(self.log)
-        self.forget(messages)
+        self.forget(runs)
 
-    def reject(self, messages: list[Message]) -> None:
+    def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
-        self._context.counts.rejected += len(messages)
+        count = _messages_in(runs)
+        self._context.counts.rejected += count
         if self.deleted:
-            self.forget(messages)
+            self.forget(runs)
             return
-        self.unacked -= len(messages)
-        self._context.dead_letter(self, messages, "rejected")
+        self.unacked -= count
+        self._context.dead_letter(self, runs, "rejected")
 
-    def requeue(self, messages: list[Message], *, seen: bool = True) -> None:
+    def requeue(self, runs: Sequence[Run], *, seen: bool = True) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
         That they were to leave may be in a record that the disk has refused. The caller dispatches."""
-        self._context.counts.requeued += len(messages)
+        count = _messages_in(runs)
+        self._context.counts.requeued += count
         if self.log is not None:
-            self.log.stay(messages)
+            self.log.stay(runs)
         if self.deleted:
-            self.forget(messages)
+            self.forget(runs)
             return
-        self.unacked -= len(messages)
-        for message in messages:
-            message.redelivered = message.redelivered or seen
-        self.return_front(messages)
+        self.unacked -= count
+        for run in runs:
+            run.tries += seen
+        self.return_front(runs)
 
     def all_returned(self, count: int = 1) -> None:
         """One who called `await_returns` has had its messages requeued."""
@@ -627,14 +657,16 @@ class Queue(QueueBase):
         (One behind a longer-lived one waits for it to go.)
         """
         row, now = self.row, self._context.timers.now()
-        expired: list[Message] = []
+        expired: list[Run] = []
         turn = Turn()
-        while row.load_front() and row.ready.first().expires <= now and not turn.over():
-            expired.append(row.pop())
+        while row.load_front() and row.ready.first().expires <= now:
+            join(expired, row.take_run(ITEMS))
+            if turn.over_now():
+                break
         self._behind = bool(row.ready) and row.ready.first().expires <= now
         self._arm()
         if expired:
-            self._context.counts.expired += len(expired)
+            self._context.counts.expired += _messages_in(expired)
             self._context.dead_letter(self, expired, "expired")
 
     def _arm(self) -> None:
@@ -696,13 +728,18 @@ class Queue(QueueBase):
                 taker.fail(error)
 
 
-def _freed(context: QueueContext, ready: ReadyMessages) -> Iterator[None]:
+def _messages_in(runs: Sequence[Run]) -> int:
+    return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
+
+
+def _freed(context: QueueContext, ready: Priorities) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    while batch := ready.take(ITEMS):
-        context.memory.leave(batch)
-        for message in batch:
-            if message.head.large:
-                context.bodies.drop(message.body)
+    while ready:
+        run = ready.take(ITEMS)
+        context.memory.leave((run,))
+        if run.head.large:
+            for body in run.bodies:
+                context.bodies.drop(body)
         yield
 
 

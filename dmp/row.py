@@ -7,123 +7,18 @@ the front has gone.
 """
 
 import math
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import accumulate
-from operator import attrgetter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import attrs
 
 from dmp.memory import Memory
-from dmp.message import Message, sizes
 from shared.queues.base import HOT_LEAST_BYTES
+from shared.queues.priorities import Priorities
+from shared.queues.runs import Run
 
 if TYPE_CHECKING:
     from dmp.queue_log import Cold, QueueLog
-
-_NUMBER = attrgetter("number")
-
-
-class ReadyMessages:
-    """The messages of a queue in memory: those with the highest priority first, each in order of arrival.
-
-    `most`: the highest priority; a message that asks for more has that. All that come back were in front of
-    those that were never given out. So of one priority they go first, by their numbers: as runs, each of
-    messages with consecutive numbers.
-    """
-
-    __slots__ = ("_came", "_requeued", "_top", "count")
-
-    def __init__(self, most: int = 0) -> None:
-        self._came = tuple([deque[Message]() for _ in range(most + 1)])
-        """The messages of each priority that were never given out."""
-        self._requeued = tuple([list[tuple[int, list[Message]]]() for _ in range(most + 1)])
-        """Heaps of runs of the others, by their first numbers."""
-        self._top = 0  # no message has a higher priority
-        self.count = 0
-
-    @property
-    def in_order(self) -> bool:
-        """Whether all go in order of arrival: there are no priorities."""
-        return len(self._came) == 1
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __iter__(self) -> Iterator[Message]:
-        for came, requeued in zip(reversed(self._came), reversed(self._requeued), strict=True):
-            for _, run in sorted(requeued):
-                yield from run
-            yield from came
-
-    def first(self) -> Message:
-        """The next one out. Some must be there."""
-        top = self._find_top()
-        requeued = self._requeued[top]
-        return requeued[0][1][0] if requeued else self._came[top][0]
-
-    def first_number(self) -> int:
-        """The smallest number. Some must be there."""
-        requeued = [heap[0][0] for heap in self._requeued if heap]
-        return min([*requeued, *[came[0].number for came in self._came if came]])
-
-    def take(self, most: int) -> list[Message]:
-        """Take some of the next ones out, up to `most`: at least one, where there is one."""
-        if not self.count:
-            return []
-        top = self._find_top() if self._top else 0
-        requeued = self._requeued[top]
-        if requeued:
-            taken = heappop(requeued)[1]
-            if len(taken) > most:
-                heappush(requeued, (taken[most].number, taken[most:]))
-                del taken[most:]
-        else:
-            came = self._came[top]
-            taken = [came.popleft() for _ in range(min(most, len(came)))]
-        self.count -= len(taken)
-        return taken
-
-    def add(self, messages: Sequence[Message]) -> None:
-        """Put messages behind all others of their priorities."""
-        self.count += len(messages)
-        came = self._came
-        if len(came) == 1:
-            came[0].extend(messages)
-            return
-        for message in messages:
-            came[self._level(message)].append(message)
-
-    def requeue(self, messages: Sequence[Message]) -> None:
-        """Messages that were taken return to their places; in the order of their numbers."""
-        self.count += len(messages)
-        runs: dict[int, list[Message]] = {}
-        for message in messages:
-            level = self._level(message)
-            run = runs.get(level)
-            if run is not None and message.number == run[-1].number + 1:
-                run.append(message)
-            else:
-                runs[level] = run = [message]
-                heappush(self._requeued[level], (message.number, run))
-
-    def _level(self, message: Message) -> int:
-        """The priority that a message has here, now that it comes."""
-        most = len(self._came) - 1
-        if not most:
-            return 0
-        level = min(message.head.noted.priority, most)
-        self._top = max(self._top, level)
-        return level
-
-    def _find_top(self) -> int:
-        """The highest priority of which there are some. Some must be there."""
-        while not (self._requeued[self._top] or self._came[self._top]):
-            self._top -= 1
-        return self._top
 
 
 @attrs.define(eq=False)
@@ -132,7 +27,7 @@ class Row:
 
     _memory: Memory
     _priority_max: int
-    ready: ReadyMessages = attrs.field(init=False)
+    ready: Priorities = attrs.field(init=False)
     """The messages in memory."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
@@ -142,7 +37,7 @@ class Row:
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.ready = ReadyMessages(self._priority_max)
+        self.ready = Priorities(self._priority_max)
 
     def __len__(self) -> int:
         return self.ready.count if self.cold is None else self.ready.count + self.cold.count
@@ -157,7 +52,7 @@ class Row:
         """Whether some of the row is in the log alone: what comes now needs a record."""
         return self.cold is not None and self.cold.count > 0
 
-    def add(self, messages: list[Message], *, may_cool: bool) -> None:
+    def add(self, run: Run, *, may_cool: bool) -> None:
         """Put messages at the end. They are cold where others before them are. So they are, too, where they
         may, and memory is scarce, and some of the row waits in memory."""
         cold = self.cold
@@ -166,69 +61,61 @@ class Row:
             or (
                 may_cool
                 and self.cost_bytes > HOT_LEAST_BYTES
-                and (self._memory.scarce or ((payer := messages[0].head.payer) is not None and payer.scarce))
-                and messages[0].offset >= 0
-                and messages[-1].offset >= 0
+                and (self._memory.scarce or ((payer := run.head.payer) is not None and payer.scarce))
+                and run.offset >= 0
             )
         ):
-            cold.add(messages)
-            self._memory.leave(messages)
+            cold.add(run)
+            self._memory.leave((run,))
             return
         if self.log is not None:
-            self.log.keep(messages)
-        self.ready.add(messages)
-        self._count(messages)
+            self.log.keep(run)
+        self._count(run, 1)
+        self.ready.add(run, run.head.noted.priority)
 
-    def load(self, messages: list[Message]) -> None:
+    def load(self, runs: Iterable[Run]) -> None:
         """Messages that were cold are in memory now."""
-        self._memory.take(sizes(messages)[1])
-        self.ready.add(messages)
-        self._count(messages)
+        for run in runs:
+            self._memory.take(run.head.cost_bytes * len(run.bodies))
+            self._count(run, 1)
+            self.ready.add(run, run.head.noted.priority)
 
-    def put_back(self, messages: list[Message]) -> None:
+    def put_back(self, runs: Iterable[Run]) -> None:
         """Messages that were taken return to their places."""
-        messages.sort(key=_NUMBER)
-        self.ready.requeue(messages)
-        self._count(messages)
+        for run in runs:
+            self._count(run, 1)
+            self.ready.requeue(run, run.head.noted.priority)
 
-    def _count(self, messages: Sequence[Message]) -> None:
-        body_bytes, cost_bytes = sizes(messages)
-        self.body_bytes += body_bytes
-        self.cost_bytes += cost_bytes
+    def _count(self, run: Run, sign: int) -> None:
+        head, count = run.head, sign * len(run.bodies)
+        self.body_bytes += head.body_bytes * count
+        self.cost_bytes += head.cost_bytes * count
 
-    def take(self, most: int, body_bytes_most: float = math.inf) -> list[Message]:
-        """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: at least
-        one, where there is one in memory."""
+    def take_run(self, most: int) -> Run:
+        """Take up to `most` of the next ones out, of one run. Some must be in memory."""
+        run = self.ready.take(most)
+        self._count(run, -1)
+        return run
+
+    def take(self, most: int, body_bytes_most: float = math.inf) -> list[Run]:
+        """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: as far
+        as they are in memory."""
         ready = self.ready
-        if (
-            most > 1 and ready.count > 1 and body_bytes_most < math.inf
-        ):  # as many as fit, where they are alike
-            most = min(most, int(body_bytes_most) // max(ready.first().head.body_bytes, 1) + 1)
-        messages = ready.take(most)
-        if len(messages) == 1:
-            head = messages[0].head
-            self.body_bytes -= head.body_bytes
-            self.cost_bytes -= head.cost_bytes
-            return messages
-        body_bytes, cost_bytes = sizes(messages)
-        if body_bytes > body_bytes_most and body_bytes - messages[-1].head.body_bytes > body_bytes_most:
-            fitting = bisect_right(
-                [*accumulate([message.head.body_bytes for message in messages])], body_bytes_most
-            )
-            ready.requeue(messages[fitting + 1 :])
-            del messages[fitting + 1 :]
-            body_bytes, cost_bytes = sizes(messages)
-        self.body_bytes -= body_bytes
-        self.cost_bytes -= cost_bytes
-        return messages
+        runs: list[Run] = []
+        while most > 0 and ready.count and body_bytes_most >= 0:
+            fitting = most
+            if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
+                fitting = min(most, int(body_bytes_most) // max(ready.first().head.body_bytes, 1) + 1)
+            run = self.take_run(fitting)
+            count = len(run.bodies)
+            most -= count
+            body_bytes_most -= run.head.body_bytes * count
+            runs.append(run)
+        return runs
 
-    def pop(self) -> Message:
-        """Take the next one out. Some must be in memory."""
-        return self.take(1)[0]
-
-    def clear(self) -> ReadyMessages:
+    def clear(self) -> Priorities:
         """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
-        ready, self.ready = self.ready, ReadyMessages(self._priority_max)
+        ready, self.ready = self.ready, Priorities(self._priority_max)
         self.body_bytes = self.cost_bytes = 0
         return ready
 

@@ -107,10 +107,9 @@ def _told(value: bytes) -> Iterator[dict[str, Any]]:
         yield {"event": event, "number": first, "messages": end - first}
     else:
         message = queue_records.MessageReader("").read(value, 0, len(value), 0)
-        large = op in (queue_records.Op.LARGE, queue_records.Op.LARGE_PAGED)
         key = message.head.key.decode(errors="backslashreplace")
-        payload = None if large else message.body
-        number = _number(message.number)
+        payload = None if message.head.large else message.bodies[0]
+        number = _number(message.first)
         yield {"event": event, "number": number, "messages": 1, "key": key, "payload": payload}
 
 

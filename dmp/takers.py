@@ -13,8 +13,9 @@ from typing import Protocol, TypeAlias
 
 import attrs
 
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.row import Row
+from shared.queues.runs import Run
 
 _DISPATCHED_MAX = 256  # messages given to consumers at once before their outboxes are looked at again
 _DISPATCHED_BYTES_MAX = 1 << 20  # and bytes of them, to many consumers together
@@ -38,7 +39,7 @@ class Taker(Protocol):
     def room(self) -> tuple[int, int]:
         """How many messages, and how many bytes, it would take now; one message always fits in the bytes."""
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, runs: list[Run]) -> None:
         """Get messages, at most as many as there is room for."""
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
@@ -59,7 +60,7 @@ class FeedTaker(Taker, Protocol):
         """Get `count` messages that came by a sink, in the bytes that came; `exchange`: the sink's."""
 
 
-Share: TypeAlias = tuple[Taker, list[Message], int, int]
+Share: TypeAlias = tuple[Taker, list[Run], int, int]
 """What a taker gets: messages, at most so many, and bytes until there are no more left."""
 
 
@@ -167,8 +168,8 @@ class Takers:
         if self.feed is None and not self.single and self.count > 1:
             last = count % len(shares)
             row = self._rows[bisect_left(self._rows, _rank(shares[0][0]), key=_rank)]
-            for taker, messages, _, _ in (*shares[last:], *shares[:last]):
-                if messages:
+            for taker, runs, _, _ in (*shares[last:], *shares[:last]):
+                if runs:
                     row.move_to_end(taker)
 
     def have_room(self) -> bool:
@@ -222,13 +223,15 @@ def shares_of(takers: Collection[Taker], most: int) -> list[Share]:
 def share_out(row: Row, shares: Sequence[Share]) -> int:
     """One message to each in turn, until one has no more room or enough is given; how many were given."""
     if len(shares) == 1:
-        _, messages, count, room_bytes = shares[0]
-        messages += row.take(min(count, _DISPATCHED_MAX), room_bytes)
-        return len(messages)
+        _, runs, count, room_bytes = shares[0]
+        runs += row.take(min(count, _DISPATCHED_MAX), room_bytes)
+        return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
     among = len(shares)
     count = min([count for _, _, count, _ in shares])
     least_bytes = min([room_bytes for _, _, _, room_bytes in shares])
-    given = row.take(min(_DISPATCHED_MAX, among * count), min(least_bytes, _DISPATCHED_BYTES_MAX))
-    for at, (_, messages, _, _) in enumerate(shares):
-        messages += given[at::among]
-    return len(given)
+    given = 0
+    for run in row.take(min(_DISPATCHED_MAX, among * count), min(least_bytes, _DISPATCHED_BYTES_MAX)):
+        for message in run.singles():
+            shares[given % among][1].append(message)
+            given += 1
+    return given

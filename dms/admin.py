@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dms import records
+from dms.actions import CHANGE, OPTIONS
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Engine, Queue
 from dms.options import check_options
@@ -32,16 +33,6 @@ from shared.storage.log import Log, RecordTimes, read_records
 from shared.turns import Turn, taken_out
 
 READ_BYTES = 1 << 20
-OPTIONS: Mapping[str, Argument] = {
-    "depth_limit": Argument("messages at most", "number"),
-    "ttl_ms": Argument("milliseconds after which a message is dead; 0: it does not age", "number"),
-    "max_deliveries": Argument("deliveries after which a message is dead; 0: any number", "number"),
-    "dead_letter": Argument("the queue for dead messages; none: they are dropped"),
-    "delay_ms": Argument("milliseconds from a PRODUCE until the first delivery", "number"),
-    "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
-    "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
-}
-"""A queue's options as the API names them; those that are not given are as the settings say."""
 
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
@@ -134,12 +125,7 @@ class Admin:
             await self._engine.store.wait(ticket)
         return {"created": 1}
 
-    @changing(
-        "change",
-        "Give it other options; those that are null are as the settings say.",
-        takes=OPTIONS,
-        answers=("changed",),
-    )
+    @CHANGE
     async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         before = self._engine.asked_of(queue)
         new = _asked(arguments, queue.text)
@@ -443,9 +429,11 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "held": attrgetter("held"),
     "delayed": _delayed,
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
+    "dead_obstacle": lambda queue: queue.engine.dead_obstacle(queue),
     "consumers": attrgetter("consumers"),
     "paused": attrgetter("paused"),
     "bytes": _bytes,
+    "full_percent": lambda queue: 100 * queue.depth // queue.options.depth,
     "durable": lambda queue: queue.log is not None,
 }
 """Columns of a queue: its messages by state."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from dms.actions import CHANGE
 from dms.client import (
     Client,
     Disconnected,
@@ -289,6 +290,11 @@ async def create(
                 f"no queue {dead_letter} is listed: {queue} holds its dead messages back until you create it"
             )
     return {"queue": queue, "created": True}
+
+
+command("change orders --max-deliveries 5 --dry-run", "change orders --unset ttl-ms", name="change")(
+    action_command("dms", "queues", CHANGE, {"queue": QueueName}, unsets=True)
+)
 
 
 @command("delete -q orders", "delete orders --dry-run")

@@ -1026,18 +1026,29 @@ class Engine:
 
     # -- dead letters
 
+    def dead_obstacle(self, queue: Queue) -> str | None:
+        """Why dead letters of `queue` have no place; None: they have one, or are dropped."""
+        name, expiry = queue.options.dead_letter, queue.expiry
+        if not name or expiry is None:
+            return None
+        target = self.find(name)
+        if target is None:
+            return f"there is no queue {name}"
+        if not expiry.dead:
+            return None
+        return f"queue {name} is full" if target.room < 1 else "the disk refuses them"
+
     def tell_held_back(self, queue: Queue) -> None:
         """Log that a queue's dead messages have no place, once a minute for all queues."""
         now, name = self.times.now_ms(), queue.options.dead_letter
         if not name or now < self._warned_held_back_ms + HELD_BACK_WARNED_MS or queue.expiry is None:
             return
         self._warned_held_back_ms = now
-        target = self.find(name)
         self.log.warning(
             "dead messages are held back: create their dead-letter queue, or make room in it",
             queue=queue.text,
             dead_letter=name,
-            why="missing" if target is None else "full" if target.room < 1 else "the disk refuses",
+            why=self.dead_obstacle(queue),
             dead=queue.expiry.dead,
             queues=sum(map(len, self.parked.values())),
         )

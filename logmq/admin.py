@@ -1,6 +1,5 @@
 """What the API shows of LogMQ, and the actions on it: topics, their records, groups' offsets."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -8,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from logmq.actions import CHANGE, CREATE
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
@@ -44,10 +44,6 @@ READ_BYTES = 256 << 10
 TIME_HELP = "RFC 3339: before the first record from then on, by up to 64 KiB"
 BACK_HELP = "so many records before the end"
 OFFSET, BACK = Argument("a record's start or the end", "number"), Argument(BACK_HELP, "number")
-RETENTION: Mapping[str, Argument] = {
-    "retention_bytes": Argument("bytes that it keeps at least; 0: all", "number"),
-    "retention_seconds": Argument("age at which records are dropped; 0: never", "number"),
-}
 
 
 class TopicExists(BrokerError):
@@ -91,6 +87,7 @@ class Admin:
                     "group": lambda found: group_of(found[1]),
                     "topic": lambda found: found[0].name,
                     "end": lambda found: found[0].visible,
+                    "lag_bytes": lambda found: (row := self._committed(found)) and row.behind_bytes,
                 },
             ),
         )
@@ -162,17 +159,7 @@ class Admin:
             await self._broker.store.wait(log.drop_below(offset))
         return {"dropped": dropped, "first": offset if dropped else log.first}
 
-    @changing(
-        "create",
-        "Make a topic. The first write to a name makes one, too.",
-        takes={
-            "name": Argument("1 to 200 of A-Z, a-z, 0-9 and ._-", required=True),
-            "durability": "when a write is answered: always, interval:50ms or none; else as the settings say",
-            **RETENTION,
-        },
-        answers=("created",),
-        named_by=("name",),
-    )
+    @CREATE
     async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         topics, name = self._broker.topics, topic_untrusted(a_text(arguments, "name").encode())
         own = _own_retention(arguments, NOTHING_SET)
@@ -188,12 +175,7 @@ class Admin:
             await self._keep(log, own)
         return {"created": 1}
 
-    @changing(
-        "change",
-        "Keep more or less of it; what is null is as the settings say.",
-        takes=RETENTION,
-        answers=("changed",),
-    )
+    @CHANGE
     async def _change(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         before = self._broker.topics.retentions.of(log)
         own = _own_retention(arguments, before)
@@ -260,7 +242,7 @@ class Admin:
             "lag_records": await self._counts.between(log, row.offset, row.end, seconds),
             "lag_seconds": 0.0
             if not row.behind_bytes
-            else came and round(max(time.time() - came / 1000, 0.0), 3),
+            else came and round(max(self._broker.store.clock.wall_ms() - came, 0) / 1000, 3),
         }
 
     @changing(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import trio
 from cyclopts import App, Parameter
 
+from logmq.actions import CHANGE, CREATE
 from logmq.client import Client, LogmqError, Record, Unreachable, connect
 from shared.actions import FORGET
 from shared.cli.app import examples, protocol_app
@@ -326,6 +327,14 @@ groups_app.command(
     ),
     name="delete",
     help_epilogue=examples("brokers logmq", "groups delete billing orders --dry-run"),
+)
+
+
+command("create orders --retention-seconds 86400", "create audit --durability always", name="create")(
+    action_command("logmq", "topics", CREATE, {"topic": Topic}, makes=True)
+)
+command("change orders --retention-bytes 0", "change orders --unset retention-bytes", name="change")(
+    action_command("logmq", "topics", CHANGE, {"topic": Topic}, unsets=True)
 )
 
 

@@ -43,6 +43,7 @@ class Topics:
         """Called with each topic that is created."""
         for log in namespace.logs.values():
             self.set_retention(log)
+        namespace.adopted = self._made
 
     async def take_settings(self, settings: LogmqSettings) -> None:
         """Use other limits and patterns from now on; each topic's retention follows in slices."""
@@ -141,12 +142,16 @@ class Topics:
         except StoreError as error:
             raise refusal_for(error) from None
         self._of_users.take(log.id, user)
+        self._made(log)
+        return log, ticket
+
+    def _made(self, log: Log) -> None:
+        """There is a new topic."""
         self.set_retention(log)
-        place = bisect_left(self._names, name)
-        if self._names[place : place + 1] != [name]:  # it may be left from a topic whose creation failed
-            self._names.insert(place, name)
+        place = bisect_left(self._names, log.name)
+        if self._names[place : place + 1] != [log.name]:  # it may be left from a topic whose creation failed
+            self._names.insert(place, log.name)
         self._count()
         self.waiters.topic_made(log)
         for tell in tuple(self.on_made):
             tell(log)
-        return log, ticket

@@ -32,6 +32,9 @@ class Admin:
                 self.session,
                 (self._delete,),
                 begin="brokers pubsub subscriber A",
+                values={
+                    "kept_percent": lambda client: sessions.kept.full_percent(*sessions.kept.held(client.id))
+                },
             ),
             Objects(
                 SUBSCRIPTIONS,
@@ -58,6 +61,7 @@ class Admin:
             "dropped": client.dropped,
             "kept": messages,
             "kept_bytes": size,
+            "kept_percent": self._all.kept.full_percent(messages, size),
         }
 
     @END_SESSION

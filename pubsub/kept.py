@@ -160,6 +160,12 @@ class Kept:
         """A client's kept messages and bytes."""
         return len(self._frames.get(client_id, ())), self._bytes.all[client_id]
 
+    def full_percent(self, messages: int, size: int) -> int:
+        """How much of one client's room so many messages and bytes take, in percent."""
+        settings = self.settings
+        of_messages = 100 * messages // max(settings.kept_messages_max, 1)
+        return max(of_messages, 100 * size // max(settings.kept_bytes_max, 1))
+
     # -- as a log's records: `[length u32][id][NUL][frame without its padding]`
 
     def records(self) -> Iterator[tuple[bytes, int]]:

@@ -55,6 +55,9 @@ DECIDED_NAME_MAX = 256
 TOLD_MAX = 1024
 """Denials that are remembered as logged. Repeats of the same user, action and name are only counted."""
 
+REFUSED_MAX = 1024
+"""Users and addresses whose refusals are counted between two looks at them."""
+
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 BRIDGE_USER = re.compile(r"bridge/[A-Za-z0-9._-]{1,64}")
 """The user of bridges; no client can log in as it. Without an entry it may do all that its ends need."""
@@ -360,6 +363,9 @@ class Access:
         self._connections = Shares(self.share_of)
         self.audit = audit
         self.denied = denied
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
+        """Refused requests by protocol, user (address where nobody logged in) and action, since somebody has
+        looked, who clears it."""
         self.check_password: CheckPassword = lambda user, password, peer, done: done(False)
 
     def guard(self, protocol: str, required: Required = "never", *, exposed: bool = False) -> "Guard":
@@ -530,6 +536,14 @@ class Guard:
     def refuse(self, user: str, action: str, name: str | bytes, peer: str) -> None:
         """Count a refused request, and log the rule that would allow it."""
         self.denied[action] += 1
+        refusals = self.access.refusals
+        who = (
+            self.protocol,
+            user if user not in ("", ANONYMOUS) else peer.rpartition(":")[0] or peer,
+            action,
+        )
+        if len(refusals) < REFUSED_MAX or who in refusals:
+            refusals[who] += 1
         key = (user, action, name[:DECIDED_NAME_MAX])
         if key not in self._told:
             if len(self._told) >= TOLD_MAX:

@@ -54,7 +54,7 @@ class ObjectKind:
     """A kind of objects. `columns`: the most important first; the first ones form the name.
 
     `parts`: the columns that form an object's name; with `by_protocol` the protocol goes before them.
-    `filters`: columns that can narrow a list.
+    `filters`: columns that can narrow a list. `none`: what is said of an empty list.
     """
 
     name: str
@@ -63,6 +63,7 @@ class ObjectKind:
     parts: tuple[str, ...] = ("name",)
     by_protocol: bool = False
     filters: tuple[str, ...] = ()
+    none: str = ""
 
 
 PROTOCOL = KindColumn("protocol", "Its protocol.", "")
@@ -104,6 +105,9 @@ QUEUES = ObjectKind(
         KindColumn("held", "Messages delivered and not acknowledged."),
         KindColumn("delayed", "Messages that become ready later."),
         KindColumn("dead", "Messages that wait for room in their dead-letter queue."),
+        KindColumn(
+            "dead_obstacle", "Why its dead letters have no place; null: they have one, or it has none.", ""
+        ),
         KindColumn("consumers", "Consumers: those that wait, and those that have enough to do."),
         KindColumn("paused", "Whether deliveries are stopped; publishing goes on.", "flag"),
         KindColumn("in_rate", "Messages that come in, over the last seconds.", "rate"),
@@ -112,6 +116,11 @@ QUEUES = ObjectKind(
             "oldest_seconds", "How long the oldest ready message has waited; null: none is ready.", "seconds"
         ),
         KindColumn("bytes", "Bytes of its messages; of those only on disk, their size there.", "bytes"),
+        KindColumn(
+            "full_percent",
+            "How much of its room is taken, in percent; at 100 it refuses messages. null: no limit of its own"
+            " makes it refuse any.",
+        ),
         KindColumn("durable", "Whether it outlives the process.", "flag"),
         KindColumn("settings", "What it was declared with.", "table"),
     ),
@@ -174,6 +183,10 @@ SESSIONS = ObjectKind(
         KindColumn("dropped", "Messages lost because the client did not read."),
         KindColumn("kept", "Messages kept until the client returns."),
         KindColumn("kept_bytes", "Bytes of the kept messages.", "bytes"),
+        KindColumn(
+            "kept_percent",
+            "How much of the room for its kept messages is taken, in percent; at 100 the oldest are dropped.",
+        ),
     ),
     filters=("protocol", "user"),
 )
@@ -254,9 +267,28 @@ BRIDGES = ObjectKind(
         KindColumn("last_error_time", "When that was.", "time"),
     ),
 )
+ATTENTION = ObjectKind(
+    "attention",
+    "What needs a person: it has lasted for 10 s, and does not end by itself.",
+    (
+        KindColumn("kind", "What sort of trouble it is.", ""),
+        KindColumn("object", "Whose it is: the name of a queue, a group, a bridge ...", ""),
+        KindColumn(
+            "severity", "critical: clients are refused, or data is in danger; warning: that may come.", ""
+        ),
+        KindColumn("since", "When this process first saw it.", "time"),
+        KindColumn("means", "What it means.", ""),
+        KindColumn("advice", "What to do.", ""),
+        KindColumn("link", "The page's view where that is done.", ""),
+    ),
+    parts=("kind", "object"),
+    filters=("kind", "severity"),
+    none="Nothing needs a person.",
+)
 KINDS: Mapping[str, ObjectKind] = {
     kind.name: kind
     for kind in (
+        ATTENTION,
         CONNECTIONS,
         QUEUES,
         TOPICS,

@@ -139,9 +139,9 @@ ENDS = {
     "shared/queues": "timers",
     "shared/recording": "recorder",
     "shared/storage": (
-        "checkpoint committer file_names files index index_reader inventory lock log log_recovery "
-        "log_writer os_disk reading rebuild recovery reserve_file retention scrub store syscalls table "
-        "threads watch"
+        "checkpoint committer file_names files following index index_reader inventory lock log log_recovery "
+        "log_writer os_disk reading rebuild recovery reserve_file retention scrub shipping store "
+        "syscalls table threads watch"
     ),
     "shared/storage/tools": "backup fsck logs repair view",
 }

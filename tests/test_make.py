@@ -75,7 +75,7 @@ def test_the_tests_need_all_of_it(project: Path) -> None:
     code, said, asked = make(project, "test", "ARGS=-k one")
     assert code == 0, said
     assert asked[-1] == "-m pytest -n auto -k one"
-    assert sum("--require-hashes" in line for line in asked) == 3
+    assert sum("--require-hashes" in line for line in asked) == 4
     assert "\npytest==" in (project / ".venv" / "test.txt").read_text()
     assert "\npyspark==" in (project / ".venv" / "spark.txt").read_text()
 

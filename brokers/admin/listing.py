@@ -14,6 +14,7 @@ import attrs
 import trio
 from starlette.exceptions import HTTPException
 
+from brokers.commands.control import path_part
 from shared.globs import expression
 from shared.objects import UNSORTED, KindColumn, ObjectKind, Objects, ObjectsByProtocol
 from shared.task_turns import TaskTurn
@@ -108,6 +109,12 @@ async def selected(
     """`limit` rows after the first `skip`, in the order of the query."""
     ranked, total = await _first(kind, those, wanted, skip + limit)
     return Selection(await _rows(ranked[skip:]), total)
+
+
+def path_of(kind: ObjectKind, row: Row) -> str:
+    """The page's URL of an object."""
+    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
+    return f"/{kind.name}/" + "/".join(path_part(str(row[part])) for part in parts)
 
 
 def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:

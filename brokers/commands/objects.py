@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from brokers.commands.catalog import NOUNS
 from brokers.commands.control import PAGE, AdminClient
 from brokers.commands.flags import host_command
 from brokers.commands.render import CommandResult, Listing, Watched
@@ -63,7 +64,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing | Watched]:
         return Watched(look) if watch else look()
 
     more = "" if kind.help.startswith("Every ") else f"\n\n{kind.help}"  # else it says the same again
-    list_objects.__doc__ = f"List the {kind.name}.{more}"
+    list_objects.__doc__ = f"List the {NOUNS.get(kind.name, kind.name)}.{more}"
     return list_objects
 
 

@@ -17,7 +17,7 @@ from brokers.commands.server_address import (
     with_server,
 )
 from brokers.errors import ExitCode, Failure, copy_errors
-from shared.cli.options import Json, a_path
+from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress, waiting
 from shared.objects import KINDS
 
@@ -32,24 +32,38 @@ STORE_SHOWN = (
 """Of the store's statistics those that an operator acts on: with the others the state scrolls away."""
 
 
-@host_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
-def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
-    """Show what runs on a data folder, or behind a URL.
+TROUBLE_SHOWN = ("kind", "object", "severity", "since", "means", "advice")
 
-    State, addresses, connections, and how the store is. The exit code is 0
+
+@host_command("status", "status", "brokers status --data-dir /var/lib/brokers --json | jq .state")
+def status(
+    *,
+    ready: Annotated[bool, flag("Exit with 0 where it is ready, whatever needs a person.")] = False,
+    at: ServerAddress,
+    json: Json = False,
+) -> CommandResult:
+    """Show what runs on a data folder, or behind a URL, and what needs a person.
+
+    State, addresses, connections, how the store is, and at last what needs a
+    person; of each kind five (`brokers attention` lists all). The exit code is 0
     where it is ready, and 69 where no server runs. It is 1 where it is not
     ready: starting, draining, read-only, a protocol down, or no answer in 30
-    s. --json has all numbers of the store.
+    s. It is 3 where it is ready, and something needs a person. --json has all
+    numbers of the store.
     """
     answer = at.client().request("GET", "/status")
     answer.pop("client", None)
+    attention = answer.get("attention", {"count": 0, "items": []})  # a server of the release before has none
     code = ExitCode.OK if answer["state"] == "ready" else ExitCode.FAILED
+    if code == ExitCode.OK and attention["count"] and not ready:
+        code = ExitCode.ATTENTION
     if json:
         return CommandResult(answer, code)
-    answer = dict(answer)
+    answer = {**answer, "attention": attention["count"]}
     protocols = answer.pop("protocols")
     store = {name: value for name, value in answer.pop("store").items() if name in STORE_SHOWN}
-    return CommandResult(Several((answer, protocols, store)), code)
+    troubles = [{name: row[name] for name in TROUBLE_SHOWN} for row in attention["items"]]
+    return CommandResult(Several((answer, protocols, store, *([troubles] if troubles else []))), code)
 
 
 @host_command("metrics", "brokers metrics | grep brokers_connections")

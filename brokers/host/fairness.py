@@ -37,10 +37,10 @@ _OUTERMOST = "brokers.host.serving"
 
 
 @attrs.define
-class _Stretches:
+class Stretches:
     """Stretches of one kind that no line of the log has told yet, and the longest of them."""
 
-    event: str
+    event: str = ""
     count: int = 0
     seconds: float = 0.0
     worked: float = 0.0
@@ -67,17 +67,18 @@ class _Stretches:
 class LoopWatch(trio.abc.Instrument):
     """`longest_seconds`, `longest_at`: how late the loop was at most, and where. `long_count`: how often.
 
-    `packages`: the protocols' packages. The innermost call of one of these is where the loop stood.
+    `packages`: the protocols' packages. The innermost call of one of these is where the loop stood. `lately`:
+    the stretches since somebody has looked, who replaces it.
     """
 
     def __init__(self, log: "BoundLogger", packages: Collection[str] = ()) -> None:
         self._log = log
         self._packages = frozenset(packages)
-        self._held = _Stretches(
+        self._held = Stretches(
             "the loop was held for over 100 ms, and every client waited: if it repeats, look at the clients "
             "of the protocol that `at` names"
         )
-        self._late = _Stretches(
+        self._late = Stretches(
             "the loop did not run for over 100 ms, and every client waited: the machine or its disk is busy; "
             "give the server a processor and a disk that others do not use up"
         )
@@ -90,6 +91,7 @@ class LoopWatch(trio.abc.Instrument):
         self._busy = trio.Event()  # there is load
         self._woken = threading.Event()  # the loop waits no more, for the thread
         self._over = False
+        self.lately = Stretches()
         self.longest_seconds = 0.0
         self.longest_at = ""
         self.long_count = 0
@@ -165,6 +167,7 @@ class LoopWatch(trio.abc.Instrument):
         if seconds > TOLD_SECONDS:
             stretches = self._held if worked > TOLD_SECONDS else self._late
             stretches.add(seconds, worked, at)
+            self.lately.add(seconds, worked, at)
             self._tell_at = min(self._tell_at, stretches.tell_at)
 
     def tell(self, now: float) -> None:

@@ -16,6 +16,7 @@ import os
 import platform
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -29,20 +30,23 @@ import trio
 from brokers.access import users
 from brokers.access.logins import Logins
 from brokers.admin import application, definitions
+from brokers.admin.attention import Attention
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
 from brokers.admin.rates import Rates
 from brokers.admin.tracing import Traces
+from brokers.admin.troubles import ENDS_DAYS, ServerReading
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.settings import ends_of
 from brokers.commands import control
 from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
 from brokers.host import logs
-from brokers.host.fairness import LoopWatch
+from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
 from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
@@ -63,8 +67,6 @@ from shared.storage.tools.backup import backup_files
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
 
-WARN_DAYS = 14
-"""Before a certificate ends."""
 MEMORY_PERCENT = 75
 """The share of the memory for everything that clients make grow."""
 OWN_MEMORY_BYTES = 80 << 20
@@ -94,7 +96,7 @@ class Host:
         *,
         say: Callable[[str], None] | None = None,
         watch: LoopWatch | None = None,
-        open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
+        open_store: Callable[..., Awaitable[Store]] = Store.open,
         reread: Callable[[], Config] | None = None,
         leave: Callable[[ExitCode], None] = lambda _: None,
     ) -> None:
@@ -114,9 +116,13 @@ class Host:
         self._store: Store | None = None
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
+        self._link = BucketLink(config.ship, config.serve.data_dir, log, self.stop)
+        self.serves_anew = False
+        """At the end: the folder was promoted, and the same server is to be started on it once more."""
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
+        self._attention = Attention(self.objects, self._read_server, log, config.attention, time.time)
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
         self.admin_token = ""
@@ -160,12 +166,20 @@ class Host:
                 clients=self._budget.limit_bytes,
             )
         with folder_errors(folder):
-            store = self._store = await self._open(folder, self._storage())
+            ships = await self._link.arrive()
+            options: Mapping[str, Any] = {} if ships is None else {"ships": ships}
+            store = self._store = await self._open(folder, self._storage(), **options)
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
         try:
             with folder_errors(folder):
-                recording = self._recording = Recording(store, self._config.record, self._log)
+                await self._link.start(store)
+                record = (
+                    self._config.record
+                    if not self._link.follows
+                    else attrs.evolve(self._config.record, protocols=())
+                )
+                recording = self._recording = Recording(store, record, self._log)
             with copy_errors(folder, "control socket in"):
                 listener = control.listen(folder)
                 self._control_file = os.lstat(folder / control.NAME)
@@ -182,6 +196,7 @@ class Host:
         if self._recording is not None:
             self._recording.flush()
         await store.close()
+        self.serves_anew = await self._link.close(store)
         if self._all_served.is_set():
             self._log.info("stopped")
 
@@ -219,6 +234,7 @@ class Host:
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 await nursery.start(application.serve, self, listener, self._log)
+                nursery.start_soon(self._link.run)
                 nursery.start_soon(recording.run)
                 await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
@@ -226,8 +242,9 @@ class Host:
                     for service in self._services:
                         await self._open_service(service)
                 bridges = self._bridges = self._make_bridges(store)
-                await bridges.open()
-                await self._take_definitions()
+                if not self._link.follows:
+                    await bridges.open()
+                    await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
@@ -237,14 +254,17 @@ class Host:
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                await bridges.change(self._config.bridges)
+                if not self._link.follows:
+                    await bridges.change(self._config.bridges)
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
                 nursery.start_soon(self._tell_endings)
+                nursery.start_soon(self._attention.run)
                 self._all_served.set()
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
+                await self._link.finish()
                 nursery.start_soon(self._await_ends, store)
                 nursery.cancel_scope.cancel()
         finally:
@@ -290,6 +310,7 @@ class Host:
         async def apply() -> None:
             self._config = config
             self._access.user_share = config.access.user_share
+            self._attention.settings = config.attention
             logs.set_level(config.serve.log_level)
             self._network.take_settings(config.net, config.access.certificate_user)
             self._access.connections_max = self._network.admission.connections_max
@@ -316,7 +337,7 @@ class Host:
             now = time.time()
             soon: dict[float, list[str]] = {}
             for name, tls in self._certificates():
-                if tls.ends < now + WARN_DAYS * DAY_SECONDS:
+                if tls.ends < now + ENDS_DAYS * DAY_SECONDS:
                     soon.setdefault(tls.ends, []).append(name)
             for ends, names in soon.items():
                 self._log.warning(
@@ -436,7 +457,7 @@ class Host:
             return "draining"
         if not self._all_served.is_set() or self._store is None:
             return "starting"
-        if self._store.read_only is not None:
+        if self._store.read_only is not None and not self._store.follows:
             return f"the store is read-only: {self._store.read_only}"
         down = [service.name for service in self._services if service.state != "serving"]
         return f"restarting: {', '.join(down)}" if down else None
@@ -452,8 +473,10 @@ class Host:
             "pid": os.getpid(),
             "uptime_seconds": round(self._uptime(), 3),
             "data_dir": str(self._config.serve.data_dir.absolute()),
+            "attention": self._attention.few,
             "protocols": [service.status() for service in self._services],
             "store": attrs.asdict(self._store.statistics()),
+            **self._link.status(),
         }
 
     def share_of(self, user: str) -> int:
@@ -463,10 +486,28 @@ class Host:
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        return [*with_rates, ("bridges", self._bridges.objects)] if self._bridges is not None else with_rates
+        bridges = [("bridges", self._bridges.objects)] if self._bridges is not None else []
+        return [*with_rates, *bridges, ("", self._attention.objects)]
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)
+
+    def _read_server(self) -> ServerReading:
+        assert self._store is not None
+        refused, self._access.refusals = self._access.refusals, Counter()
+        stretches = Stretches()
+        if self._watch is not None:
+            stretches, self._watch.lately = self._watch.lately, stretches
+        return ServerReading(
+            protocols=[service.status() for service in self._services],
+            store=self._store.statistics(),
+            read_only=None if self._store.read_only is None else str(self._store.read_only),
+            accounts={account.name: account.refused for account in self._budget.all()},
+            certificates=[(name, tls.ends) for name, tls in self._certificates()],
+            wall=time.time(),
+            refused=refused,
+            stretches=(stretches.count, stretches.seconds, stretches.at),
+        )
 
     def _tell_refused(self, account: Account) -> None:
         now = time.monotonic()
@@ -558,9 +599,11 @@ class Host:
             yield from self._recording.samples()
         if self._watch is not None:
             yield from self._watch.samples()
+        yield from self._link.samples()
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()
+        yield from self._attention.samples()
         if self._bridges is not None:
             yield from self._bridges.samples()
         if self._admin_port is not None and self._admin_port.tls is not None:

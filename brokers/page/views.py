@@ -1,7 +1,7 @@
 """The views: the API's data as pages whose whole state is in their URLs."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlencode
@@ -20,14 +20,16 @@ from brokers.admin.listing import (
     Row,
     is_number,
     listed,
+    path_of,
     row_of,
     selected,
     sorts,
 )
-from brokers.commands.control import ROOT, path_part
+from brokers.commands.control import ROOT
 from brokers.page import files, shown
 from shared.errors import BrokerError
 from shared.objects import (
+    ATTENTION,
     KINDS,
     Action,
     Argument,
@@ -51,6 +53,7 @@ SHARE = 100
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
+    "attention",
     *("queues", "topics", "groups", "sessions", "subscriptions"),
     *("connections", "exchanges", "bindings", "bridges"),
 )
@@ -246,40 +249,9 @@ def _state(found: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     begun = any(flows.get("messages_in", {}).values())
     return {
-        "alarms": list(_alarms(found)),
         "flows": flows,
         "quiet": not begun and not any(produced),
     }
-
-
-def _alarms(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Conditions that need attention: (severity, what it is and what to do)."""
-    if found.get("reason"):
-        yield "bad", f"Not ready: {found['reason']}."
-    store = found.get("store", {})
-    if store.get("read_only"):
-        yield "bad", "The store is read-only, for a sync failed. Look at the disk, then restart the server."
-    if store.get("full"):
-        yield "bad", "The disk is full: publishing has stopped. Free space, or lower what is retained."
-    if store.get("damaged_ranges"):
-        yield "bad", f"{store['damaged_ranges']} damaged places were found: brokers fsck says more."
-    if store.get("unapplied_logs"):
-        yield "bad", f"{store['unapplied_logs']} log files take no bytes: the server's log says why."
-    if store.get("restored_files"):
-        yield (
-            "warn",
-            f"{store['restored_files']} log files had been removed: the server's log names them.",
-        )
-    if store.get("retention_paused"):
-        yield "warn", "Retention by age waits, for the wall clock has jumped."
-    for protocol in found.get("protocols", ()):
-        if protocol["state"] != "serving":
-            yield "bad", f"{protocol['protocol']} is {protocol['state']}."
-        if protocol["restarts"]:
-            yield "warn", f"{protocol['protocol']} crashed {protocol['restarts']} times: the log has why."
-    for account in found.get("budget", ()):
-        if account["refused"]:
-            yield "warn", f"Memory of {account['account']} ran out {account['refused']} times: see the store."
 
 
 # Lists.
@@ -347,6 +319,8 @@ def _with(query: Mapping[str, str], **changes: Any) -> str:
 
 def _filled(kind: ObjectKind, rows: Sequence[Row], sort: str = "") -> list[KindColumn]:
     """The columns with a value in some row; without nested tables where there are many columns."""
+    if kind is ATTENTION:  # its last column is where a cell leads
+        return list(kind.columns[:-1])
     roomy = len(kind.columns) <= COLUMNS_FEW
     return [
         column
@@ -376,19 +350,15 @@ def _row(
     for column in columns:
         value = row[column.name]
         link = None
-        if column.name == own:
+        if kind is ATTENTION:
+            link = row["link"] if column.name == "object" else None
+        elif column.name == own:
             link = path_of(kind, row)
         elif value is not None and (other := LINKS.get((kind.name, column.name))):
             named = {**row, KINDS[other].parts[-1]: value}
             link = path_of(KINDS[other], named)
         cells.append((column, value, link))
     return cells
-
-
-def path_of(kind: ObjectKind, row: Row) -> str:
-    """The URL of an object."""
-    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
-    return f"/{kind.name}/" + "/".join(path_part(str(row[part])) for part in parts)
 
 
 # One object.

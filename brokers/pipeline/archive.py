@@ -3,13 +3,13 @@
     from brokers.pipeline import archive
     archive.read(spark, "/srv/archive")      # every committed record, as of now
     archive.paths("/srv/archive")            # the same as a list of files, for pandas, DuckDB, polars
-    archive.position("/srv/archive")         # up to which offset which log is there
+    archive.position("s3://bucket/archive")  # up to which offset which log is there
 
 The plain glob `topic=*/date=*/*.parquet` is right at every moment, too: it finds committed files only, each
 record at most once. `archiving` says how files get there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +17,11 @@ import attrs
 
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import Files, LocalFiles
-from brokers.pipeline.archiving.folder import exists, final_files, newest
+from brokers.pipeline.archiving.columns import TYPES
+from brokers.pipeline.archiving.files import Files
+from brokers.pipeline.archiving.folder import exists, files_at, final_files, newest
 from brokers.pipeline.archiving.manifest import ByteRange, LogState, Manifest
-from shared.local_path import local_path
+from brokers.pipeline.archiving.places import place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,32 +71,53 @@ def committed(files: Files) -> CommittedFiles:
 
 
 def paths(folder: str | Path) -> list[str]:
-    """Return the path of every committed Parquet file, for any reader of Parquet."""
-    folder = local_path(folder)
-    found = committed(LocalFiles(folder))
-    return [str(folder / path) for _, path in found.named()]
+    """Return the path, or URL, of every committed Parquet file, for any reader of Parquet."""
+    place = place_of(folder)
+    return [place.url(path) for _, path in committed(files_at(place)).named()]
 
 
 def position(folder: str | Path) -> Sequence[LogState]:
     """Return up to where each log is in the archive."""
-    return list(committed(LocalFiles(local_path(folder))).manifest.logs.values())
+    return list(committed(files_at(place_of(folder))).manifest.logs.values())
+
+
+def columns(folder: str | Path) -> Mapping[str, str]:
+    """Return the columns that are made of JSON, with their types in SQL. Older files have not all of them."""
+    return committed(files_at(place_of(folder))).manifest.columns
 
 
 def read(spark: "SparkSession", folder: str | Path) -> "DataFrame":
     """Return the archive as a DataFrame: every committed record, once, as of now.
 
-    Columns: offset, timestamp, value, log (tells several logs of a topic apart), topic, date (UTC).
+    Columns: offset, timestamp, value, log (tells several logs of a topic apart), those of what is JSON,
+    topic, date (UTC), and hour where files are cut by it. A bucket is read by Spark's own connector, which
+    is no part of PySpark (`hadoop-aws` for `s3a://`).
     """
-    folder = local_path(folder)
-    found = committed(LocalFiles(folder))
+    place = place_of(folder)
+    found = committed(files_at(place))
+    schema = _schema(found)
     frames = []
-    for base, some in ((str(folder), found.settled), (f"{folder}/{names.FRESH}", found.fresh)):
+    for base, some in (("", found.settled), (names.FRESH, found.fresh)):
         if some:
-            reader = spark.read.schema(SCHEMA).option("basePath", base)
-            frames.append(reader.parquet(*(f"{folder}/{path}" for path in some)))
+            reader = spark.read.schema(schema).option("basePath", _for_spark(place.url(base)))
+            frames.append(reader.parquet(*(_for_spark(place.url(path)) for path in some)))
     if not frames:
-        return spark.createDataFrame([], SCHEMA)
+        return spark.createDataFrame([], schema)
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def _schema(found: CommittedFiles) -> str:
+    """Return the columns of these files. A file that was made without one of them has nulls there."""
+    columns = [SCHEMA.partition(", topic ")[0]]
+    columns += [f"`{name}` {kind}" for name, kind in found.manifest.columns.items() if kind in TYPES]
+    columns.append("topic string, date date")
+    if any("/hour=" in path for path in (*found.settled, *found.fresh)):
+        columns.append("hour int")
+    return ", ".join(columns)
+
+
+def _for_spark(url: str) -> str:
+    return url.replace("s3://", "s3a://", 1)
 
 
 REMOVED = "removed"

@@ -17,7 +17,7 @@ from brokers.bridges.settings import SECTION, BridgeSettings, ends_of, parse_bri
 from brokers.commands.flags import Flag
 from brokers.errors import InvalidSettings, Problem, did_you_mean
 from brokers.plugins import enabled, load_working
-from brokers.settings.sections import AccessSettings, AdminSettings, ServeSettings
+from brokers.settings.sections import AccessSettings, AdminSettings, AttentionSettings, ServeSettings
 from brokers.settings.structure import (
     GivenValue,
     Key,
@@ -28,6 +28,7 @@ from brokers.settings.structure import (
     plain,
     written,
 )
+from brokers.ship.settings import ShipSettings
 from shared.access import Required
 from shared.client.login import VARIABLES
 from shared.local_path import local_path, read_file
@@ -45,9 +46,11 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "tls": TlsSettings,
     "access": AccessSettings,
     "admin": AdminSettings,
+    "attention": AttentionSettings,
     "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
+    "ship": ShipSettings,
 }
 
 BRIDGES: Key = (SECTION,)
@@ -77,9 +80,11 @@ class Config:
     tls: TlsSettings
     access: AccessSettings
     admin: AdminSettings
+    attention: AttentionSettings
     client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
+    ship: ShipSettings
     protocols: Mapping[str, Any]
     sources: Mapping[Key, str]
     bridges: tuple[BridgeSettings, ...] = ()

@@ -63,6 +63,16 @@ class AccessSettings:
 
 
 @attrs.frozen
+class AttentionSettings:
+    """Section `[attention]`: from when on something needs a person."""
+
+    oldest_seconds: float = attrs.field(default=3600.0, validator=validators.ge(0))
+    """The age of a queue's oldest ready message from which on the queue needs a person. 0: never."""
+    lag_seconds: float = attrs.field(default=3600.0, validator=validators.ge(0))
+    """How long the next record of a group may have waited while the group falls back further. 0: for ever."""
+
+
+@attrs.frozen
 class AdminSettings:
     """Section `[admin]`: the admin port, for operating over TCP beside the control socket."""
 

@@ -5,7 +5,7 @@ Unpacking raises `BadObject` where bytes are not what a shipper wrote.
 
 import json
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -164,15 +164,20 @@ def pack_wal(
     next_lsn: int,
     now_ms: int,
     batches: Sequence[bytes | memoryview] = (),
+    count: int | None = None,
+    last_ms: int | None = None,
     pieces: Sequence[Piece] = (),
 ) -> bytearray:
     """A WAL object of whole batches, each with its padding. The same content makes the same bytes: so a
     shipper knows its own object. `now_ms` counts in an empty one alone.
+
+    Where `batches` are runs of several, `count` is how many there are, and `last_ms` the time of the last.
     """
-    first_ms = last_ms = now_ms
+    first_ms = now_ms
     if batches:
         heads = [unpack_batch(bytes(batches[at][:BATCH_HEADER_BYTES])) for at in (0, -1)]
-        first_ms, last_ms = (0 if head is None else head.time_ms for head in heads)
+        first_ms, newest_ms = (0 if head is None else head.time_ms for head in heads)
+        last_ms = newest_ms if last_ms is None else last_ms
     parts: list[bytes | memoryview] = [bytes(WAL_HEAD_BYTES), *batches]
     for piece in pieces:
         flags = _GONE if piece.data is None else 0
@@ -192,9 +197,9 @@ def pack_wal(
         first_lsn,
         next_lsn,
         first_ms,
-        last_ms,
+        first_ms if last_ms is None else last_ms,
         sum(map(len, batches)),
-        len(batches),
+        len(batches) if count is None else count,
         len(pieces),
         0,
     )
@@ -373,6 +378,22 @@ class Snapshot:
     def lsn(self) -> int:
         return self.catalog.replay_lsn
 
+    @property
+    def part_keys(self) -> frozenset[str]:
+        """The objects that it needs."""
+        return frozenset(key for each in self.sections.values() for key, _ in each)
+
+    def pack(self) -> bytearray:
+        """A snapshot object."""
+        return pack_snapshot(
+            epoch=self.epoch,
+            wal=self.wal,
+            time_ms=self.time_ms,
+            whole_from=self.whole_from,
+            catalog_text=self.catalog_text,
+            sections=self.sections,
+        )
+
 
 def pack_snapshot(
     *,
@@ -451,6 +472,8 @@ class Manifest:
     journal_id: str
     wal_first: int
     wal_next: int
+    wal_deleted: int = 1
+    """Below this number no WAL object is left."""
     snapshots: tuple[SnapshotLine, ...] = ()
     retained_from_ms: int | None = None
     retained_to_ms: int | None = None
@@ -482,7 +505,8 @@ def unpack_manifest(data: bytes) -> Manifest:
 class FolderMark:
     """What a data folder knows of its bucket: which epoch was its own, and that all below `lsn` is there, in
     the objects up to `number`. The folder's journal has all from `lsn` on, unless `anew`: then shipping goes
-    on from a snapshot. `starts`: where the journal went on after each start since: `[end, begin]`.
+    on from a snapshot. `starts`: where the journal went on after each start since: `[end, begin]`. `writer`:
+    that of the manifest that the folder wrote last, or was about to write.
     """
 
     url: str
@@ -492,6 +516,7 @@ class FolderMark:
     lsn: int
     anew: bool = False
     starts: tuple[tuple[int, int], ...] = ()
+    writers: tuple[str, ...] = ()
 
     def pack(self) -> bytes:
         return pack_lines([{"ship": FORMAT, **attrs.asdict(self)}])
@@ -505,7 +530,8 @@ def unpack_mark(data: bytes) -> FolderMark | None:
         if fields.pop("ship") != FORMAT:
             return None
         starts = tuple((end, begin) for end, begin in fields.pop("starts"))
-        return FolderMark(**fields, starts=starts)
+        writers = tuple(fields.pop("writers"))
+        return FolderMark(**fields, starts=starts, writers=writers)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -518,11 +544,3 @@ def continues(before: WalHead, after: WalHead) -> bool:
         and after.first_lsn == before.next_lsn
         and after.epoch >= before.epoch
     )
-
-
-def covered(sections: Iterable[Section]) -> int:
-    """Where the consecutive sections of a log end; 0 where there are none."""
-    end = 0
-    for section in sections:
-        end = section.end
-    return end

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import attrs
@@ -45,12 +44,15 @@ from dmp.amqp.wire import (
 )
 from dmp.exchanges import REPLY_TO
 from dmp.memory import BudgetedCache, Memory, UserMemory
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.pacing import STOP_MEMORY, STOP_WORK, stop_until
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from shared.access import READ
 from shared.net.session import SessionBase
+from shared.queues import unacked
+from shared.queues.runs import Run
+from shared.queues.unacked import Unacked
 from shared.turns import ITEMS, Turn, batched, taken_out
 
 if TYPE_CHECKING:
@@ -79,8 +81,8 @@ _ACK_BEGINNING, _ACK_BYTES = 11, 13  # up to the delivery tag; the payload
 _ACK_INDEX = commands.Basic.Ack.index
 _ack_fields = struct.Struct(">QBB").unpack_from
 
-Delivery = tuple["Consumer | Gets", Queue, Message]
-"""What is unacknowledged, and who has it."""
+Delivery = unacked.Delivery[int, "Consumer | Got"]
+"""Tags, who has what was delivered under them, and the run."""
 
 
 class AmqpChannels:
@@ -114,7 +116,7 @@ class AmqpChannels:
         self.incoming = Incoming(session, broker.settings, broker.bodies)
         self.publishing = Publishing(self)
         self.published = self.delivered_before = 0  # messages; what was delivered on channels that are gone
-        self._settled: dict[Queue, list[Message]] = {}  # acknowledged, and not told to the queues yet
+        self._settled: dict[Queue, list[Run]] = {}  # acknowledged, and not told to the queues yet
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_dispatch = False
@@ -322,34 +324,47 @@ class AmqpChannels:
         if channel.transaction is not None:
             return at
         self.current, self.index = channel, _ACK_INDEX
-        unacked, settled, end = channel.unacked, self._settled, len(data)
-        frame_end = FRAME_END[0]
+        end, frame_end = len(data), FRAME_END[0]
+        first = stop = 0  # tags that follow each other, acknowledged one by one and not taken yet
         while at + ACK_FRAME_BYTES <= end and data.startswith(beginning, at):
             tag, multiple, last = _ack_fields(data, at + _ACK_BEGINNING)
             if last != frame_end:
                 break
+            if multiple & 1 or tag != stop:
+                if first != stop:
+                    self._settle_each(channel, first, stop, at)
+                first = stop = tag
             at = self.at = at + ACK_FRAME_BYTES
             if multiple & 1:
                 self.settle(channel, channel.take_unacked(tag, True))
-                unacked = channel.unacked
-                continue
-            found = unacked.pop(tag, None)
-            if found is None:
-                raise _unknown(tag)
-            holder, queue, message = found
-            holder.unacked -= 1
-            messages = settled.get(queue)
-            if messages is None:
-                settled[queue] = [message]
+                first = stop = 0
             else:
-                messages.append(message)
-        self._made_room(channel)
+                stop = tag + 1
+        if first != stop:
+            self._settle_each(channel, first, stop, at)
         return at
+
+    def _settle_each(self, channel: Channel, first: int, stop: int, at: int) -> None:
+        """The tags from `first` to `stop` are acknowledged, each by a frame of its own; these end at `at`.
+        Raises Refusal for the first that is unknown, with `self.at` behind its frame."""
+        found = channel.unacked.take(range(first, stop)) if stop - first > 1 else None
+        if found is not None:
+            forget_unacked(found)
+            self.settle(channel, found)
+            return
+        for tag in range(first, stop):
+            self.at = at - (stop - tag - 1) * ACK_FRAME_BYTES
+            self.settle(channel, channel.take_unacked(tag, False))
 
     def settle(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
         """The deliveries are acknowledged. Their queues hear of it at the end of the stretch."""
-        for _, queue, message in deliveries:
-            self._settled.setdefault(queue, []).append(message)
+        settled = self._settled
+        for _, holder, run in deliveries:
+            runs = settled.get(holder.queue)
+            if runs is None:
+                settled[holder.queue] = [run]
+            else:
+                runs.append(run)
         self._made_room(channel)
 
     def _made_room(self, channel: Channel) -> None:
@@ -379,9 +394,9 @@ class AmqpChannels:
     ) -> Iterator[None]:
         give = Queue.requeue if requeue else Queue.reject
         for batch in taken_out(left.popleft, left):
-            for queue, messages in by_queue(batch).items():
+            for queue, runs in by_queue(batch).items():
                 try:
-                    give(queue, messages)
+                    give(queue, runs)
                 except Exception as error:  # the other queues still get what is theirs
                     self.broker.report_crash(error)
             yield
@@ -397,24 +412,28 @@ class AmqpChannels:
     def deliver_again(self, channel: Channel) -> None:
         """Deliver all that is unacknowledged again to the consumers that had it, the oldest first, or return
         it where a consumer has ended. Until then the queues deliver nothing else."""
-        queues = _stopped(channel.unacked.values())
+        queues = _stopped(channel.unacked)
         self._in_turns(self._each_again(channel, queues))
 
     def _each_again(self, channel: Channel, queues: dict[Queue, None]) -> Iterator[None]:
         back: deque[Delivery] = deque()
-        for tags in batched(tuple(channel.unacked)):
-            again: dict[Consumer, list[Message]] = {}
-            # Where the channel has ended meanwhile, all that it had is on its way to the queues.
-            for delivery in [channel.unacked.pop(tag) for tag in tags if tag in channel.unacked]:
-                holder, _, message = delivery
-                holder.unacked -= 1
+        for firsts in batched(sorted(channel.unacked.runs)):
+            batch: list[Delivery] = []
+            for first in firsts:
+                delivery = channel.unacked.runs.get(first)
+                if delivery is not None:  # else the channel has ended, and all it had goes to the queues
+                    batch += channel.unacked.take(delivery[0]) or ()
+            again: dict[Consumer, list[Run]] = {}
+            forget_unacked(batch)
+            for delivery in batch:
+                _, holder, run = delivery
                 if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                    message.redelivered = True
-                    again.setdefault(holder, []).append(message)
+                    run.tries += 1
+                    again.setdefault(holder, []).append(run)
                 else:
                     back.append(delivery)
-            for consumer, messages in again.items():
-                consumer.deliver(messages)
+            for consumer, runs in again.items():
+                consumer.deliver(runs)
             yield
         channel.crowded = False
         yield from self._each_back(channel, back, queues, requeue=True)
@@ -459,8 +478,7 @@ class AmqpChannels:
                 consumers.setdefault(consumer.queue, []).append(consumer)
                 consumer.end()
             channel.consumers.clear()
-            unacked += channel.unacked.values()
-            channel.unacked = {}
+            unacked += channel.unacked.take_all()
         queues = _stopped(unacked)
         for queue, ended in consumers.items():
             if not queue.deleted:
@@ -471,23 +489,23 @@ class AmqpChannels:
 
 def _stopped(deliveries: Iterable[Delivery]) -> dict[Queue, None]:
     """The queues of deliveries. Each delivers nothing until it is told that all are back."""
-    queues = dict.fromkeys([queue for _, queue, _ in deliveries])
+    queues = dict.fromkeys([holder.queue for _, holder, _ in deliveries])
     for queue in queues:
         queue.await_returns()
     return queues
 
 
-def _settled(messages_of: dict[Queue, list[Message]], roomy: dict[Queue, None]) -> Iterator[None]:
+def _settled(runs_of: dict[Queue, list[Run]], roomy: dict[Queue, None]) -> Iterator[None]:
     """Tell queues what is acknowledged; then they dispatch, those that are `roomy` first."""
-    for queue, messages in messages_of.items():
-        if len(messages) <= ITEMS:
-            queue.settle(messages)
+    for queue, runs in runs_of.items():
+        if len(runs) <= ITEMS:
+            queue.settle(runs)
             continue
-        messages.reverse()
-        for batch in taken_out(messages.pop, messages):
+        runs.reverse()
+        for batch in taken_out(runs.pop, runs):
             queue.settle(batch)
             yield
-    for queue in roomy | dict.fromkeys(messages_of):
+    for queue in roomy | dict.fromkeys(runs_of):
         if not queue.deleted:
             queue.dispatch()
         yield
@@ -501,24 +519,35 @@ def _then(steps: Iterator[None], call: Callable[[], None]) -> Iterator[None]:
         call()
 
 
-def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Message]]:
-    """The messages of `deliveries` by queue, in the same order."""
-    of: dict[Queue, list[Message]] = {}
-    for _, queue, message in deliveries:
-        of.setdefault(queue, []).append(message)
+def by_queue(deliveries: Iterable[Delivery]) -> dict[Queue, list[Run]]:
+    """The runs of `deliveries` by queue, in the same order."""
+    of: dict[Queue, list[Run]] = {}
+    for _, holder, run in deliveries:
+        of.setdefault(holder.queue, []).append(run)
     return of
 
 
 @attrs.define(eq=False)
-class Gets:
-    """Who has what `basic.get` took on a channel. It does not count against prefetch, as RabbitMQ has it."""
+class Got:
+    """Who has what `basic.get` took from a queue on a channel. It does not count against prefetch, as
+    RabbitMQ has it: `Channel.got` counts it."""
 
-    unacked: int = 0
+    channel: Channel
+    queue: Queue
+
+    @property
+    def unacked(self) -> int:
+        return self.channel.got
+
+    @unacked.setter
+    def unacked(self, count: int) -> None:
+        self.channel.got = count
 
 
 @attrs.define(eq=False, repr=False)
 class Channel:
-    """One channel. `delivered`: the last delivery tag. `unacked`: by tag, the oldest first.
+    """One channel. `delivered`: the last delivery tag. `unacked`: by tag; `got`: how many of these messages
+    `basic.get` took.
 
     `consumers`: by tag, the one first that has waited longest for a message; so are the channels in `mux`.
     `prefetch`: for consumers to come; `prefetch_all`: for all of them together; 0: no limit. `silent`:
@@ -534,8 +563,8 @@ class Channel:
     crowded: bool = False
     flowing: bool = True
     delivered: int = 0
-    unacked: dict[int, Delivery] = attrs.Factory(dict)
-    gets: Gets = attrs.Factory(Gets)
+    unacked: Unacked[int, Consumer | Got] = attrs.Factory(Unacked)
+    got: int = 0
     consumers: dict[bytes, Consumer] = attrs.Factory(dict)
     reply_consumer: Consumer | None = None
     prefetch: int = 0
@@ -639,33 +668,37 @@ class Channel:
 
     def room(self) -> int:
         """How many more deliveries may be unacknowledged."""
-        unacked = len(self.unacked)
+        unacked = self.unacked.count
         if self.transaction is not None:
             unacked += self.transaction.settled
         count = self.mux.broker.settings.unacked_max - unacked
         if self.prefetch_all:
-            count = min(count, self.prefetch_all - unacked + self.gets.unacked)
+            count = min(count, self.prefetch_all - unacked + self.got)
         if count <= 0:
             self.crowded = True
         return count
 
-    def take_unacked(self, tag: int, multiple: bool) -> Collection[Delivery]:
+    def take_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
         """Unacknowledged deliveries, taken out of the books. Raises Refusal for an unknown tag."""
-        deliveries = self.pop_unacked(tag, multiple).values()
+        deliveries = self.pop_unacked(tag, multiple)
         forget_unacked(deliveries)
         return deliveries
 
-    def pop_unacked(self, tag: int, multiple: bool) -> dict[int, Delivery]:
-        """Take the same deliveries, by tag. They still count for their consumers (`forget_unacked`)."""
+    def pop_unacked(self, tag: int, multiple: bool) -> list[Delivery]:
+        """Take the same deliveries. They still count for their consumers (`forget_unacked`)."""
         unacked = self.unacked
-        if tag not in unacked and (tag or not multiple):
-            raise _unknown(tag)
         if not multiple:
-            return {tag: unacked.pop(tag)}
-        if not tag or tag == next(reversed(unacked)):
-            self.unacked = {}
-            return unacked
-        return {number: unacked.pop(number) for number in list(takewhile(tag.__ge__, unacked))}
+            found = unacked.take_one(tag)
+            if found is None:
+                raise _unknown(tag)
+            return [found]
+        if not tag:
+            return unacked.take_all()
+        deliveries = unacked.take_up_to(tag)
+        if not deliveries or deliveries[-1][0][-1] != tag:
+            unacked.put_back(deliveries)
+            raise _unknown(tag)
+        return deliveries
 
     def served(self, consumer: Consumer) -> None:
         """It was given something: where its channel or connection has no more room, others are next."""
@@ -717,8 +750,8 @@ class Channel:
 
 def forget_unacked(deliveries: Iterable[Delivery]) -> None:
     """The deliveries do not count for who had them any more."""
-    for holder, _, _ in deliveries:
-        holder.unacked -= 1
+    for tags, holder, _ in deliveries:
+        holder.unacked -= len(tags)
 
 
 def _not_allowed(name: bytes) -> Refusal:
@@ -805,37 +838,39 @@ class Consumer:
         parts[-1] = FRAME_END
         channel.mux.connection.write(b"".join(parts))
 
-    def deliver(self, messages: list[Message]) -> None:
-        channel, queue = self.channel, self.queue
+    def deliver(self, runs: list[Run]) -> None:
+        channel = self.channel
         connection = channel.mux.connection
         tag = channel.delivered
         number, payload_max = channel.number, channel.mux.payload_max
         if not self.no_ack:  # first of all, so that none is lost should the rest fail
-            channel.unacked.update(
-                [(tag, (self, queue, message)) for tag, message in enumerate(messages, tag + 1)]
-            )
-            self.unacked += len(messages)
+            following = tag + 1
+            for run in runs:
+                first, following = following, following + len(run.bodies)
+                channel.unacked.add(range(first, following), self, run)
+            self.unacked += following - tag - 1
             channel.mux.holds_now()
         parts: list[bytes] = []
-        for message in messages:
-            tag += 1
-            head = message.head
+        for run in runs:
+            head, bodies = run.head, run.bodies
             if head is not self._head:
                 self._begin(head)
             between = self._between
-            if message.redelivered:
-                channel.mux.broker.counts.redelivered += 1
+            if run.tries:
+                channel.mux.broker.counts.redelivered += len(bodies)
                 between = deliver_between(number, head, True, payload_max)
             if head.large:
-                parts += (self._before, tag_bytes(tag), between)
-                connection.write(b"".join(parts))
-                parts.clear()
-                connection.write_file(channel.body_frames(message.body))
+                for tag, reference in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
+                    parts += (self._before, tag_bytes(tag), between)
+                    connection.write(b"".join(parts))
+                    parts.clear()
+                    connection.write_file(channel.body_frames(reference))
                 continue
-            body = message.body
             if head.body_bytes > payload_max:
-                body = split(number, body, payload_max)
-            parts += (self._before, tag_bytes(tag), between, body, FRAME_END)
+                bodies = [split(number, body, payload_max) for body in bodies]
+            before = self._before
+            for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - likewise
+                parts += (before, tag_bytes(tag), between, body, FRAME_END)
         channel.delivered = tag
         channel.served(self)
         connection.write(b"".join(parts))

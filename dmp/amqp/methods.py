@@ -16,6 +16,7 @@ from dmp.amqp.channel import (
     Channel,
     Confirms,
     Consumer,
+    Got,
     consumer_bytes,
 )
 from dmp.amqp.transactions import Outcome, Transaction
@@ -263,7 +264,7 @@ def queue_purge(channel: Channel, method: commands.Queue.Purge) -> None:
 def _await_disk(channel: Channel, queue: Queue) -> None:
     """Raises NotYet while it waits for the disk to have what came before: some of it may be what was
     published on this connection. What comes meanwhile is not waited for."""
-    if queue.arrivals.runs and not channel.disk_awaited:
+    if queue.arrivals.waiting and not channel.disk_awaited:
         channel.disk_awaited = True
         raise NotYet(queue.arrivals.when_synced)
     channel.disk_awaited = False
@@ -417,15 +418,16 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
         return
     channel.disk_awaited = False
     mux.broker.counts.got += 1
-    mux.broker.counts.redelivered += message.redelivered
+    redelivered = message.tries > 0
+    mux.broker.counts.redelivered += redelivered
     channel.delivered += 1
     tag = channel.delivered
     if not method.no_ack:
-        channel.unacked[tag] = channel.gets, queue, message
-        channel.gets.unacked += 1
+        channel.unacked.add(range(tag, tag + 1), Got(channel, queue), message)
+        channel.got += 1
     head = message.head
-    found = get_ok(channel.number, tag, message.redelivered, head, queue.depth)
-    channel.reply_content(found, head, message.body)
+    found = get_ok(channel.number, tag, redelivered, head, queue.depth)
+    channel.reply_content(found, head, message.bodies[0])
 
 
 @handles(commands.Basic.Ack)

@@ -13,11 +13,9 @@ prefetch, and a rollback makes it unacknowledged again.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import attrs
@@ -27,12 +25,13 @@ from dmp.amqp.channel import by_queue, forget_unacked
 from dmp.dead_letters import letter_head, without_circles
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.memory import UserMemory, check
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, refused_by_store
 from shared.access import READ, WRITE
 from shared.budget import Account
 from shared.errors import StoreError
+from shared.queues.runs import Run
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel, Delivery
@@ -61,7 +60,7 @@ class Transaction:
     settled: int = 0
     """How many deliveries are held."""
     _publishes: list[tuple[PublishTemplate, Sequence[Queue], Sequence[bytes]]] = attrs.Factory(list)
-    _deliveries: dict[Outcome, dict[int, Delivery]] = attrs.Factory(dict)  # settled ones, by tag
+    _deliveries: dict[Outcome, list[Delivery]] = attrs.Factory(dict)  # settled ones
     _messages: int = 0
     _bytes: int = 0
     _cost_bytes: int = 0
@@ -99,27 +98,18 @@ class Transaction:
     def settle(self, outcome: Outcome, tag: int, multiple: bool) -> None:
         """Raises Refusal."""
         taken = self._channel.pop_unacked(tag, multiple)
-        self.settled += len(taken)
-        if outcome in self._deliveries:
-            self._deliveries[outcome].update(taken)
-        else:
-            self._deliveries[outcome] = taken
-        self._messages += len(taken)
+        self.settled += _messages_in(taken)
+        self._deliveries.setdefault(outcome, []).extend(taken)
+        self._messages += _messages_in(taken)
         if outcome is Outcome.REJECTED:
-            queues = Counter(map(itemgetter(1), taken.values()))
-            letters = sum(count for queue, count in queues.items() if _leaves_letters(queue))
-            self._messages += letters * (LETTER_MESSAGES - 1)
+            letters = [delivery for delivery in taken if _leaves_letters(delivery[1].queue)]
+            self._messages += _messages_in(letters) * (LETTER_MESSAGES - 1)
         self._need_room(0, 0)  # above the limits the channel ends, which gives all of it back
 
     def rollback(self) -> None:
         """Drop the publishes, and make the deliveries unacknowledged again."""
-        channel = self._channel
-        if self._deliveries:
-            unacked = channel.unacked
-            for settled in self._deliveries.values():
-                unacked |= settled
-            tags = sorted(unacked)
-            channel.unacked = dict(zip(tags, map(unacked.__getitem__, tags), strict=True))
+        for deliveries in self._deliveries.values():
+            self._channel.unacked.put_back(deliveries)
         self._forget()
 
     def commit(self) -> None:
@@ -136,8 +126,8 @@ class Transaction:
                 counts.unroutable += len(bodies)
                 if template.content.mandatory:
                     returned.append((template.head, bodies))
-        for outcome, by_tag in self._deliveries.items():
-            change.settle(outcome, list(by_tag.values()))
+        for outcome, deliveries in self._deliveries.items():
+            change.settle(outcome, deliveries)
         for queue in change.queues:
             mux.require(READ, queue.name)
         broker.memory.give(self._cost_bytes, self._payer)  # the queues count it from now on
@@ -149,8 +139,8 @@ class Transaction:
             raise refused_by_store(error) from error
         counts.dead_lettered += change.letters
         counts.dead_letters_lost += change.letters_lost
-        counts.acknowledged += len(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
-        counts.rejected += len(self._deliveries.get(Outcome.REJECTED, ()))
+        counts.acknowledged += _messages_in(self._deliveries.get(Outcome.ACKNOWLEDGED, ()))
+        counts.rejected += _messages_in(self._deliveries.get(Outcome.REJECTED, ()))
         for template, _, bodies in self._publishes:
             counts.published += len(bodies)
             counts.published_bytes += len(bodies) * template.head.body_bytes
@@ -162,13 +152,13 @@ class Transaction:
         self._forget()
         channel.reply(commands.Tx.CommitOk(), ticket)  # before the deliveries that the commit makes possible
         for deliveries in settled:
-            forget_unacked(deliveries.values())
+            forget_unacked(deliveries)
         if ticket is None:
             change.let_go()
         else:
             ticket.when_done(change.let_go)
-        for queue, messages in change.requeued.items():
-            queue.requeue(messages)
+        for queue, runs in change.requeued.items():
+            queue.requeue(runs)
         channel.crowded = False
         channel.dispatch()
         change.dispatch()
@@ -203,6 +193,10 @@ class Transaction:
         self.settled = self._messages = self._bytes = self._cost_bytes = 0
 
 
+def _messages_in(deliveries: Iterable[Delivery]) -> int:
+    return sum([len(tags) for tags, _, _ in deliveries])
+
+
 def _leaves_letters(queue: Queue) -> bool:
     return queue.kind.arguments.dead_letter_exchange is not None and not queue.deleted
 
@@ -215,13 +209,13 @@ class QueueChange:
     """
 
     _broker: Broker
-    requeued: dict[Queue, list[Message]] = attrs.Factory(dict)
+    requeued: dict[Queue, list[Run]] = attrs.Factory(dict)
     letters: int = 0  # dead letters that have a queue to go to,
     letters_lost: int = 0  # and that have none
     _runs: list[tuple[Queue, Head, Sequence[bytes]]] = attrs.Factory(list)
     _coming: dict[Queue, tuple[int, int]] = attrs.Factory(dict)
     """Messages of `_runs`, and bytes of their bodies, of queues that may be full."""
-    _leaving: dict[Queue, list[Message]] = attrs.Factory(dict)
+    _leaving: dict[Queue, list[Run]] = attrs.Factory(dict)
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> bool:
         """Add a run; a queue that is full (`Queue.room_for`) gets what it has room for. Returns whether any
@@ -245,23 +239,23 @@ class QueueChange:
     def settle(self, outcome: Outcome, deliveries: Sequence[Delivery]) -> None:
         """Have messages leave their queues, or return there. Dead letters come to theirs."""
         if outcome is Outcome.REJECTED:
-            for _, queue, message in deliveries:
-                if _leaves_letters(queue):
-                    self._put_letter(queue, message)
+            for _, holder, run in deliveries:
+                if _leaves_letters(holder.queue):
+                    self._put_letters(holder.queue, run)
         change = self.requeued if outcome is Outcome.REQUEUED else self._leaving
-        for queue, messages in by_queue(deliveries).items():
-            change.setdefault(queue, []).extend(messages)
+        for queue, runs in by_queue(deliveries).items():
+            change.setdefault(queue, []).extend(runs)
 
-    def _put_letter(self, queue: Queue, message: Message) -> None:
+    def _put_letters(self, queue: Queue, run: Run) -> None:
         broker = self._broker
-        head = letter_head(broker, queue, message, "rejected")
+        head = letter_head(broker, queue, run.head, "rejected")
         targets: Sequence[Queue] = ()
         with suppress(Refusal):  # the exchange is not there
             targets = without_circles(head, broker.route(head.exchange, head))
-        if self.put(head, targets, (message.body,)):
-            self.letters += 1
+        if self.put(head, targets, run.bodies):
+            self.letters += len(run.bodies)
         else:
-            self.letters_lost += 1
+            self.letters_lost += len(run.bodies)
 
     def apply(self) -> Ticket | None:
         """Apply it. Returns the ticket that all of it waits for, if any.
@@ -270,19 +264,19 @@ class QueueChange:
         """
         comes_with_record = any(queue.durable and head.persistent for queue, head, _ in self._runs)
         ticket = self._broker.append(self._runs, self._leaving, reserved=not comes_with_record)
-        for queue, messages in self._leaving.items():
+        for queue, runs in self._leaving.items():
             if queue.log is not None:
-                queue.log.part(messages)
+                queue.log.part(runs)
         return ticket
 
     def let_go(self, written: Ticket | None = None) -> None:
         """Have the queues forget what leaves, or have it back where the disk has refused that."""
         refused = written is not None and self._broker.was_taken_back(written)
-        for queue, messages in self._leaving.items():
+        for queue, runs in self._leaving.items():
             if refused:
-                queue.requeue(messages)
+                queue.requeue(runs)
             else:
-                queue.settle_written(messages)
+                queue.settle_written(runs)
         if refused:
             self.dispatch()
 

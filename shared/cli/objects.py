@@ -1,7 +1,7 @@
 """Commands made from what the API declares: lists of a kind, and actions on an object."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -9,7 +9,8 @@ from cyclopts import Parameter
 from shared.actions import PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
-from shared.objects import KINDS, MESSAGES, Declaration
+from shared.errors import UsageError
+from shared.objects import KINDS, MESSAGES, Argument, Declaration
 from shared.plugin import AdminApi, ApiRequest
 
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
@@ -26,7 +27,16 @@ ARGUMENTS: Mapping[str, Any] = {
         Parameter(name=("--max", "-n"), help="Messages at most; 10 unless set.", validator=_is_shown),
     ]
 }
-"""The flags of actions' arguments."""
+"""The flags of arguments that are no plain ones."""
+Unset = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--unset",
+        help="Have this be as the settings say: the name of a flag.",
+        negative="",
+        show_default=False,
+    ),
+]
 FIRST_SHOWN = ("position", "time", "bytes", "text", "base64")
 """Columns of messages that come first: the rest may not fit on a terminal."""
 
@@ -47,16 +57,21 @@ def action_command(
     *,
     question: str = "",
     offline: bool = False,
+    makes: bool = False,
+    unsets: bool = False,
 ) -> Callable[..., ApiRequest]:
     """The command that runs an action on one object, which the `parts` name: parameter to its type.
 
-    `question`: what is asked on a terminal first (`destroys`).
+    `question`: what is asked on a terminal first (`destroys`). `makes`: it makes the object, whose name is
+    the action's argument `name`. `unsets`: arguments may be null.
     """
     named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    takes = {name: each for name, each in declared.takes.items() if not (makes and name == "name")}
     signature = inspect.Signature(
         [
             *(inspect.Parameter(name, named, annotation=type_) for name, type_ in parts.items()),
-            *(_flag(name, ARGUMENTS[name], None) for name in declared.takes),
+            *(_flag(name, ARGUMENTS.get(name) or _plain(each), None) for name, each in takes.items()),
+            *([_flag("unset", Unset, ())] if unsets else []),
             *([_flag("dry_run", DryRun, False)] if declared.dry_runs else []),
             _flag("json", Json, False),
         ],
@@ -67,12 +82,16 @@ def action_command(
         given = signature.bind(*positional, **keywords).arguments
         name = {part: given[part] for part in parts}
         path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
-        arguments = {each: given[each] for each in declared.takes if given.get(each) is not None}
+        arguments = {each: given[each] for each in takes if given.get(each) is not None}
+        arguments |= {_argument(flag, takes): None for flag in given.get("unset", ())}
         dry_run = bool(given.get("dry_run"))
 
         def ask(api: AdminApi) -> Any:
             if declared.answers == MESSAGES:
                 return _messages(api.get(*path, declared.name, **arguments)["items"])
+            if makes:
+                (own,) = name.values()
+                return {**name, **api.post(kind, dry_run=dry_run, **{"name": own, **arguments})}
             if declared.name == "delete":
                 return {**name, **api.delete(*path, dry_run=dry_run)}
             return {**name, **api.post(*path, declared.name, dry_run=dry_run, **arguments)}
@@ -94,6 +113,23 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
     add("redrive dead", "redrive dead --dry-run", name="redrive")(made(REDRIVE))
     add("pause jobs", name="pause")(made(PAUSE))
     add("resume jobs", name="resume")(made(RESUME))
+
+
+def _plain(argument: Argument) -> Any:
+    """The type of an argument's flag."""
+    type_ = {"number": int, "flag": bool}.get(argument.kind, str)
+    help_ = argument.help[:1].upper() + argument.help[1:].rstrip(".") + "."
+    return Annotated[type_ | None, Parameter(help=help_, show_default=False)]
+
+
+def _argument(flag: str, takes: Collection[str]) -> str:
+    """The argument of a flag that is named. Raises UsageError."""
+    name = flag.replace("-", "_")
+    if name not in takes:
+        raise UsageError(
+            "--unset", f"{flag}: there are {', '.join(each.replace('_', '-') for each in takes)}"
+        )
+    return name
 
 
 def _flag(name: str, type_: Any, default: Any) -> inspect.Parameter:

@@ -20,6 +20,9 @@ class Stop:
     FIRST_OWN = 1 << 8
 
 
+SHORTAGES = ("memory", "the disk")
+"""Words of reasons that are the server's: it is short of what each begins with."""
+
 STOP_WORDS = {
     Stop.REPLIES: "answers that wait",
     Stop.OUTBOX: "its peer to read",

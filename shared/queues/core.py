@@ -172,7 +172,7 @@ class RunQueue(QueueBase):
 
     def load(self, bodies: Sequence[bytes], first: int, size: int, head: Any = None) -> None:
         """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
-        self.ready.add(head, bodies, first)
+        self.ready.add(Run(head, [*bodies], first))
         size += MESSAGE_BYTES * len(bodies)
         self.loaded_bytes += size
         self.memory.loaded_bytes += size

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -54,6 +54,9 @@ class Run:
     def __len__(self) -> int:
         return len(self.bodies)
 
+    def __lt__(self, other: Run) -> bool:
+        return self.first < other.first
+
     def __repr__(self) -> str:
         return f"<Run {self.first}..{self.end}, {self.tries} tries>"
 
@@ -77,6 +80,15 @@ class Run:
             self.stride,
             self.expires,
         )
+
+    def singles(self) -> list[Run]:
+        """Each message as a run of its own; this one stays as it is."""
+        head, tries, stride, expires = self.head, self.tries, self.stride, self.expires
+        number, offset = self.first, self.offset
+        return [
+            Run(head, [body], number + at, tries, offset + at * stride, stride, expires)
+            for at, body in enumerate(self.bodies)
+        ]
 
     def cut(self, count: int) -> Run:
         """Take the first `count` messages off this run, as a run of their own."""
@@ -111,35 +123,10 @@ class Ready:
     def __bool__(self) -> bool:
         return self.loaded > 0 or len(self.requeued) > 0
 
-    def add(
-        self,
-        head: Any,
-        bodies: Sequence[bytes],
-        first: int,
-        offset: int = -1,
-        stride: int = 0,
-        expires: float = math.inf,
-    ) -> None:
+    def add(self, run: Run) -> None:
         """Put messages behind all others of the row."""
-        runs = self.runs
-        self.loaded += len(bodies)
-        if runs:
-            last = runs[-1]
-            count = len(last.bodies)
-            if (
-                count < RUN_MOST
-                and last.first + count == first
-                and last.head is head
-                and last.offset + count * last.stride == offset
-                and last.expires == expires
-            ):
-                last.bodies += bodies
-                return
-        if len(bodies) <= RUN_MOST:
-            runs.append(Run(head, [*bodies], first, 0, offset, stride, expires))
-            return
-        whole = Run(head, [*bodies], first, 0, offset, stride, expires)
-        runs.extend(whole.part(at, at + RUN_MOST) for at in range(0, len(bodies), RUN_MOST))
+        self.loaded += len(run.bodies)
+        join(self.runs, run)
 
     def requeue(self, run: Run) -> None:
         """Messages that were taken return to their places."""
@@ -171,6 +158,28 @@ class Ready:
         runs, self.runs = self.runs, deque()
         self.loaded = 0
         return runs
+
+
+def join(runs: MutableSequence[Run], run: Run) -> None:
+    """Put a run behind others. What goes on where the last one ends becomes part of that."""
+    count = len(run.bodies)
+    if runs:
+        last = runs[-1]
+        before = len(last.bodies)
+        if (
+            before < RUN_MOST
+            and last.first + before == run.first
+            and last.head is run.head
+            and last.offset + before * last.stride == run.offset
+            and last.expires == run.expires
+            and last.tries == run.tries
+        ):
+            last.bodies += run.bodies
+            return
+    if count <= RUN_MOST:
+        runs.append(run)
+    else:
+        runs.extend([run.part(at, at + RUN_MOST) for at in range(0, count, RUN_MOST)])
 
 
 def bodies_bytes(bodies: Iterable[bytes]) -> int:

@@ -2,12 +2,13 @@
 
 A consumer that asks for many messages gets them in runs, and mostly acknowledges them in the same runs. So a
 run is kept whole, and split only when a part of it is asked for. An entry for each message would cost more
-than everything else done for it. Ids count up within a run, and no two runs overlap.
+than everything else done for it. Ids count up within a run, and no two runs overlap. Where ids are numbers
+that follow each other, as AMQP's delivery tags do, those of a run are a `range`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
@@ -41,8 +42,13 @@ class Unacked(Generic[K, Q]):
 
     def add(self, ids: Sequence[K], queue: Q, run: Run) -> None:
         self.runs[ids[0]] = ids, queue, run
-        self._firsts = None
         self.count += len(ids)
+        firsts = self._firsts
+        if firsts is not None:
+            if len(firsts) > 2 * len(self.runs) or (firsts and ids[0] < firsts[-1]):
+                self._firsts = None
+            else:
+                firsts.append(ids[0])
 
     def put_back(self, deliveries: Iterable[Delivery[K, Q]]) -> None:
         """Add deliveries that were taken."""
@@ -61,7 +67,7 @@ class Unacked(Generic[K, Q]):
         twice.
         """
         runs = self.runs
-        if type(ids) is not tuple:
+        if type(ids) is list:
             ids = tuple(ids)
         taken: list[Delivery[K, Q]] = []
         at, count = 0, len(ids)
@@ -69,29 +75,79 @@ class Unacked(Generic[K, Q]):
             delivery = runs.pop(ids[at], None)
             if delivery is not None:
                 size = len(delivery[0])
-                if size == 1 or delivery[0] == ids[at : at + size]:
-                    taken.append(delivery)
-                    at += size
-                    continue
-                runs[ids[at]] = delivery
-            if not self._split(ids[at]):
+                if size > 1 and delivery[0] != ids[at : at + size]:
+                    delivery = self._cut(delivery, ids[at : at + size])
+                    size = len(delivery[0])
+                taken.append(delivery)
+                at += size
+            elif not self._split(ids[at]):
                 runs.update((each[0][0], each) for each in taken)
                 self._firsts = None
                 return None
         self.count -= count
         return taken
 
-    def _split(self, delivery_id: K) -> bool:
-        """Split the run that holds this id into its messages; whether there is one."""
-        firsts = self._firsts
-        if firsts is None:
-            firsts = self._firsts = sorted(self.runs)
-        place = bisect_right(firsts, delivery_id)
-        delivery = self.runs.get(firsts[place - 1]) if place else None
-        if delivery is None or delivery_id > delivery[0][-1]:
-            return False
+    def take_one(self, delivery_id: K) -> Delivery[K, Q] | None:
+        """Remove one delivery. None: it is not here."""
+        delivery = self.get(delivery_id)
+        if delivery is not None:
+            del self.runs[delivery_id]
+            self.count -= 1
+        return delivery
+
+    def take_up_to(self, last: K) -> list[Delivery[K, Q]]:
+        """Remove the deliveries whose ids are not above `last`, in the order of their ids."""
+        runs, firsts = self.runs, self._sorted_firsts()
+        behind = bisect_right(firsts, last)
+        taken = [runs.pop(first) for first in firsts[:behind] if first in runs]
+        del firsts[:behind]
+        if taken and taken[-1][0][-1] > last:
+            ids, queue, run = taken.pop()
+            place = bisect_right(ids, last)
+            taken.append((ids[:place], queue, run.part(0, place)))
+            runs[ids[place]] = ids[place:], queue, run.part(place, len(ids))
+            firsts.insert(0, ids[place])
+        self.count -= sum([len(ids) for ids, _, _ in taken])
+        return taken
+
+    def take_all(self) -> list[Delivery[K, Q]]:
+        """Remove all, in the order of their ids."""
+        taken = [self.runs[first] for first in sorted(self.runs)]
+        self.runs.clear()
+        self.count, self._firsts = 0, None
+        return taken
+
+    def _sorted_firsts(self) -> list[K]:
+        if self._firsts is None:
+            self._firsts = sorted(self.runs)
+        return self._firsts
+
+    def _cut(self, delivery: Delivery[K, Q], wanted: Sequence[K]) -> Delivery[K, Q]:
+        """Cut off the front of a delivery that was taken, as far as its ids are the wanted ones. The rest
+        stays."""
         ids, queue, run = delivery
-        for at in range(len(ids)):
-            self.runs[ids[at]] = ids[at : at + 1], queue, run.part(at, at + 1)
+        size = len(wanted)
+        if ids[:size] != wanted:
+            size = next(at for at, (one, other) in enumerate(zip(ids, wanted, strict=False)) if one != other)
+        rest = ids[size:]
+        self.runs[rest[0]] = rest, queue, run
+        if self._firsts is not None:
+            insort(self._firsts, rest[0])
+        return ids[:size], queue, run.cut(size)
+
+    def _split(self, delivery_id: K) -> bool:
+        """Split the run that holds this id into its messages; whether there is one. Messages that are asked
+        for one by one cost half of what it costs to cut each off a run."""
+        delivery = self.runs.get(delivery_id)
+        if delivery is None:
+            firsts = self._sorted_firsts()
+            place = bisect_right(firsts, delivery_id)
+            delivery = self.runs.get(firsts[place - 1]) if place else None
+            if delivery is None or delivery_id > delivery[0][-1]:
+                return False
+        ids, queue, run = delivery
+        self.runs.update(
+            [(ids[at], (ids[at : at + 1], queue, message)) for at, message in enumerate(run.singles())]
+        )
         self._firsts = None
         return True

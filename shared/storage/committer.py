@@ -55,6 +55,7 @@ from shared.storage.log import (
     opaque,
 )
 from shared.storage.settings import Mode, StorageSettings
+from shared.storage.shipping import Referred, Shipping
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -245,6 +246,8 @@ class Commit:
     poison: PoisonError | None = None
     sync_seconds: float = 0.0
     synced: bool = False
+    references: list[Referred] = attrs.Factory(list)
+    """What batches of this commit refer to."""
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
     """Logs whose files have unsynced bytes that the journal refers to."""
 
@@ -311,6 +314,7 @@ class Commit:
             size += ENTRY_HEADER_BYTES + len(records)
         placed: list[tuple[LogAppend, int, int]] = []
         ahead: list[LogCommit] = []
+        referred: list[tuple[int, int, int, int]] = []
         for part in batch.appends.values():
             entries += 1
             size += ENTRY_HEADER_BYTES
@@ -320,6 +324,7 @@ class Commit:
                 pieces.append(pack_entry(_REFERENCE, part.log.id, part.offset, REFERENCE_BYTES, part.records))
                 pieces.append(pack_reference(length, crc))
                 size += REFERENCE_BYTES
+                referred.append((part.log.id, part.offset, length, crc))
                 continue
             flags = 0
             if 0 < self.reference_bytes <= length:
@@ -340,8 +345,10 @@ class Commit:
             for part, start, length in placed:
                 start += BATCH_HEADER_BYTES
                 part.written = written[start : start + length]
+        lsn = self.journal.position - len(batch_bytes)
         for target in ahead:
-            target.ahead_lsn = self.journal.position - len(batch_bytes)
+            target.ahead_lsn = lsn
+        self.references += [Referred(lsn, *place) for place in referred]
 
     def _write_by_reference(self, part: LogAppend) -> bool:
         """Write to the log's own file; False if that fails, so that the journal must take the bytes."""
@@ -546,6 +553,8 @@ class Committer:
     """Where replay begins, as of the last checkpoint's snapshot."""
     full: bool = False
     """Publishing is refused because space is short; see `set_full`."""
+    refuses: StoreError | None = None
+    """Why nothing is accepted outside of `applying`: the store has what another one wrote, and no more."""
     closed: bool = False
     congested: bool = False
     make_room: Callable[[], Awaitable[bool]] | None = None
@@ -568,6 +577,7 @@ class Committer:
     _running: bool = False
     _memory_short: bool = False
     _spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
+    _applying: bool = False
     _together: bool = False
     """Inside `together`: all appends go into the newest batch, which is not taken."""
     _wake: trio.Event = attrs.Factory(trio.Event)
@@ -577,6 +587,8 @@ class Committer:
     _charged: int = 0
     """Bytes charged for sealed batches that wait. A batch alone is not charged: that saves the books."""
     tails: Tails = attrs.field(init=False)
+    shipping: Shipping | None = None
+    """Where the journal is shipped."""
 
     _light_most: int = attrs.field(init=False)
     """An append of at most so many bytes may be light. It fits into the log's tail in any case, and shares an
@@ -593,11 +605,12 @@ class Committer:
 
     def begin(self, log: Log, size: int, reserved: bool) -> LogAppend:
         """The append to which `size` bytes of `log` are added next. Raises as `Log.append`."""
-        if log.deleted or self.full or self.closed or self.read_only is not None:
+        asks = self.full or self.refuses is not None  # each append whether it may
+        if log.deleted or asks or self.closed or self.read_only is not None:
             self._require_writable(log, reserved)
         batch = self._batch_with_room(size)
         part = batch.append_to(log, log.mode.waits_for)
-        if not self.full:  # when full, each append must ask whether it may use the reserve
+        if not asks:
             log.pending = part
         return part
 
@@ -648,6 +661,15 @@ class Committer:
             self._together = False
             self._sync_creations(batch)
 
+    @contextmanager
+    def applying(self) -> Iterator[None]:
+        """In this context appends and changes are accepted though the store `refuses` them."""
+        self._applying = True
+        try:
+            yield
+        finally:
+            self._applying = False
+
     def _sync_creations(self, batch: CommitBatch) -> None:
         """Have a batch synced, whatever the modes of its logs, where a power cut may still take the CREATE of
         one.
@@ -664,6 +686,7 @@ class Committer:
         room = len(change.body) + sum([len(records) for _, records, _ in beside])
         batch = self._batch_with_room(room + (1 + len(beside)) * ENTRY_HEADER_BYTES)
         batch.add(change)
+        batch.tickets[max(mode, Mode.SYNCED)]  # what waits for the bucket is synced first
         return batch.tickets[mode]
 
     def drop_below(self, log: Log, offset: int) -> Ticket:
@@ -731,6 +754,8 @@ class Committer:
             raise StoreClosed("the store is closed")
         if self.read_only is not None:
             raise StoreReadOnly(str(self.read_only))
+        if self.refuses is not None and not self._applying:
+            raise StoreReadOnly(str(self.refuses))
 
     def _require_writable(self, log: Log, reserved: bool) -> None:
         """Raise where nothing may be appended to this log now."""
@@ -785,6 +810,11 @@ class Committer:
             except PoisonError as error:
                 self.poison(error)
         self._sync_by = math.inf
+
+    def sync_soon(self) -> None:
+        """Have the journal synced as soon as the commit under way is over."""
+        self._sync_by = -math.inf
+        self._wake.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Commit until cancelled. A commit that has begun is finished, because half a commit has no known
@@ -999,6 +1029,10 @@ class Committer:
                 self._call_watchers(watched)
             if commit.poison is not None:
                 self._set_read_only(commit.poison)
+            if self.shipping is not None:
+                self.shipping.refers(commit.references)
+                for batch in good:
+                    self.shipping.take(batch.tickets)
             for batch in good:
                 batch.end(None)
             if self.read_only is not None or error is not None:

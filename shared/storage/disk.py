@@ -120,6 +120,15 @@ def size_of(disk: Disk, path: str) -> int:
         return 0
 
 
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """A file's whole content; None where it is not there. Raises OSError."""
+    try:
+        with opened(disk, path) as fd:
+            return disk.read(fd, disk.size(fd), 0)
+    except FileNotFoundError:
+        return None
+
+
 def write_file(disk: Disk, path: str, data: bytes) -> None:
     """Make `data` the file's whole content, and sync it; the name is not synced."""
     with opened(disk, path, create=True) as fd:

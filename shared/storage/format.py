@@ -218,6 +218,16 @@ def pack_batch(
     return batch
 
 
+def with_previous(batch: Batch, data: bytes | memoryview, previous: int) -> bytearray:
+    """A whole batch, with another LSN of the batch before it."""
+    used = BATCH_HEADER_BYTES + batch.payload_bytes
+    changed = bytearray(data)
+    head = batch._replace(previous_lsn=previous)
+    _BATCH.pack_into(changed, 0, BATCH_MAGIC, 0, *head[:-1], 0)
+    _CRC.pack_into(changed, 4, crc32c(memoryview(changed)[8:used]))
+    return changed
+
+
 def unpack_batch(data: bytes, at: int = 0) -> Batch | None:
     """The header at `data[at:]`, if it looks like one; its CRC is not checked (see `batch_is_good`)."""
     if len(data) < at + BATCH_HEADER_BYTES or data[at : at + 4] != BATCH_MAGIC:

@@ -24,6 +24,7 @@ from shared.storage.format import INDEX_ENTRY_BYTES, INDEX_HEADER_BYTES, EntryFl
 from shared.storage.log import Log
 
 _READ_ENTRIES = 16 << 10
+_BACK_ENTRIES = 256
 _PROBE_BYTES = 16 << 10
 """Bytes of a damaged range that are summed, to see later whether it changed."""
 _DAMAGED_BYTES_MAX = 1 << 30
@@ -85,6 +86,26 @@ def _read_entries(disk: Disk, fd: int, log_id: int, created_ms: int) -> IndexFil
             else:
                 entries.append(format.unpack_index_entry(block, log_id, at))
     return IndexFile(log_id, created_ms, dropped, entries)
+
+
+def entries_from(disk: Disk, fd: int, log_id: int, offset: int) -> list[IndexEntry]:
+    """The good entries of a log that end behind `offset`, in order. Reads from the file's end on, as far as
+    needed.
+    """
+    found: list[IndexEntry] = []
+    top = max(disk.size(fd) - INDEX_HEADER_BYTES, 0) // INDEX_ENTRY_BYTES
+    while top > 0:
+        low = max(top - _BACK_ENTRIES, 0)
+        block = disk.read(fd, (top - low) * INDEX_ENTRY_BYTES, entry_position(low))
+        for at in range((top - low - 1) * INDEX_ENTRY_BYTES, -1, -INDEX_ENTRY_BYTES):
+            entry = format.unpack_index_entry(block, log_id, at)
+            if entry is None or not entry.length:
+                continue
+            if entry.end <= offset:
+                return found[::-1]
+            found.append(entry)
+        top = low
+    return found[::-1]
 
 
 def read_index_of(disk: Disk, path: str, log_id: int, created_ms: int) -> IndexFile | None:

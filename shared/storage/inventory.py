@@ -51,6 +51,8 @@ class Namespace:
     plain_names: bool
     retention: Retention
     logs: dict[str, Log] = attrs.Factory(dict)
+    adopted: Callable[[Log], None] | None = None
+    """Called with each log that came from a store which this one follows."""
 
     def create(
         self,
@@ -94,6 +96,8 @@ class Inventory:
     logs: dict[int, Log] = attrs.Factory(dict)
     """By id: logs whose CREATE is durable and whose DELETE is not."""
     folds_case: bool = False
+    acks_shipped: Callable[[str, str], object] = lambda namespace, name: False
+    """Whether appends to a log, by namespace and name, wait until they are shipped."""
     _lines: dict[int, bytes] = attrs.Factory(dict)  # the catalog's, packed
     _folders: dict[str, None] = attrs.Factory(dict)  # whose names changed since the last checkpoint
     _unclaimed: dict[str, list[Log]] = attrs.Factory(dict)  # by namespace that is not open yet
@@ -105,7 +109,8 @@ class Inventory:
         """Set the parts that refer to each other, and add the logs that recovery found."""
         self._committer, self._reader = committer, reader
         for line in lines:
-            path, mode = f"{line.namespace}/{line.file}", Durability.parse(line.mode)
+            path = f"{line.namespace}/{line.file}"
+            mode = self._acknowledging(line.namespace, line.name, Durability.parse(line.mode))
             log = Log(
                 committer,
                 reader,
@@ -162,23 +167,52 @@ class Inventory:
             raise StoreFull("the file system is short of space")
         file = name if namespace.plain_names else catalog.file_name(name)
         path, made_ms = f"{namespace.name}/{file}", self._clock.wall_ms()
+        mode = self._acknowledging(namespace.name, name, mode)
         log = Log(self._committer, self._reader, self._next_log_id, namespace.name, name, path, mode, made_ms)
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
-        log.fresh, log.created_lsn = True, sys.maxsize
-        body = catalog.pack_create(line_of(log))
         parts = () if beside is None else (beside(log),)
-        waits_for = Mode.SYNCED if parts else log.mode.waits_for  # as `Committer.append_all`
-        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, parts)
-        self._next_log_id += 1
-        namespace.logs[name] = log
-        self._folded.add(_fold(log))
+        waits_for = log.mode.waits_for
+        if parts:  # as `Committer.append_all`
+            waits_for = min(waits_for, Mode.SYNCED)
+        ticket = self._add(namespace, log, waits_for, parts)
         if parts:
             _, ticket = self._committer.append_all(parts, reserved=True)
         return log, ticket
 
+    def _add(
+        self, namespace: Namespace, log: Log, waits_for: Mode, beside: Sequence[tuple[Log, bytes, int]]
+    ) -> Ticket:
+        log.fresh, log.created_lsn = True, sys.maxsize
+        body = catalog.pack_create(line_of(log))
+        ticket = self._committer.add(Change(EntryKind.CREATE, log, body=body), waits_for, beside)
+        self._next_log_id = max(self._next_log_id, log.id + 1)
+        namespace.logs[log.name] = log
+        self._folded.add(_fold(log))
+        return ticket
+
+    def adopt(self, line: LogLine) -> Log:
+        """Make a log of another store, with its id. Raises as `create`."""
+        mode = Durability.parse(line.mode)
+        namespace = self.namespace(line.namespace, mode, False, None)
+        if line.name in namespace.logs:
+            raise StoreError(f"there is a log {line.namespace}/{line.name} already")
+        path = f"{line.namespace}/{line.file}"
+        log = Log(
+            self._committer, self._reader, line.id, line.namespace, line.name, path, mode, line.created_ms
+        )
+        self._add(namespace, log, log.mode.waits_for, ())
+        if namespace.adopted is not None:
+            call(namespace.adopted, log)
+        return log
+
+    def claim(self, log: Log) -> None:
+        """Open the log's namespace, if nothing that runs has."""
+        if log.namespace not in self.namespaces:
+            self.namespace(log.namespace, log.mode, False, None)
+
     def delete(self, namespace: Namespace, log: Log, beside: Sequence[tuple[Log, bytes, int]]) -> Ticket:
-        ticket = self._committer.add(Change(EntryKind.DELETE, log), Mode.SYNCED, beside)
+        ticket = self._committer.add(Change(EntryKind.DELETE, log), _of_change(log), beside)
         if beside:  # `add` has left room for it in this batch
             _, ticket = self._committer.append_all(beside, reserved=True)
         log.deleted = True
@@ -193,10 +227,14 @@ class Inventory:
         if mode == log.mode:
             return None
         change = Change(EntryKind.MODE, log, body=str(mode).encode(), before=log.mode)
-        ticket = self._committer.add(change, Mode.SYNCED)
-        log.mode = mode
+        ticket = self._committer.add(change, _of_change(log))
+        log.mode = self._acknowledging(log.namespace, log.name, mode)
         log.pending = None
         return ticket
+
+    def _acknowledging(self, namespace: str, name: str, mode: Durability) -> Durability:
+        """The mode, with what its tickets wait for in this run."""
+        return attrs.evolve(mode, shipped=True) if self.acks_shipped(namespace, name) else mode
 
     # -- calls of the committer
 
@@ -275,6 +313,11 @@ def line_of(log: Log) -> LogLine:
     file, mode = log.path.removeprefix(log.namespace + "/"), str(log.mode_kept)
     first, end = log.first_kept, log.visible
     return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, first, end)
+
+
+def _of_change(log: Log) -> Mode:
+    """What the ticket of a change of the catalog waits for."""
+    return min(log.mode.waits_for, Mode.SYNCED)
 
 
 def _fold(log: Log) -> tuple[str, str]:

@@ -4,7 +4,7 @@ Theory of operation. The journal is one endless byte string cut into segments. B
 current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead. It
 is allocated, its name is synced, and it is filled with zeros so that a sync need not write block maps. Full
 segments stay in `old` until a checkpoint says that replay will never need them; then one is renamed to be the
-next spare.
+next spare. Where the journal is shipped, they go to `held` first, until they are.
 
 Failures differ by exception. OSError from `write`: nothing was written, or it was taken back (the batch's
 header is zero), and the journal goes on. `PoisonError`: what the disk holds is unknown, which is final.
@@ -14,6 +14,7 @@ header is zero), and the journal goes on. `PoisonError`: what the disk holds is 
 """
 
 import errno
+import math
 import threading
 from collections.abc import Sequence
 
@@ -83,6 +84,10 @@ class Journal:
     previous: int | None = None
     spare: Segment | None = None
     old: list[Segment] = attrs.Factory(list)
+    held_from: int | None = None
+    """From here on segments are kept though replay does not need them: they are to be shipped."""
+    held: list[Segment] = attrs.Factory(list)
+    """Segments that are kept for that alone. They are closed, and no bound counts them."""
     batches: int = 0
     syncs: int = 0
     unsynced: bool = False
@@ -104,13 +109,18 @@ class Journal:
         bytes_max: int,
         zero_fill: bool = True,
         free: Sequence[tuple[int, int]] = (),
+        held_from: int | None = None,
     ) -> "Journal":
         """Begin at `lsn`, above every segment on disk. `free`: segments, (lsn, length), to be reused or
-        removed.
+        removed, but for those with an LSN from `held_from` on.
 
         Raises OSError and PoisonError.
         """
         disk.make_folder(FOLDER)
+        held: list[Segment] = []
+        if held_from is not None:
+            held = [Segment(old_lsn, size, -1) for old_lsn, size in free if old_lsn + size > held_from]
+            free = [(old_lsn, size) for old_lsn, size in free if old_lsn + size <= held_from]
         ready: list[Segment] = []
         whole = [old_lsn for old_lsn, size in free if size == segment_bytes][:2]
         for old_lsn, _ in free:
@@ -126,13 +136,30 @@ class Journal:
         else:
             ready.append(_make(disk, lsn, segment_bytes, zero_fill))
         spare = ready[1] if len(ready) > 1 else None
-        return cls(disk, journal_id, segment_bytes, bytes_max, zero_fill, ready[0], lsn, lsn, spare=spare)
+        return cls(
+            disk,
+            journal_id,
+            segment_bytes,
+            bytes_max,
+            zero_fill,
+            ready[0],
+            lsn,
+            lsn,
+            spare=spare,
+            held_from=held_from,
+            held=held,
+        )
 
     @property
     def disk_bytes(self) -> int:
         """Bytes of all segments on disk."""
         spare = self.spare
         return self.current.size + sum(s.size for s in self.old) + (spare.size if spare is not None else 0)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the segments that are kept only because they are not shipped."""
+        return sum([segment.size for segment in self.held])
 
     def _measure_room(self) -> None:
         whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
@@ -243,25 +270,54 @@ class Journal:
                 self.spare = _make(self.disk, self.current.end, self.segment_bytes, self.zero_fill)
 
     def release(self, replay_lsn: int) -> None:
-        """Replay never starts below `replay_lsn` again: reuse or remove segments below it. Raises OSError."""
+        """Replay never starts below `replay_lsn` again: reuse or remove segments below it, but for those that
+        are to be shipped. Raises OSError.
+        """
         with self._ready:
             free = [segment for segment in self.old if segment.end <= replay_lsn]
             self.old = [segment for segment in self.old if segment.end > replay_lsn]
-            changed = bool(free)
-            while free:
-                segment = free.pop()
-                if self.spare is None and segment.size == self.segment_bytes:
-                    renamed = Segment(self.current.end, segment.size, segment.fd)
-                    self.disk.rename(segment.path, renamed.path)
-                    # Sync the name first: a power cut must not undo the rename of a file that holds
-                    # acknowledged batches.
-                    self.disk.sync_folder(FOLDER)
-                    self.spare = renamed
-                else:
+            if self.held_from is not None:
+                for segment in free:
                     self.disk.close(segment.fd)
-                    self.disk.unlink(segment.path)
-            if changed and self.spare is None:
+                    segment.fd = -1
+                self.held += free
+                free = self._take_shipped(self.held_from)
+            self._free(free)
+
+    def let_go(self, lsn: int | None) -> None:
+        """Keep segments from `lsn` on, for shipping, and no others; None: none are. Raises OSError."""
+        with self._ready:
+            self.held_from = lsn
+            shipped = self._take_shipped(math.inf if lsn is None else lsn)
+            # A checkpoint makes the next spare of one of them: that is cheaper than a new one.
+            kept = 1 if lsn is not None and shipped and self.spare is not None else 0
+            self.held[:0] = shipped[len(shipped) - kept :]
+            self._free(shipped[: len(shipped) - kept])
+
+    def _take_shipped(self, below: float) -> list[Segment]:
+        shipped = [segment for segment in self.held if segment.end <= below]
+        self.held = [segment for segment in self.held if segment.end > below]
+        return shipped
+
+    def _free(self, free: list[Segment]) -> None:
+        """Reuse one of these segments as the spare, and remove the others."""
+        changed = bool(free)
+        while free:
+            segment = free.pop()
+            if self.spare is None and segment.size == self.segment_bytes:
+                fd = segment.fd if segment.fd >= 0 else self.disk.open(segment.path)
+                renamed = Segment(self.current.end, segment.size, fd)
+                self.disk.rename(segment.path, renamed.path)
+                # Sync the name first: a power cut must not undo the rename of a file that holds
+                # acknowledged batches.
                 self.disk.sync_folder(FOLDER)
+                self.spare = renamed
+            else:
+                if segment.fd >= 0:
+                    self.disk.close(segment.fd)
+                self.disk.unlink(segment.path)
+        if changed and self.spare is None:
+            self.disk.sync_folder(FOLDER)
 
     def close(self) -> None:
         for segment in (self.current, self.spare, *self.old):

@@ -194,6 +194,8 @@ class CommitBatch:
     def append_to(self, log: "Log", mode: Mode) -> LogAppend:
         """The log's append in this batch, made if there is none, with the ticket for this mode."""
         ticket = self.tickets[mode]
+        if mode is Mode.SHIPPED:
+            self.tickets[Mode.SYNCED]  # first it is synced
         part = self.appends.get(log)
         if part is None:
             end = log.end

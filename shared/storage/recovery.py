@@ -31,7 +31,8 @@ MISSING = (
 
 @attrs.frozen
 class Recovered:
-    """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made.
+    """A folder ready to be served. `next_lsn`: where the journal begins anew, in a segment to be made;
+    `end_lsn`: where its last batch ends.
     `segments`: those that may be reused. `in_files`: where logs or indexes were found damaged. `lost_of` and
     `torn_of`: the logs of which the journal's damage, and its torn tail, seem to have told.
     """
@@ -39,6 +40,7 @@ class Recovered:
     journal_id: int
     next_log_id: int
     next_lsn: int
+    end_lsn: int
     written_ms: int
     logs: list[LogLine]
     segments: list[SegmentFile]
@@ -111,6 +113,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         journal_id=found.journal_id,
         next_log_id=next_log_id,
         next_lsn=next_lsn,
+        end_lsn=scanned.end_lsn,
         written_ms=found.written_ms,
         logs=logs,
         segments=[segment for segment in segments if segment not in uncopied],

@@ -46,6 +46,8 @@ class RetentionKeeper:
     _seconds: float
     _in_thread: Callable[..., Awaitable[Any]]
     _request_checkpoint: Callable[[], None]
+    may_punch: Callable[[Log, int], bool] = lambda log, offset: True
+    """Whether space of a log below an offset may be given back, for what is shipped."""
     paused: str | None = None
     dropped_bytes: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
@@ -73,7 +75,8 @@ class RetentionKeeper:
             if log.deleted or (log.visible <= log.first and log.first_kept <= self._punched.get(log, 0)):
                 continue  # most of 50,000 queues are empty
             try:
-                first = await self._new_first(log, now_ms)
+                follows = self._committer.refuses is not None  # another store drops what is dropped
+                first = log.first if follows else await self._new_first(log, now_ms)
                 if first > log.first and not log.deleted:
                     self.dropped_bytes += first - log.first
                     log.drop_below(first)
@@ -139,6 +142,8 @@ class RetentionKeeper:
             return
         if first > log.referred_from:  # recovery looks for all that the journal refers to
             self._request_checkpoint()
+            return
+        if not self.may_punch(log, first):
             return
         if first < log.visible:  # a partly kept entry is checked as a whole
             number, entry = await self._reader.look(

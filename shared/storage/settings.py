@@ -14,8 +14,9 @@ INTERVAL_SECONDS_MAX = 1.0
 
 
 class Mode(IntEnum):
-    """What a ticket waits for."""
+    """What a ticket waits for; the strictest is the least."""
 
+    SHIPPED = -1
     SYNCED = 0
     WRITTEN = 1
 
@@ -30,10 +31,14 @@ class Durability:
 
     mode: Literal["always", "interval", "none"]
     seconds: float = 0.0
+    shipped: bool = attrs.field(default=False, eq=False, repr=False)
+    """Only once the bucket has it, too: of this run of the server, and not a part of the text."""
     waits_for: Mode = attrs.field(init=False, eq=False, repr=False)
 
     @waits_for.default
     def _(self) -> Mode:
+        if self.shipped:
+            return Mode.SHIPPED
         return Mode.SYNCED if self.mode == "always" else Mode.WRITTEN
 
     @classmethod

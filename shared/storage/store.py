@@ -16,7 +16,7 @@ import structlog
 import trio
 
 from shared.budget import Account
-from shared.errors import StoreError, StoreReadOnly
+from shared.errors import StoreClosed, StoreError, StoreReadOnly
 from shared.metrics import Histogram, current, total
 from shared.storage import reserve_file
 from shared.storage.checkpoint import Checkpointer
@@ -24,6 +24,7 @@ from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.file_names import FileNames
 from shared.storage.files import OpenFiles, out_of_space
+from shared.storage.following import Follower
 from shared.storage.format import SECTOR
 from shared.storage.inventory import Inventory, LogSnapshot, Namespace, log_snapshot
 from shared.storage.journal import Journal, PoisonError
@@ -37,6 +38,7 @@ from shared.storage.reserve_file import ReserveFile
 from shared.storage.retention import RetentionKeeper
 from shared.storage.scrub import Scrub
 from shared.storage.settings import Durability, Retention, StorageSettings
+from shared.storage.shipping import Shipping, Ships
 from shared.storage.threads import ReaderThreads, Threads
 from shared.storage.watch import FolderWatch
 
@@ -80,6 +82,7 @@ class StoreStatistics:
     restored_files: int = current("Files of logs written anew: somebody had removed or replaced them.")
     open_files: int = current("Handles of logs kept open.")
     free_bytes: int = current("Free on the file system of the data folder.")
+    scarce: bool = current("1: less than twice the space is free at which publishing stops.")
     full: bool = current("1: publishing has stopped for want of space.")
     read_only: bool = current("1: a sync failed or files were removed, nothing more is written.")
     damaged_ranges: int = current("Places found damaged since the start.")
@@ -105,9 +108,12 @@ class Store:
         recovered: Recovered,
         journal: Journal,
         lock: FolderLock | None,
+        ships: Ships | None = None,
     ) -> None:
         self.folder: Path | None = None
         """The folder's path, for other files in it; None for a simulated disk."""
+        self.clock = clock
+        """By which records have their times."""
         self._disk = disk
         self._in_thread = in_thread
         self._lock = lock
@@ -127,6 +133,21 @@ class Store:
         self.together = committer.together
         self.when_uncongested = committer.when_uncongested
         self._reader_threads.commit_pending = committer.commit_pending
+        self.shipping: Shipping | None = None
+        """What a shipper asks; None where nothing is shipped."""
+        if ships is not None:
+            self._inventory.acks_shipped = ships.acks
+            self.shipping = committer.shipping = Shipping(
+                journal,
+                disk,
+                files,
+                self._inventory.logs,
+                in_thread,
+                committer.sync_soon,
+                lambda: committer.closed or committer.read_only is not None,
+                recovered.end_lsn,
+                recovered.next_lsn,
+            )
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
         self._log_writer = LogWriter(self._committer, disk, files, clock, in_thread)
@@ -155,6 +176,8 @@ class Store:
             in_thread,
             self._checkpointer.request,
         )
+        if self.shipping is not None:
+            self._retention.may_punch = self.shipping.may_punch
         self._scrub = Scrub(
             self._inventory,
             self._reader,
@@ -174,9 +197,10 @@ class Store:
         disk: Disk | None = None,
         clock: Clock | None = None,
         in_thread: InThread | None = None,
+        ships: Ships | None = None,
     ) -> "Store":
         """Lock and recover the folder, creating it if needed. `disk` replaces the folder's files, `in_thread`
-        threads.
+        threads. `ships`: the journal is shipped.
 
         Raises StoreInUse, StoreFormat, OSError.
         """
@@ -190,8 +214,8 @@ class Store:
         try:
             if own:
                 lock = FolderLock.take(folder)
-            recovered, journal = await in_thread(_start_anywhere, disk, clock, settings)
-            store = cls(disk, clock, settings, in_thread, recovered, journal, lock)
+            recovered, journal = await in_thread(_start_anywhere, disk, clock, settings, ships)
+            store = cls(disk, clock, settings, in_thread, recovered, journal, lock, ships)
             store.folder = folder if own else None
             return store
         except BaseException:
@@ -256,8 +280,31 @@ class Store:
 
     @property
     def read_only(self) -> StoreError | None:
-        """Why nothing is written any more; None while the store is writable."""
-        return self._committer.read_only
+        """Why nothing can be written here; None while the store is writable."""
+        return self._committer.read_only or self._committer.refuses
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is written by `follow` alone, and well."""
+        return self._committer.refuses is not None and self._committer.read_only is None
+
+    def follow(self, why: StoreError) -> Follower:
+        """Follow another store: from now on the returned one alone writes, and `why` is told to others."""
+        return Follower(self._committer, self._inventory, why)
+
+    def make_read_only(self, reason: str, advice: str) -> None:
+        """Accept nothing more, for a reason that lies outside of the folder."""
+        self._committer.poison(PoisonError(reason, advice))
+
+    @property
+    def full(self) -> bool:
+        """Publishing is refused because space is short."""
+        return self._committer.full
+
+    @property
+    def volume_bytes(self) -> int:
+        """The size of the data folder's file system."""
+        return self._disk.free_bytes()[1]
 
     @property
     def scarce(self) -> bool:
@@ -301,11 +348,18 @@ class Store:
 
     async def snapshot(self) -> list[LogSnapshot]:
         """Every log as of one moment, just after a checkpoint if one can be made."""
-        if self.read_only is None:
+        if self._committer.read_only is None:
             await self.keep_names()
             await self.checkpoint()
         return await self._committer.between_commits(
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
+        )
+
+    async def instant(self) -> tuple[int, list[LogSnapshot]]:
+        """Every log as of one moment, and the LSN behind it: the journal has all of them below that."""
+        await self.flush()
+        return await self._committer.between_commits(
+            lambda: (self._journal.position, [log_snapshot(log) for log in self._inventory.all_logs()])
         )
 
     async def flush(self) -> bool:
@@ -352,6 +406,8 @@ class Store:
                 )
         finally:
             committer.closed = True
+            if self.shipping is not None:
+                self.shipping.fail(StoreClosed("the store was closed before the bucket had it"))
             self.abandon()
 
     async def keep_names(self) -> None:
@@ -385,13 +441,14 @@ class Store:
             sync_seconds_mean=counts.sync_times.mean,
             sync_seconds_median=counts.sync_quantile(0.5),
             sync_seconds_p99=counts.sync_quantile(0.99),
-            journal_bytes=self._journal.disk_bytes,
+            journal_bytes=self._journal.disk_bytes + self._journal.held_bytes,
             checkpoints=self._checkpointer.checkpoints,
             pending_bytes=committer.pending_bytes,
             unapplied_logs=len(committer.tails.unwritable),
             restored_files=self._names.restored,
             open_files=len(self._files),
             free_bytes=self._watch.free_bytes,
+            scarce=self._watch.scarce,
             full=committer.full,
             read_only=committer.read_only is not None,
             damaged_ranges=len(self._files.damage),
@@ -415,10 +472,12 @@ class Store:
         return self._committer.counts.sync_times
 
 
-def _start_anywhere(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:
+def _start_anywhere(
+    disk: Disk, clock: Clock, settings: StorageSettings, ships: Ships | None
+) -> tuple[Recovered, Journal]:
     """Start, on a full volume in the space that was set aside for this."""
     try:
-        return _start(disk, clock, settings)
+        return _start(disk, clock, settings, ships)
     except OSError as error:
         if not out_of_space(error) or not reserve_file.give_up(disk):
             raise
@@ -427,10 +486,12 @@ def _start_anywhere(disk: Disk, clock: Clock, settings: StorageSettings) -> tupl
             "refused until there is space",
             path=reserve_file.PATH,
         )
-        return _start(disk, clock, settings)
+        return _start(disk, clock, settings, ships)
 
 
-def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recovered, Journal]:
+def _start(
+    disk: Disk, clock: Clock, settings: StorageSettings, ships: Ships | None
+) -> tuple[Recovered, Journal]:
     recovered = recover(disk, clock, settings.sync_all_logs)
     _, total = disk.free_bytes()
     bytes_max = int(total * settings.journal_fraction)
@@ -444,6 +505,7 @@ def _start(disk: Disk, clock: Clock, settings: StorageSettings) -> tuple[Recover
             bytes_max=max(bytes_max, 2 * segment_bytes),
             zero_fill=settings.zero_fill,
             free=recovered.segments,
+            held_from=None if ships is None else ships.held_from(disk),
         )
     except PoisonError as error:
         raise error.__cause__ or OSError(str(error)) from error

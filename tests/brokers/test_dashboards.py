@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from brokers.admin.troubles import KINDS
 from tests.brokers.asking import scrape
 from tests.support.server import Server
 
@@ -22,7 +23,6 @@ LATER = {
     "brokers_logmq_group_lag_bytes",
     "brokers_net_refused_total",
     "brokers_recorded_left_out_messages_total",
-    "brokers_certificate_days",
 }
 """They begin when there is a reason, a gap, a certificate, or have been looked at, which is each 15 s."""
 
@@ -50,6 +50,13 @@ def test_every_series_of_the_dashboard_and_of_the_alerts_is_one(shared_server: S
     )
     names = [name.removeprefix("brokers_").removeprefix("net_") for name in LATER]
     assert [name for name in names if f'"{name}"' not in source] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_what_needs_a_person_has_an_alert_and_a_panel(kind: str) -> None:
+    named = f'kind="{kind}"'
+    assert len([rule for rule in RULES if named in rule["expr"]]) == 1
+    assert len([expression for expression in dashboard_expressions() if named in expression]) == 1
 
 
 def test_labels_that_alerts_and_legends_show_are_there(shared_server: Server) -> None:

@@ -181,3 +181,34 @@ def test_a_watched_list_is_shown_anew_until_it_is_interrupted(
     assert output.getvalue().split() == ["name", topics[0]] * 3
     assert min(rests) >= render.WATCH_SECONDS
     assert "--watch" in str([argument.names for argument in listing.assemble_argument_collection()])
+
+
+def test_a_queue_and_a_topic_are_made_and_changed_as_the_page_does(
+    rows: Rows, command: Run, shared_server: Server
+) -> None:
+    folder = ("--data-dir", str(shared_server.data))
+    api = control.socket_client(shared_server.data)
+    api.post("queues", protocol="dms", name="changed.queue")
+    usual = api.get("queues", "dms", "changed.queue")["settings"]
+
+    def settings() -> Any:
+        return api.get("queues", "dms", "changed.queue")["settings"]
+
+    (told,) = rows("dms", "change", "changed.queue", "--ttl-ms", "60000", "--dry-run")
+    assert settings() == usual, told
+    assert rows("dms", "change", "changed.queue", "--ttl-ms", "60000") == [
+        {"queue": "changed.queue", "changed": 1}
+    ]
+    assert settings() == {**usual, "ttl_ms": 60000}
+    rows("dms", "change", "changed.queue", "--unset", "ttl-ms")
+    assert settings() == usual
+    assert rows("logmq", "create", "changed.topic", "--retention-seconds", "60") == [
+        {"topic": "changed.topic", "created": 1}
+    ]
+    assert api.get("topics", "changed.topic")["retention_seconds"] == 60
+    rows("logmq", "change", "changed.topic", "--unset", "retention-seconds", "--retention-bytes", "5000")
+    topic = api.get("topics", "changed.topic")
+    assert (topic["retention_seconds"], topic["retention_bytes"]) == (None, 5000)
+    code, _, said = command("dms", "change", "changed.queue", "--unset", "colour", *folder)
+    assert (code, "there are depth-limit" in said) == (ExitCode.USAGE, True)
+    assert command("logmq", "create", "changed.topic", *folder)[0] == ExitCode.FAILED

@@ -25,6 +25,17 @@ from tests.support.server import Server, speak
 
 ROOT = Path(__file__).parents[2]
 INSIDE = ("dmp", "dms", "kqmsgq", "logmq", "pubsub", "shared")
+PYPUBSUB = Path(sys.prefix) / "beside"
+"""PyPubSub, which has a package with the name of a folder of this project; the Makefile installs it there."""
+USE_OF_PYPUBSUB = """
+from pubsub import pub
+heard = []
+listener = lambda number: heard.append(number)
+pub.subscribe(listener, "numbers")
+pub.sendMessage("numbers", number=7)
+import shared
+print(heard, shared.mine)
+"""
 CLIENTS = "\n".join(
     [
         "import brokers.aio, brokers.sync",
@@ -53,8 +64,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
-    other = folder / "pypubsub-4.0.7-py3-none-any.whl"
-    write_pypubsub(other)
+    shutil.copytree(PYPUBSUB, site, dirs_exist_ok=True)
     for name in sorted(closure("brokers") - {"brokers"}):  # as a registry would bring them
         for file in importlib.metadata.files(name) or ():
             if ".." not in file.parts:
@@ -64,24 +74,13 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # pip of its own would take longer than all else here.
     pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
     done = subprocess.run(
-        [*pip, "--python", folder / "bin" / "python", "install", "--no-index", "--quiet", wheel, other],
+        [*pip, "--python", folder / "bin" / "python", "install", "--no-index", "--quiet", wheel],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return folder / "bin"
-
-
-def write_pypubsub(path: Path) -> None:
-    """A package that has the name of one of this project's folders, as PyPubSub has."""
-    info = "pypubsub-4.0.7.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("pubsub/__init__.py", "from pubsub import pub\n")
-        archive.writestr("pubsub/pub.py", "def sendMessage(topic): return topic\n")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pypubsub\nVersion: 4.0.7\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +145,12 @@ def test_the_commands_say_which_extra_they_need(fresh: Path, tmp_path: Path) -> 
 
 def test_it_stands_beside_other_packages_with_the_names_of_its_folders(fresh: Path, tmp_path: Path) -> None:
     (tmp_path / "shared.py").write_text("mine = True")
-    program = f"{CLIENTS}\nimport pubsub, shared\nprint(pubsub.pub.sendMessage('topic'), shared.mine)"
-    done = run(fresh / "python", "-W", "error", "-c", program, folder=tmp_path)
-    assert (done.stdout, done.stderr) == ("topic True\n", "")
+    done = run(fresh / "python", "-W", "error", "-c", CLIENTS + USE_OF_PYPUBSUB, folder=tmp_path)
+    assert (done.stdout, done.stderr) == ("[7] True\n", "")
+    (site,) = fresh.parent.glob("lib/python*/site-packages")
+    theirs = [file.relative_to(PYPUBSUB) for file in PYPUBSUB.rglob("*.py")]
+    assert len(theirs) > 10
+    assert [file for file in theirs if (site / file).read_bytes() != (PYPUBSUB / file).read_bytes()] == []
 
 
 def test_the_wheel_takes_one_name_and_type_checkers_read_it(wheel: Path) -> None:

@@ -19,13 +19,14 @@ from brokers import aio, sync
 from dmp.principal import Refused
 from dms.errors import Denied
 from logmq.connector import LogmqError
+from pubsub.client import Kind
 from shared.access import Rule, Secret, User
 from shared.client.blocking import BlockingTransport
 from shared.client.dial import Disconnected
 from tests.e2e.users import server_of
 from tests.support.ends import Connect, End
 from tests.support.forked import quick_passwords
-from tests.support.server import Server, counter
+from tests.support.server import Server, counter, until
 
 Url = Callable[[str], str]
 PASSWORD = "planted pass:word"
@@ -58,7 +59,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         secret = Secret.make(PASSWORD.encode(), bytes(16))
     users = {"ann": User("ann", (Rule.parse("*:*:*"),), secret)}
     authority = trustme.CA()
-    server = server_of(folder, users, enable="dms,kqmsgq,logmq,dmp", authority=authority)
+    server = server_of(folder, users, enable="dms,kqmsgq,logmq,dmp,pubsub", authority=authority)
     ours = authority.issue_cert(common_name="client")
     ours.private_key_and_cert_chain_pem.write_to_path(folder / "client.pem")
 
@@ -95,6 +96,23 @@ def test_a_url_says_who_logs_in_and_whom_to_trust(end: End, secured: Secured) ->
     end.run(program)
 
 
+def test_a_subscriber_over_tls_is_sent_what_datagrams_bring(end: End, secured: Secured) -> None:
+    def subscriptions() -> int:
+        return counter(secured.data, "pubsub_subscriptions ")
+
+    async def program(connect: Connect) -> None:
+        before = subscriptions()
+        async with (
+            connect(secured.url("pubsub", PASSWORD)) as client,
+            client.subscribe(end.name, f"{end.name}/*") as messages,
+        ):
+            until(lambda: subscriptions() > before)
+            await client.publish(f"{end.name}/a", Kind.STRING, "hello")
+            assert (await anext(messages)).value == b"hello"
+
+    end.run(program)
+
+
 def test_over_tls_too_all_is_read_when_the_block_of_a_sender_ends(end: End, secured: Secured) -> None:
     def produced() -> int:
         return counter(secured.data, "kqmsgq_messages_produced_total")
@@ -109,26 +127,28 @@ def test_over_tls_too_all_is_read_when_the_block_of_a_sender_ends(end: End, secu
     end.run(program)
 
 
-def test_a_client_imports_its_own_loop_and_no_other(end: End, url: Url) -> None:
+ON_A_LOOP = """
+async def main():
+    async with brokers.connect(URL) as client:
+        await client.ping()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "loop"),
+    [
+        ("import brokers, trio" + ON_A_LOOP + "trio.run(main)", "trio"),
+        ("import brokers.aio, asyncio" + ON_A_LOOP + "asyncio.run(main())", "asyncio"),
+        ("from brokers import sync\nwith sync.connect(URL) as client: client.ping()", ""),
+    ],
+)
+def test_a_client_imports_its_own_loop_and_no_other(program: str, loop: str, url: Url) -> None:
     packages = ("dmp", "dms", "kqmsgq", "logmq", "pubsub")
     clients = ", ".join(f"brokers.{name}.client, brokers.{name}.blocking" for name in packages)
-    connect = {"trio": "brokers.connect", "asyncio": "brokers.aio.connect", "sync": "brokers.sync.connect"}
-    connected = f"with {connect[end.name]}('{url('logmq')}') as client: client.ping()"
-    if end.name != "sync":
-        connected = (
-            f"async def main():\n    async {connected.replace('client.p', 'await client.p')}\nloop.run(main"
-        )
-        connected += ")" if end.name == "trio" else "())"
-    ends = {"trio": "import trio as loop", "asyncio": "import asyncio as loop", "sync": ""}
-    program = f"import brokers.aio, brokers.sync\n{ends[end.name]}\n{connected}"
-    shown = "import sys; print(*(name for name in ('asyncio', 'trio') if name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nimport {clients}\n{shown}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [name for name in ("asyncio", "trio") if name == end.name]
+    program = program.replace("URL", repr(url("logmq"))) + f"\nimport sys, {clients}"
+    program += "\nprint(*(name for name in ('asyncio', 'trio') if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == loop
 
 
 def test_a_wrong_password_is_refused_and_not_shown(end: End, secured: Secured) -> None:

@@ -8,7 +8,7 @@ from dmp.amqp.wire import encode
 from dmp.properties import NO_PROPERTIES
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, World, ready
 
 C = commands
 
@@ -110,7 +110,7 @@ async def test_what_has_come_of_contents_and_frames_counts_against_the_bound_of_
     assert 89_000 < held.held_bytes - BEGUN_BYTES < 90_000
     peer.send(other[90_000:])
     assert held.held_bytes == 0
-    assert [len(message.body) for message in world.broker.queues[b"q"].row.ready] == [200_000, 100_000]
+    assert [len(body) for body in ready(world.broker.queues[b"q"])] == [200_000, 100_000]
     peer.send(other[:-40_008])  # all but its last frame
     assert held.held_bytes == 60_000 + BEGUN_BYTES + len(NO_PROPERTIES)
     peer.method(C.Channel.Close(200, "bye", 0, 0), 2)

@@ -18,7 +18,7 @@ from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.wire import AMQP_HEADER
 from shared.net.stops import Stop
 from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
-from tests.dmp.world import World
+from tests.dmp.world import World, ready
 
 C = commands
 
@@ -302,7 +302,7 @@ async def test_the_oldest_go_where_more_is_requeued_than_the_queue_may_hold(
     if transaction:
         peer.say(C.Tx.Commit())
     world.settle()
-    assert [message.body for message in world.broker.queues[b"q"].row.ready] == [b"3", b"4"]
+    assert ready(world.broker.queues[b"q"]) == [b"3", b"4"]
     assert world.broker.counts.overflowed == count
 
 

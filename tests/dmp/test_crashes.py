@@ -1,6 +1,5 @@
 """A bug in what a connection, or a queue, does on somebody else's time costs nobody else."""
 
-from collections.abc import Sequence
 from operator import attrgetter
 
 import pytest
@@ -8,10 +7,10 @@ from pamqp import commands
 
 from dmp.amqp import channel
 from dmp.feed import Feed
-from dmp.message import Message
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
-from dmp.row import ReadyMessages
+from shared.queues.priorities import Priorities
+from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -91,8 +90,8 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     assert not sink.connection.finished
 
 
-class Unfillable(ReadyMessages):
-    def add(self, messages: Sequence[Message]) -> None:
+class Unfillable(Priorities):
+    def add(self, run: Run, priority: int) -> None:
         raise BugError
 
 
@@ -112,7 +111,7 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.row.ready = ReadyMessages()
+    bad.row.ready = Priorities()
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"

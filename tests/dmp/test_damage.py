@@ -44,7 +44,7 @@ async def closed(world: World) -> FakeDisk:
 
 
 def numbers(queue: Queue) -> list[int]:
-    return [int(message.body[:6]) for message in iter(lambda: queue.get(no_ack=True), None)]
+    return [int(message.bodies[0][:6]) for message in iter(lambda: queue.get(no_ack=True), None)]
 
 
 def without_log(disk: FakeDisk, name: str) -> FakeDisk:

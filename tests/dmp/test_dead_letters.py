@@ -85,12 +85,11 @@ def test_the_mark_of_a_death_is_in_the_record_and_not_on_the_wire() -> None:
         of = head(b"q", 1, marked_up("q"))
         of.died = died
         reader = queue_records.MessageReader("")
-        message = queue_records.Message(of, b"x", 7)
-        record = queue_records.put(of, [message])
+        record = queue_records.put(of, [b"x"], 7)
         assert len(record) == queue_records.put_bytes(of)
         found = reader.read(record, 4, len(record), 0)
         assert (found.head.died, found.head.properties) == (died, of.properties)
-        assert queue_records.put(found.head, [message]) == record
+        assert queue_records.put(found.head, found.bodies, found.first) == record
 
 
 async def test_letters_of_a_version_without_marks_go_back_where_they_can_have_come_from(world: World) -> None:

@@ -26,7 +26,7 @@ from shared.net.settings import NetSettings
 from tests.dmp.amqp_peer import Peer, content_header
 from tests.dmp.peers import Application, texts
 from tests.dmp.peers import Peer as DmpPeer
-from tests.dmp.world import World
+from tests.dmp.world import World, singles
 from tests.support.documents import block, check_diagram, protocol_document
 
 DOCUMENT = protocol_document("dmp")
@@ -150,7 +150,7 @@ async def test_the_dmp_session_in_the_document_goes_as_it_says() -> None:
             assert said.pop(0) == line
     assert not said
     assert peer.connection.finished
-    assert [(message.head.key, message.body) for message in queue.row.ready] == [
+    assert [(message.head.key, message.bodies[0]) for message in singles(queue)] == [
         (b"eu.de", b"hello"),
         (b"eu.fr", b"bonjour"),
     ]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp import queue_log, row
-from dmp.message import Message
 from dmp.settings import DmpSettings
-from tests.dmp.world import PERSISTENT, World
+from shared.queues.runs import Run
+from tests.dmp.world import PERSISTENT, World, singles
 
 actions = st.lists(
     st.one_of(
@@ -46,7 +46,7 @@ async def test_a_durable_queue_is_a_list_that_survives(
     world = await World.open(DmpSettings(hot_bytes=hot_bytes, message_bytes_max=message_bytes_max))
     world.queue(durable=True)
     ready: list[tuple[int, bytes, bool]] = []  # its place, its body, whether it is persistent
-    held: list[tuple[tuple[int, bytes, bool], Message]] = []
+    held: list[tuple[tuple[int, bytes, bool], Run]] = []
     serial = 0
     for action, count, size in [*steps, ("die", 0, 0)]:
         queue = world.broker.queues[b"q"]
@@ -85,7 +85,7 @@ async def test_a_durable_queue_is_a_list_that_survives(
             ready = sorted(row for row in [*ready, *(row for row, _ in held)] if row[2])
             held = []
         world.settle()
-        hot = [world.body(message) for message in queue.row.ready]
+        hot = [world.body(message) for message in singles(queue)]
         assert hot == [body for _, body, _ in ready[: len(hot)]]
         assert (queue.depth, queue.row.all_body_bytes) == (len(ready), sum(len(body) for _, body, _ in ready))
         assert world.broker.counts.crashes == 0

@@ -13,7 +13,7 @@ from dmp.wire import DMP_HEADER
 from tests.dmp.amqp_peer import Peer as AmqpPeer
 from tests.dmp.amqp_peer import bodies as contents
 from tests.dmp.peers import Application, Peer, bodies, opened, packed
-from tests.dmp.world import PERSISTENT, Taker, World
+from tests.dmp.world import PERSISTENT, Taker, World, ready, singles
 
 
 def names(first: int, last: int) -> list[bytes]:
@@ -84,7 +84,7 @@ async def test_what_is_behind_an_answer_to_the_lease_that_never_left_goes_back(
     world.publish(b"quotes", b"k", b"1", b"2")
     assert queue.depth == 0
     feed.close()
-    assert [message.body for message in queue.row.ready] == [b"1", b"2"]
+    assert ready(queue) == [b"1", b"2"]
 
 
 async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_does_not_come_back(
@@ -98,7 +98,7 @@ async def test_what_is_being_sent_with_the_answer_to_the_lease_may_be_out_and_do
     feed.connection.outbox.begin()
     world.publish(b"quotes", b"k", b"3")
     feed.close()
-    assert [message.body for message in queue.row.ready] == [b"3"]
+    assert ready(queue) == [b"3"]
 
 
 async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
@@ -110,7 +110,7 @@ async def test_the_oldest_go_where_more_comes_back_than_the_queue_may_hold(
     world.publish(b"quotes", b"k", b"1", b"2", b"3", b"4")
     assert queue.depth == 0
     feed.close()
-    assert [message.body for message in queue.row.ready] == [b"3", b"4"]
+    assert ready(queue) == [b"3", b"4"]
     assert world.broker.counts.overflowed == 2
 
 
@@ -160,9 +160,9 @@ async def test_a_message_is_gone_when_its_first_byte_is_written_and_no_earlier(
     sent(feed, cut)
     feed.close()
     gone = -(-cut // size)
-    assert [message.body for message in queue.row.ready] == names(gone, 10)
-    assert not any(message.redelivered for message in queue.row.ready)
-    assert {message.head.exchange for message in queue.row.ready} == {b"quotes"}
+    assert ready(queue) == names(gone, 10)
+    assert not any(message.tries for message in singles(queue))
+    assert {message.head.exchange for message in singles(queue)} == {b"quotes"}
     assert world.broker.counts.delivered == gone
     again = app.feed(b"mine")
     world.publish(b"quotes", b"k", b"new")
@@ -180,7 +180,7 @@ async def test_what_comes_back_stands_before_what_waited_behind_it() -> None:
     waiting = len(queue.row.ready)
     assert 0 < waiting < 10, "the outbox has a bound"
     feed.close()
-    assert [message.body[:1] for message in queue.row.ready] == [b"%d" % number for number in range(10)]
+    assert [message.bodies[0][:1] for message in singles(queue)] == [b"%d" % number for number in range(10)]
     assert world.broker.memory.held_bytes > 0
     assert bodies(app.feed(b"mine").read) == [b"%d" % number + bytes(999) for number in range(10)]
     assert world.broker.memory.held_bytes == 0
@@ -225,7 +225,7 @@ async def test_half_close_ends_a_feed_and_what_is_in_its_outbox_is_still_sent(
     assert bodies(feed.connection.taken()) == [b"1"]
     assert feed.connection.finished
     feed.close()
-    assert [message.body for message in queue.row.ready] == [b"2"]
+    assert ready(queue) == [b"2"]
 
 
 async def test_a_feed_whose_reader_has_ended_takes_nothing_new_though_its_input_is_not_read_yet(
@@ -240,7 +240,7 @@ async def test_a_feed_whose_reader_has_ended_takes_nothing_new_though_its_input_
     assert bodies(feed.connection.taken()) == [b"1"]
     feed.session.receive_eof()
     feed.close()
-    assert [message.body for message in queue.row.ready] == [b"2", b"3"]
+    assert ready(queue) == [b"2", b"3"]
 
 
 async def test_a_feed_ends_with_its_queue(world: World, app: Application) -> None:
@@ -299,7 +299,7 @@ async def test_what_is_left_of_a_large_read_goes_back_though_it_was_no_piece_of_
     app.sink(b"quotes").say(data + data[:700])
     sent(feed, cut)
     feed.close()
-    assert [message.body for message in queue.row.ready] == given[-(-cut // len(packed(given[0]))) :]
+    assert ready(queue) == given[-(-cut // len(packed(given[0]))) :]
 
 
 async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
@@ -317,7 +317,7 @@ async def test_what_comes_back_knows_its_exchange_though_its_envelope_may_not(
     sent(feed, size * 2)
     sinks[b"quotes"].say(packed(b"6"))
     feed.close()
-    assert [(message.body, message.head.exchange) for message in queue.row.ready] == [
+    assert [(message.bodies[0], message.head.exchange) for message in singles(queue)] == [
         (b"%d" % number, name) for number, name in enumerate([*given, b"quotes"]) if number >= 2
     ]
 

@@ -14,7 +14,7 @@ from shared.errors import StoreFull
 from tests.dmp.amqp_peer import Peer, bodies, closed, content_header, opened, publish
 from tests.dmp.peers import Application
 from tests.dmp.peers import bodies as feed_bodies
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, World, singles
 from tests.support.commits import NO_SPACE, leave_free
 from tests.support.explore import sampled_states
 
@@ -125,7 +125,7 @@ async def test_a_large_body_is_there_again_after_a_restart_and_goes_with_its_ack
     world = await world.again()
     assert len(world.body_logs) == 1, "what is not persistent has gone"
     queue = world.broker.queues[b"q"]
-    assert [world.body(message) for message in queue.row.ready] == [b"small", content, b"behind"]
+    assert [world.body(message) for message in singles(queue)] == [b"small", content, b"behind"]
     consumer = Peer(world).login()
     consumer.say(C.Basic.Consume(0, "q"))
     consumer.method(C.Basic.Ack(0, multiple=True))
@@ -256,8 +256,8 @@ async def test_a_body_stays_while_it_is_not_written_that_its_message_has_left(
     monkeypatch.setattr(QueueLog, "flush", failing)
     assert peer.ask_get("q") == body(2000)
     world.settle()
-    (message,) = (await world.again()).broker.queues[b"q"].row.ready
-    assert message.redelivered
+    (message,) = singles((await world.again()).broker.queues[b"q"])
+    assert message.tries
 
 
 def failing(log: QueueLog) -> None:
@@ -378,7 +378,7 @@ async def check(world: World, seed: int, sure: list[bytes], contents: list[bytes
     for disk in (world.disk.kill(), *sampled_states(world.disk.power_cut(), seed, 6)):
         after = await World.open(world.broker.settings, disk)
         queue = after.broker.queues[b"q"]
-        found = [after.body(message) for message in queue.row.ready]
+        found = [after.body(message) for message in singles(queue)]
         assert [each for each in found if each not in gone] == [
             each for each in contents if each in found and each not in gone
         ]
@@ -415,7 +415,7 @@ async def test_a_transaction_takes_large_bodies_along_or_leaves_nothing_of_them(
     for disk in (world.disk.kill(), *sampled_states(world.disk.power_cut(), seed, 8)):
         after = await World.open(SMALL, disk)
         found = {
-            name: [len(after.body(message)) for message in queue.row.ready]
+            name: [len(after.body(message)) for message in singles(queue)]
             for name, queue in after.broker.queues.items()
         }
         assert found in ({b"q": [], b"dying": [3000]}, {b"q": [5000, 3000], b"dying": []})

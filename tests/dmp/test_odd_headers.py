@@ -19,7 +19,7 @@ from dmp.refusals import Refusal
 from dmp.shown_properties import read
 from shared.tracing import Tap
 from tests.dmp.amqp_peer import Peer, publish
-from tests.dmp.world import Taker, World, ready
+from tests.dmp.world import Taker, World, ready, singles
 
 BYTES = b"\x01hS\0\0\0\x02\xff\xfe"  # no text: pamqp reads it as bytes, and writes no bytes
 LATE = b"\x01tT" + b"\xff" * 8  # the year 584,554,051,223
@@ -80,7 +80,7 @@ async def test_whatever_headers_a_message_has_its_dead_letter_arrives(
     leave(world, queue, reason)
     assert ready(dead) == [b"before", b"odd", b"after"]
     assert world.broker.counts.dead_letters_lost == 0
-    head = [*dead.row.ready][1].head
+    head = singles(dead)[1].head
     assert kept in head.properties
     newest = field(head, b"x-death")[0]
     assert (newest["queue"], newest["reason"]) == ("q", reason)

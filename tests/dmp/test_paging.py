@@ -13,7 +13,7 @@ from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.log import Log
 from tests.dmp.amqp_peer import Peer, bodies
-from tests.dmp.world import PERSISTENT, Taker, World
+from tests.dmp.world import PERSISTENT, Taker, World, ready
 
 C = commands
 LIMIT = 20_000
@@ -58,7 +58,7 @@ def numbers(found: list[bytes]) -> list[int]:
 def drained(queue: Queue) -> list[int]:
     found = []
     while (message := queue.get(no_ack=True)) is not None:
-        found.append(int(message.body[:4]))
+        found.append(int(message.bodies[0][:4]))
     return found
 
 
@@ -106,6 +106,49 @@ async def test_an_old_message_that_is_copied_past_what_is_cold_comes_once() -> N
     assert queue.log.log.end - queue.log.log.first < 1 << 20
 
 
+@pytest.mark.parametrize("ends", ["acknowledged", "held"])
+async def test_what_leaves_while_its_record_is_read_to_be_copied_gets_no_copy(
+    slow: list[Callable[[], None]], ends: str
+) -> None:
+    world, queue = await deep(8)
+    assert queue.log is not None
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    queue.log.copy_oldest()
+    if ends == "acknowledged":
+        queue.settle(taker.messages)
+        world.settle()
+    end = queue.log.log.end
+    slow.pop()()
+    assert (queue.log.log.end == end) == (ends == "acknowledged")
+    world.settle()
+    assert [queue.log.is_copy(message.first) for message in taker.messages] == [ends == "held"] * 8
+
+
+async def test_a_record_that_cannot_be_read_is_not_copied_and_holds_the_log_until_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 2048)
+    world, queue = await deep(30)
+    assert queue.log is not None
+    log = queue.log.log
+    held = [queue.get(no_ack=False) for _ in range(30)]
+    with monkeypatch.context() as damage:
+        damage.setattr(Log, "read", lambda log, offset, most, done: done(CorruptRecord("q.log", offset)))
+        for message in held[1:29]:
+            assert message is not None
+            queue.settle([message])
+            world.settle()
+    assert log.first == 0
+    assert held[0] is not None
+    queue.settle([held[0]])
+    world.settle()
+    world.settle()
+    assert log.first > 0
+    assert ready((await world.again()).broker.queues[b"q"]) == [body(29)]
+
+
 async def test_what_is_read_back_from_before_copies_is_not_dropped_with_what_is_dead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -151,7 +194,7 @@ async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got
     for number in range(60):
         message = queue.get(no_ack=True)
         assert message is not None
-        assert int(message.body[:4]) == number
+        assert int(message.bodies[0][:4]) == number
     world.advance(1.1)
     assert queue.depth == 0
 
@@ -254,7 +297,7 @@ async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives(
         world.settle()
     assert log.visible - log.first < 2 * queue_log.SLACK_BYTES
     again = await world.again()
-    assert [message.body for message in again.broker.queues[b"q"].row.ready] == taker.bodies
+    assert ready(again.broker.queues[b"q"]) == taker.bodies
 
 
 async def test_lives_of_their_own_are_remembered() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pamqp import commands
 
 from dmp.amqp.wire import encode
-from dmp.message import Message
+from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.world import Taker, World
 
@@ -43,9 +43,9 @@ class Pooled(Taker):
     def room(self) -> tuple[int, int]:
         return self.pool.room()
 
-    def deliver(self, messages: list[Message]) -> None:
-        self.pool.deliver(messages)
-        super().deliver(messages)
+    def deliver(self, runs: list[Run]) -> None:
+        self.pool.deliver(runs)
+        super().deliver(runs)
 
 
 SETTLED: dict[str, Settle] = {

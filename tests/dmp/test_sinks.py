@@ -13,7 +13,7 @@ from dmp.refusals import Code
 from dmp.settings import DmpSettings
 from dmp.wire import DMP_HEADER
 from tests.dmp.peers import Application, Peer, bodies, opened, packed, pieces, texts
-from tests.dmp.world import World, ready
+from tests.dmp.world import World, ready, singles
 
 PERSISTENT = commands.Basic.Properties(delivery_mode=2).marshal()
 REFUSED = "502 SYNTAX-ERROR"
@@ -80,7 +80,7 @@ async def test_any_messages_in_any_pieces_arrive_as_with_a_plain_reader(
     assert ready(queues[b"qa"]) == wanted(b"a")
     assert ready(queues[b"qb"]) == wanted(b"b")
     assert ready(durable) == [body for key, _, body, _ in model if key in (b"a", b"a.b")]
-    assert all(message.head.exchange == b"quotes" for message in durable.row.ready)
+    assert all(message.head.exchange == b"quotes" for message in singles(durable))
     for name, feed in feeds.items():
         found, _ = wire.take_messages(feed.connection.taken())
         assert [(m.key, m.exchange, m.body, m.properties) for m in found] == [

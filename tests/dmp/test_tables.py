@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from dmp import wire
 from dmp.message import Head
-from dmp.message import Message as Queued
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import purged, put, taken
 from dmp.tables import SIZE_MAX, TABLES
@@ -78,7 +77,7 @@ def test_keys_may_differ_where_all_else_repeats() -> None:
 
 def test_a_durable_queues_log_tells_what_came_and_left() -> None:
     stored = TABLES[-1]
-    message = put(Head(b"logs", b"web.get", 5), [Queued(Head(b"logs", b"web.get", 5), b"hello", 3)])
+    message = put(Head(b"logs", b"web.get", 5), [b"hello"], 3)
     records = [message[4:], taken([3, 4])[4:], purged(5, 9)[4:], b"", b"\x01", b"\xff", taken([1 << 63])[4:]]
     told = [
         (row["event"], row["number"], row["messages"], row["key"], row["payload"], bool(row["fault"]))

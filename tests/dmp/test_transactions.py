@@ -9,7 +9,7 @@ from dmp import queue_log
 from dmp.amqp.wire import encode
 from dmp.settings import DmpSettings
 from tests.dmp.amqp_peer import Peer, bodies, closed, opened, publish
-from tests.dmp.world import PERSISTENT, World
+from tests.dmp.world import PERSISTENT, World, singles
 from tests.support.explore import sampled_states
 from tests.support.fake_disk import Crash, FakeDisk, Operation
 
@@ -33,7 +33,7 @@ def fill(world: World, queue: str, *sent: bytes) -> None:
 def held(world: World) -> dict[str, list[bytes]]:
     """What is ready, queue by queue."""
     queues = world.broker.queues.items()
-    return {name.decode(): sorted(message.body for message in queue.row.ready) for name, queue in queues}
+    return {name.decode(): sorted(message.bodies[0] for message in singles(queue)) for name, queue in queues}
 
 
 async def held_on(world: World, disks: Iterable[FakeDisk]) -> list[dict[str, list[bytes]]]:
@@ -110,7 +110,7 @@ async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame 
     world.settle()
     assert held(world) == {"a": [b"1", b"2"], "b": []}
     assert world.broker.memory.held_bytes == sum(
-        message.head.cost_bytes for message in world.broker.queues[b"a"].row.ready
+        message.head.cost_bytes for message in singles(world.broker.queues[b"a"])
     )
     assert held(await world.again()) == {"a": [b"1", b"2"], "b": []}
 

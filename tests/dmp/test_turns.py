@@ -13,7 +13,7 @@ from dmp.data_types import short
 from dmp.listener import DmpService
 from dmp.queues import Queue
 from tests.dmp.amqp_peer import Peer, bodies, closed, publish
-from tests.dmp.world import PERSISTENT, Taker, World, head, ready
+from tests.dmp.world import PERSISTENT, Taker, World, head, ready, singles
 from tests.support.commits import fail, journal_write
 
 C = commands
@@ -54,7 +54,7 @@ async def test_many_dead_letters_are_buried_in_turns_and_in_order(hurried: World
     assert 0 < first < len(ready(dead)) < len(sent)
     hurried.finish_work()
     assert ready(dead) == sent
-    assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in dead.row.ready)
+    assert hurried.broker.memory.held_bytes == sum(message.head.cost_bytes for message in singles(dead))
 
 
 async def test_a_dead_letter_that_goes_to_many_queues_has_a_turn_of_its_own(hurried: World) -> None:
@@ -198,7 +198,7 @@ async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) 
     assert (queue.depth, queue.unacked) == (0, 400)
     peer.lose()
     assert ready(queue) == sent
-    assert all(message.redelivered for message in queue.row.ready)
+    assert all(message.tries for message in singles(queue))
     assert (queue.unacked, queue.takers.number, world.broker.counts.consumers) == (0, 0, 0)
 
 

@@ -10,7 +10,7 @@ from dmp.bodies import BODIES, REFERENCE_BYTES, part_bytes
 from dmp.broker import Broker
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.listener import open_broker
-from dmp.message import Head, Message
+from dmp.message import Head
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import operations
 from dmp.queues import Queue
@@ -20,6 +20,7 @@ from shared.access import Guard
 from shared.budget import Account, unbounded
 from shared.errors import StoreError
 from shared.plugin import Context
+from shared.queues.runs import Run
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import open_store
@@ -105,11 +106,11 @@ class World:
         self.settle()
         return taker
 
-    def body(self, message: Message) -> bytes:
+    def body(self, message: Run) -> bytes:
         """Of one that may be large."""
         if not message.head.large:
-            return message.body
-        log, parts = self.broker.bodies[message.body].log, list[bytes]()
+            return message.bodies[0]
+        log, parts = self.broker.bodies[message.bodies[0]].log, list[bytes]()
 
         def came(data: bytes | StoreError) -> None:
             assert isinstance(data, bytes)
@@ -168,7 +169,8 @@ class Taker:
         self.pool: object | None = None
         self.count = room
         self.room_bytes = room_bytes
-        self.messages: list[Message] = []
+        self.messages: list[Run] = []
+        """Each as a run."""
         self.bodies: list[bytes] = []
         self.runs = 0
         self.ended = False
@@ -176,12 +178,13 @@ class Taker:
     def room(self) -> tuple[int, int]:
         return self.count, self.room_bytes
 
-    def deliver(self, messages: list[Message]) -> None:
+    def deliver(self, runs: list[Run]) -> None:
+        messages = [message for run in runs for message in run.singles()]
         assert messages
         assert len(messages) <= self.count
         self.count -= len(messages)
         self.messages += messages
-        self.bodies += [message.body for message in messages]
+        self.bodies += [message.bodies[0] for message in messages]
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
         assert self.no_ack
@@ -202,4 +205,9 @@ def head(key: bytes = b"", size: int = 0, properties: bytes = NO_PROPERTIES, exc
 
 def ready(queue: Queue) -> list[bytes]:
     """The bodies of what is ready, the next one out first."""
-    return [message.body for message in queue.row.ready]
+    return [body for run in queue.row.ready for body in run.bodies]
+
+
+def singles(queue: Queue) -> list[Run]:
+    """What is ready in memory, each message as a run, the next one out first."""
+    return [message for run in queue.row.ready for message in run.singles()]

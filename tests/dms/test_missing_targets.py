@@ -52,7 +52,7 @@ def test_dead_messages_that_are_held_back_are_told_once_a_minute_and_measured() 
         for name in ("orders", "bills"):
             dies(peer, name)
         world.advance(59)
-        assert [(each["queue"], each["why"]) for each in logged] == [("orders", "missing")]
+        assert [(each["queue"], each["why"]) for each in logged] == [("orders", "there is no queue dead")]
         world.advance(130)
         assert len(logged) == 3 + 1
         assert logged[-1]["queues"] == 2

@@ -143,3 +143,32 @@ def read(spark: "SparkSession") -> Callable[..., "DataFrame"]:
         return spark.read.format("logmq").options(**options).load(str(folder))
 
     return read
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The URL of a server of S3, of moto's, in this process."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket's URL. The environment says how it is reached."""
+    import boto3
+
+    name = tmp_path.name.replace("_", "-").lower()
+    for key, value in {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }.items():
+        monkeypatch.setenv(key, value)
+    boto3.client("s3", region_name="us-east-1", endpoint_url=s3_endpoint).create_bucket(Bucket=name)
+    return f"s3://{name}"

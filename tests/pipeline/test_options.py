@@ -47,15 +47,16 @@ def test_several_folders_come_as_spark_hands_them_over() -> None:
     assert parse({"paths": '["/a", "/b", "/a"]', "subscribe": "orders"}).sources == ("/a", "/b")
 
 
-def test_a_folder_may_be_a_url_of_this_machine_and_no_other() -> None:
+def test_a_folder_may_be_a_url_of_this_machine_or_of_a_bucket_and_no_other() -> None:
+    assert parse({"path": "s3://b/data/", "subscribe": "orders"}).paths == ("s3://b/data",)
     for where in ({"path": "file:///srv/data"}, {"paths": '["file:///srv/data"]'}):
         assert parse({**where, "subscribe": "orders"}).paths == ("/srv/data",)
     for where, name in (
-        ({"path": "s3://b/data"}, "path"),
-        ({"paths": '["/srv/data", "s3://b/data"]'}, "paths"),
+        ({"path": "s4://b/data"}, "path"),
+        ({"paths": '["/srv/data", "s4://b/data"]'}, "paths"),
         ({"servers": "a", "tlsCa": "s3://b/ca.pem"}, "tlsCa"),
     ):
-        with pytest.raises(ConfigError, match=f"^{name}: 's3://b/.*file:///path"):
+        with pytest.raises(ConfigError, match=f"^{name}: 's[34]://b/.*file:///path"):
             parse({**where, "subscribe": "orders"})
 
 

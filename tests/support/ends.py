@@ -1,4 +1,4 @@
-"""Programs of clients, written once with `await`, run on trio, on asyncio and blocking."""
+"""Programs of clients, written once with `await`, run on trio, asyncio and uvloop, and blocking."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -7,6 +7,7 @@ from typing import Any, Self
 import attrs
 import pytest
 import trio
+import uvloop
 
 import brokers
 from brokers import aio, sync
@@ -20,7 +21,7 @@ Program = Callable[[Connect], Awaitable[None]]
 
 @attrs.frozen
 class End:
-    """`trio`, `asyncio` or `sync`."""
+    """`trio`, `asyncio`, `uvloop` or `sync`."""
 
     name: str
 
@@ -29,6 +30,8 @@ class End:
             trio.run(_on_trio, program)
         elif self.name == "asyncio":
             asyncio.run(asyncio.wait_for(_awaited(program(aio.connect)), PATIENCE_SECONDS))
+        elif self.name == "uvloop":
+            uvloop.run(asyncio.wait_for(_awaited(program(aio.connect)), PATIENCE_SECONDS))
         else:
             _run_to_end(_awaited(program(lambda *args, **options: Plain(sync.connect(*args, **options)))))
 
@@ -89,6 +92,6 @@ def _plain(value: Any) -> Any:
     return value._value if isinstance(value, Plain) else value
 
 
-@pytest.fixture(params=["trio", "asyncio", "sync"])
+@pytest.fixture(params=["trio", "asyncio", "uvloop", "sync"])
 def end(request: pytest.FixtureRequest) -> End:
     return End(request.param)

@@ -287,4 +287,4 @@ def _body(name: str, part: int, number: int) -> bytes:
 
 
 def _drained(queue: DmpQueue) -> Sequence[bytes]:
-    return [message.body for message in iter(lambda: queue.get(no_ack=True), None)]
+    return [message.bodies[0] for message in iter(lambda: queue.get(no_ack=True), None)]

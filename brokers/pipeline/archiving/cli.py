@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,13 +17,14 @@ from brokers.commands.render import CommandResult, Following
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.reading import ReadOptions, a_folder, pair
 from brokers.pipeline.running import check_master, innermost_error, spark_for
-from shared.cli.options import Json, a_path
+from shared.cli.options import Json
 from shared.cli.progress import counting
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
     from brokers.pipeline.archiving.feed import ArchiveInput
-    from brokers.pipeline.archiving.job import Round, Settings
+    from brokers.pipeline.archiving.job import ArchiveAccount, Round, Settings
+    from brokers.pipeline.archiving.places import ArchivePlace
 
 Compression = Literal["zstd", "snappy", "lz4", "none"]
 
@@ -31,11 +33,48 @@ _OURS = ("path", "servers", "namespace", "subscribe", "assign", "starting", "end
 """How options of the source begin that have flags here, or that make no sense here."""
 
 
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class ShapeOptions:
+    """The options of what an archive is made of, and how it is cut."""
+
+    table: Annotated[
+        str | None,
+        Parameter(
+            help="Add to a table instead: iceberg:CATALOG.NAMESPACE.TABLE or delta:URL. A new one begins "
+            "with the files of an archive in FOLDER.",
+            show_default=False,
+        ),
+    ] = None
+    partition: Annotated[
+        Literal["day", "hour"], Parameter(help="What files are cut by, beside the topic.")
+    ] = "day"
+    parse: Annotated[
+        Literal["json"] | None,
+        Parameter(help="Make columns of the keys of records that are JSON objects.", show_default=False),
+    ] = None
+    since: Annotated[
+        str | None,
+        Parameter(help="Leave out what is older: Unix milliseconds, or ISO 8601.", show_default=False),
+    ] = None
+    keep_days: Annotated[
+        int | None,
+        Parameter(help="Delete what is older, by whole days, from the archive.", show_default=False),
+    ] = None
+    rebuild: Annotated[
+        str | None,
+        Parameter(help="Write the files of a day anew, from the logs: date=2026-11-21.", show_default=False),
+    ] = None
+
+
+SHAPE_DEFAULTS = ShapeOptions()
+
+
 def archive(
     folder: Annotated[
-        Path,
-        Parameter(help="The archive's folder; every executor has to reach it there.", converter=a_path),
-    ],
+        str,
+        Parameter(help="The archive: a folder that every executor reaches there, or s3://bucket/prefix."),
+    ] = "",
     /,
     *,
     path: Annotated[
@@ -55,6 +94,7 @@ def archive(
         bool,
         Parameter(help="Go on where records were lost before.", negative="", show_default=False),
     ] = False,
+    shape: ShapeOptions = SHAPE_DEFAULTS,
     reading: ReadOptions = READ_DEFAULTS,
     json: Json = False,
 ) -> Following | Mapping[str, Any]:
@@ -80,11 +120,20 @@ def archive(
         ("--trigger", trigger, 0.01),
         ("--settle-seconds", settle_seconds, 0),
         ("--settle-bytes", settle_bytes, 1),
+        ("--keep-days", 1 if shape.keep_days is None else shape.keep_days, 1),
     ):
         if not number >= least:
             raise UsageError(flag, f"it is {least} at least")
     if bool(path) == bool(reading.servers):
         raise UsageError("--path", "give either data folders (--path) or --servers")
+    day = _a_day(shape.rebuild) if shape.rebuild is not None else None
+    if not str(folder) and shape.table is None:
+        raise UsageError("FOLDER", "say where the archive is, or --table")
+    place = _a_place(str(folder)) if str(folder) else None
+    if shape.table is not None:
+        from brokers.pipeline.archiving.lake import check_table
+
+        check_table(shape.table)
     check_master(reading.master)
     reading.config()  # reports a mistake before anything is read
     path = tuple(str(a_folder(each, "--path")) for each in path)
@@ -98,6 +147,8 @@ def archive(
         if key.lower().startswith(_OURS):
             raise UsageError("--option", f"{key} is set by the command itself")
         options[key] = value
+    if shape.since is not None:
+        options |= {"startingTimestamp": shape.since, "startingOffsetsByTimestampStrategy": "latest"}
     feed = ArchiveInput(parse(options))
     for each in path:
         require_folder(Path(each))
@@ -112,13 +163,16 @@ def archive(
         file_seconds=settle_seconds,
         compression=compression,
         allow_loss=allow_loss,
+        by_hour=shape.partition == "hour",
+        parse_json=shape.parse == "json",
+        keep_days=shape.keep_days,
     )
-    rounds = _rounds(folder, feed, settings, reading, once=once)
+    rounds = _rounds(place, shape.table, feed, settings, reading, once=once, day=day)
     return Following(rounds) if json else _summary(rounds)
 
 
 def archived(
-    folder: Annotated[Path, Parameter(help="The archive's folder.", converter=a_path)],
+    folder: Annotated[str, Parameter(help="The archive's folder, or s3://bucket/prefix.")],
     /,
     *,
     json: Json = False,
@@ -130,9 +184,9 @@ def archived(
     everything from "first" up to "end" is there.
     """
     from brokers.pipeline.archive import REMOVED, committed, faults
-    from brokers.pipeline.archiving.files import LocalFiles
+    from brokers.pipeline.archiving.folder import files_at
 
-    files = LocalFiles(folder)
+    files = files_at(_a_place(folder))
     rows = [
         {
             "topic": log.topic,
@@ -150,29 +204,77 @@ def archived(
     return CommandResult(rows, ExitCode.FAILED) if any(fault.what != REMOVED for fault in wrong) else rows
 
 
+def _a_place(text: str) -> "ArchivePlace":
+    from brokers.pipeline.archiving.places import place_of
+
+    try:
+        return place_of(text)
+    except ValueError as error:
+        raise UsageError("FOLDER", str(error)) from None
+
+
+def _a_day(text: str) -> date:
+    try:
+        key, day = text.split("=")
+        if key == "date":
+            return date.fromisoformat(day)
+    except ValueError:
+        pass
+    raise UsageError("--rebuild", "it is date=YEAR-MONTH-DAY")
+
+
+@contextmanager
+def _opened(
+    place: "ArchivePlace | None", table: str | None, origin: str, *, by_hour: bool
+) -> Iterator[tuple["ArchiveAccount", "ArchivePlace"]]:
+    """Open what the archive is kept in, and where its files go."""
+    from brokers.pipeline.archiving.folder import opened
+
+    if table is None:
+        assert place is not None
+        with opened(place, origin) as folder:
+            yield folder, place
+        return
+    from brokers.pipeline.archiving.lake import open_table, register
+
+    account = open_table(table, origin, by_hour=by_hour)
+    if place is not None and not account.manifest.version:
+        with opened(place, origin) as folder:
+            register(account, folder, place)
+    yield account, account.place
+
+
 def _rounds(
-    folder: Path, feed: "ArchiveInput", settings: "Settings", reading: ReadOptions, *, once: bool
+    place: "ArchivePlace | None",
+    table: str | None,
+    feed: "ArchiveInput",
+    settings: "Settings",
+    reading: ReadOptions,
+    *,
+    once: bool,
+    day: date | None,
 ) -> Iterator["Round"]:
     """Yield each round when it is done. The archive's folder is locked, and Spark runs, until the last."""
-    from brokers.pipeline.archiving.folder import opened
     from brokers.pipeline.archiving.job import Archiver
 
-    folder = folder.absolute()
     # The command counts records itself, so Spark shows no tasks.
     reading = attrs.evolve(reading, conf=("spark.ui.showConsoleProgress=false", *reading.conf))
     stop = threading.Event()
     with (
-        opened(folder, feed.origin) as place,
+        _opened(place, table, feed.origin, by_hour=settings.by_hour) as (account, root),
         until_told(stop, signal.SIGTERM),  # so that it ends in order, with 0
-        spark_for(f"archive {folder}", reading) as spark,
+        spark_for(f"archive {table or root.url('')}", reading) as spark,
     ):
 
         def warn(text: str) -> None:
             print(f"brokers: {innermost_error(text)}; trying again", file=sys.stderr, flush=True)
 
-        archiver = Archiver(spark, feed, place, folder, settings, stop, warn=warn)
+        archiver = Archiver(spark, feed, account, root, settings, stop, warn=warn)
         with until_told(stop, signal.SIGTERM, signal.SIGINT):
-            yield from archiver.once() if once else archiver.follow()
+            if day is not None:
+                yield archiver.rebuild(day)
+            else:
+                yield from archiver.once() if once else archiver.follow()
 
 
 @contextmanager
@@ -202,12 +304,16 @@ def until_told(stop: threading.Event, *numbers: signal.Signals) -> Iterator[None
 def _summary(rounds: Iterator["Round"]) -> Mapping[str, Any]:
     """Run all rounds, with a running count on a terminal, and add them up."""
     begun = time.monotonic()
-    records = size = commits = 0
+    records = size = commits = conflicts = unparsed = 0
     with counting("records archived") as update:
         for done in rounds:
             for event in done.events:
                 print(f"brokers: {event}", file=sys.stderr)
             records, size, commits = records + done.records, size + done.bytes, commits + 1
+            conflicts, unparsed = conflicts + done.conflicts, unparsed + done.unparsed
             update(records, size)
     seconds = round(time.monotonic() - begun, 1)
-    return {"records": records, "bytes": size, "commits": commits, "seconds": seconds}
+    found = {"records": records, "bytes": size, "commits": commits, "seconds": seconds}
+    if conflicts or unparsed:
+        found |= {"conflicts": conflicts, "unparsed": unparsed}
+    return found

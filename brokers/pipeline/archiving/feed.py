@@ -14,10 +14,10 @@ import attrs
 
 from brokers.pipeline.archiving.manifest import LogState, Manifest
 from brokers.pipeline.archiving.plan import NamedLog
-from brokers.pipeline.source.options import SourceOptions
-from brokers.pipeline.source.planning import open_readers
+from brokers.pipeline.source.options import EARLIEST, SourceOptions
+from brokers.pipeline.source.planning import offsets, open_readers
 from brokers.pipeline.source.ranges import LogRange
-from brokers.pipeline.source.reader import SourceReader
+from brokers.pipeline.source.reader import SourceReader, rules
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
 
@@ -69,7 +69,12 @@ class Look:
             where = source if options.servers else _journal_id(source)
             if options.servers and len(self.readers) == len(before) == 1:
                 (where,) = before
-            logs += [(f"{name}@{where}", log) for name, log in reader.logs(options.topics).items()]
+            found = reader.logs(options.topics)
+            if options.starting.default is not EARLIEST:  # of logs that nothing was archived of yet
+                new = {name: log for name, log in found.items() if f"{name}@{where}" not in known.current()}
+                starts = offsets(reader, new, options.starting, rules(options))
+                found |= {name: log.part(starts[name], log.stop) for name, log in new.items()}
+            logs += [(f"{name}@{where}", log) for name, log in found.items()]
         return sorted(logs, key=itemgetter(0))
 
     def is_another(self, known: LogState, log: LogRange) -> bool:

@@ -5,6 +5,7 @@ has a folder for each topic and day, too many for handles that stay open, as `Os
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +26,7 @@ class Files(Protocol):
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, path: str) -> None: ...
     def make_folder(self, path: str) -> None: ...
+    def remove_folder(self, path: str) -> None: ...
     def names(self, path: str) -> Sequence[str]: ...
 
 
@@ -64,6 +66,13 @@ class LocalFiles:
 
     def make_folder(self, path: str) -> None:
         (self._folder / path).mkdir(exist_ok=True)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder of files: at once for whoever looks, since it gets another name first."""
+        gone = (self._folder / path).parent / ".removed"
+        shutil.rmtree(gone, ignore_errors=True)
+        (self._folder / path).rename(gone)
+        shutil.rmtree(gone)
 
     def names(self, path: str) -> Sequence[str]:
         try:

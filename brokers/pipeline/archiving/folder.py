@@ -14,11 +14,16 @@ The damaged manifest, and the fresh files that it may have named, are set aside.
 
 One process commits: it holds a lock on the folder. On file systems whose locks do not reach other machines,
 the exclusive creation of each version stops the slower of two archivers.
+
+A bucket has no lock. So a start takes the next version for itself, by creating it if absent, before it
+removes anything: whoever began earlier cannot commit any more, and a commit's files are never swept.
 """
 
+import secrets
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +32,10 @@ import attrs
 from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
 from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.bucket import BucketFiles
 from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
 from brokers.pipeline.archiving.manifest import Manifest, Part
+from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace
 from shared.errors import StoreInUse
 from shared.storage import format
 from shared.storage.lock import FolderLock
@@ -51,12 +58,18 @@ class ArchiveInUse(Failure):
 
 
 @contextmanager
-def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
-    """Lock, recover and open the archive in a folder, which is made if missing.
+def opened(place: ArchivePlace, origin: str) -> Iterator["ArchiveFolder"]:
+    """Lock, recover and open the archive in a folder, which is made if missing, or in a bucket.
 
     `origin`: the kind of source that logs are taken from. Raises ArchiveInUse, ArchiveDamaged, and Failure
     for an archive of another kind.
     """
+    if isinstance(place, BucketPlace):
+        folder = ArchiveFolder(files_at(place), origin, is_locked=False)
+        folder.recover()
+        yield folder
+        return
+    path = Path(place.url(""))
     hidden = path / names.HIDDEN
     hidden.mkdir(parents=True, exist_ok=True)
     try:
@@ -65,9 +78,16 @@ def opened(path: Path, origin: str) -> Iterator["ArchiveFolder"]:
         holder = str(error).removeprefix(f"{hidden} is in use by ")
         raise ArchiveInUse(f"{path} is being written by another archiver ({holder})") from None
     with lock:
-        folder = ArchiveFolder(LocalFiles(path), origin)
+        folder = ArchiveFolder(files_at(place), origin)
         folder.recover()
         yield folder
+
+
+def files_at(place: ArchivePlace) -> Files:
+    """Return the files of an archive, to read."""
+    if isinstance(place, BucketPlace):
+        return BucketFiles(place.store())
+    return LocalFiles(Path(place.url("")))
 
 
 def newest(files: Files) -> Manifest | None:
@@ -96,6 +116,9 @@ class ArchiveFolder:
     files: Files
     origin: str
     manifest: Manifest = attrs.field(factory=Manifest)
+    is_locked: bool = True
+    """Whether a lock keeps other archivers away."""
+    _by: str = attrs.field(factory=lambda: secrets.token_hex(8), init=False)
     _durable: set[str] = attrs.field(factory=set, init=False)
     """Folders whose own names are synced."""
 
@@ -103,6 +126,17 @@ class ArchiveFolder:
         """Finish the last commit, and remove what was not committed. Raises ArchiveDamaged."""
         for path in (names.HIDDEN, names.FRESH, names.MANIFESTS):
             self._make(path)
+        while (left := self._take_newest()) is None:
+            pass
+        self._move()
+        self._prune()
+        self._sweep(left)
+
+    def _take_newest(self) -> list[str] | None:
+        """Go on from the newest whole manifest. None where another archiver committed meanwhile.
+
+        Where no lock keeps it away, it cannot commit any more behind this. Returns what it has left.
+        """
         found = newest(self.files)
         self.manifest = found or Manifest(origin=self.origin)
         if self.manifest.origin != self.origin:
@@ -110,49 +144,91 @@ class ArchiveFolder:
                 f"this archive has logs of {self.manifest.origin}, not of {self.origin}; take another folder",
                 ExitCode.CONFIGURATION,
             )
-        self._refuse_unknown()
+        try:
+            self._refuse_unknown()
+        except ArchiveDamaged:
+            if newest(self.files) == found:
+                raise
+            return None
         for version in _versions(self.files):
             if version > self.manifest.version:
-                if manifests.was_whole(read_whole(self.files, names.manifest(version))):
+                data = read_whole(self.files, names.manifest(version))
+                if manifests.unpack(data) is not None:
+                    return None
+                if manifests.was_whole(data):
                     self._set_aside(version)
                 else:  # its writer died while it wrote it
                     self.files.unlink(names.manifest(version))
-        self._move()
-        self._prune()
-        self._sweep()
+        left = self._unnamed(self.manifest)
+        if self.is_locked:
+            return left
+        mine = attrs.evolve(self.manifest, version=self.manifest.version + 1)
+        try:
+            self._create(mine)
+        except ArchiveInUse:
+            return None
+        self.manifest = mine
+        return left
+
+    def learn(self, found: Iterable[str]) -> None:
+        """Look up the state of these logs by name. A manifest has that of all."""
 
     def commit(self, following: Manifest) -> None:
         """Commit `following`, and do its moves. Raises ArchiveInUse if another archiver committed."""
         if following.version != self.manifest.version + 1:
             raise ValueError(f"version {following.version} after {self.manifest.version}")
         self._sync_folders({_parent(part.fresh_path) for part in following.moves})
+        left = self._unnamed(following)
+        self._create(following)
+        self.manifest = following
+        self._move()
+        self._prune()
+        self._sweep(left)
+
+    def day_files(self, day: date) -> list[str]:
+        return [path for path, _ in final_files(self.files) if path.split("/")[1] == f"date={day}"]
+
+    def replace(self, following: Manifest, paths: Sequence[str]) -> None:
+        """Commit files that have the names of others, and take their places."""
+        if {part.path for part in following.moves} != set(paths):
+            raise Failure("other files than those that are there would be made")
+        self.commit(following)
+
+    def expire(self, before: date) -> None:
+        """Remove the folders of all days before this one."""
+        for topic in self.files.names(""):
+            for day in self.files.names(topic) if topic.startswith("topic=") else ():
+                if day.startswith("date=") and day < f"date={before}":
+                    self.files.remove_folder(f"{topic}/{day}")
+                    self._durable.difference_update([f"{topic}/{day}"])
+
+    def _create(self, following: Manifest) -> None:
         try:
-            write_new(self.files, names.manifest(following.version), following.pack())
+            write_new(self.files, names.manifest(following.version), following.pack(self._by))
         except FileExistsError:
             raise ArchiveInUse("another archiver has committed to this folder") from None
         self.files.sync_folder(names.MANIFESTS)
         if max(_versions(self.files)) != following.version:
             raise ArchiveInUse("another archiver has committed to this folder")
-        self.manifest = following
-        self._move()
-        self._prune()
-        self._sweep()
 
-    def _sweep(self) -> None:
-        """Remove fresh files that the manifest does not name."""
-        for path in self._unnamed():
+    def _sweep(self, left: Iterable[str]) -> None:
+        """Remove fresh files that no manifest names.
+
+        They were found before the version was created: those that came later may be another archiver's.
+        """
+        for path in left:
             self.files.unlink(path)
 
-    def _unnamed(self) -> list[str]:
-        """Return the fresh files that the manifest does not name, left by dead tasks."""
-        kept = {part.fresh_path for part in (*self.manifest.hot, *self.manifest.moves)}
+    def _unnamed(self, manifest: Manifest) -> list[str]:
+        """Return the fresh files that a manifest does not name, left by dead tasks."""
+        kept = {part.fresh_path for part in (*manifest.hot, *manifest.moves)}
         return [path for path in _below(self.files, names.FRESH) if path not in kept]
 
     def _set_aside(self, version: int) -> None:
         """Set aside a damaged manifest. Its files go first, or another recovery would sweep them."""
         folder = names.damaged(version)
         self._make(folder)
-        for path in (*self._unnamed(), names.manifest(version)):
+        for path in (*self._unnamed(self.manifest), names.manifest(version)):
             self.files.rename(path, f"{folder}/{path.rpartition('/')[2]}")
             self.files.sync_folder(folder)
         print(
@@ -177,7 +253,7 @@ class ArchiveFolder:
         fresh = {
             path
             for folder in {_parent(part.fresh_path) for part in self.manifest.moves}
-            for path in _below(self.files, folder, depth=0)
+            for path in _below(self.files, folder)
         }
         for part in self.manifest.moves:
             if part.fresh_path in fresh:
@@ -227,7 +303,7 @@ def final_files(files: Files) -> Iterator[tuple[str, names.FileName]]:
     for topic in files.names(""):
         if not topic.startswith("topic="):
             continue
-        for path in _below(files, topic, depth=1):
+        for path in _below(files, topic):
             name = names.parse_file(path.rpartition("/")[2])
             if name is not None and not name.token:
                 yield path, name
@@ -246,10 +322,14 @@ def _check_format(data: bytes) -> None:
         raise ArchiveDamaged(f"an archive of format {number}; this program knows {manifests.FORMAT_NUMBER}")
 
 
-def _below(files: Files, folder: str, depth: int = 2) -> Iterator[str]:
+def _below(files: Files, folder: str) -> Iterator[str]:
+    """Yield every file below a folder. Folders are partitions: `topic=`, `date=`, `hour=`."""
+    if isinstance(files, BucketFiles):
+        yield from files.walk(folder)
+        return
     for name in files.names(folder):
-        if depth:
-            yield from _below(files, f"{folder}/{name}", depth - 1)
+        if "=" in name:
+            yield from _below(files, f"{folder}/{name}")
         else:
             yield f"{folder}/{name}"
 

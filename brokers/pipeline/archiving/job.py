@@ -8,17 +8,19 @@ jobs are the ranges to archive and the files made of them.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from brokers.errors import Failure
-from brokers.pipeline.archiving import parquet, plan
+from brokers.pipeline.archiving import names, parquet, plan
+from brokers.pipeline.archiving.columns import merged
 from brokers.pipeline.archiving.feed import ArchiveInput
-from brokers.pipeline.archiving.folder import ArchiveFolder
-from brokers.pipeline.archiving.parquet import Work, Written
+from brokers.pipeline.archiving.manifest import ByteRange, Manifest
+from brokers.pipeline.archiving.parquet import FileLayout, Work, Written
+from brokers.pipeline.archiving.places import ArchivePlace, written_path
 from brokers.pipeline.archiving.plan import Ripeness, RoundTarget, TaskPiece
 from brokers.pipeline.source.ranges import Cut, LogRange
 
@@ -46,13 +48,16 @@ class Settings:
     compression: str = "zstd"
     allow_loss: bool = False
     patience_seconds: float = 60.0
+    by_hour: bool = False
+    parse_json: bool = False
+    keep_days: int | None = None
 
 
 @attrs.frozen
 class Round:
     """What a round did. `behind_bytes`: bytes of logs that it was to archive, and that are left for the next.
 
-    `events`: what happened to logs, in words.
+    `events`: what happened to logs, in words. `conflicts`, `unparsed`: see JsonColumns.
     """
 
     version: int
@@ -62,27 +67,54 @@ class Round:
     behind_bytes: int
     seconds: float
     events: tuple[str, ...] = ()
+    conflicts: int = 0
+    unparsed: int = 0
+
+
+class ArchiveAccount(Protocol):
+    """What says up to where each log is archived: a folder's manifests, or a table."""
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    def learn(self, found: Iterable[str]) -> None:
+        """Look up the state of these logs, by name, so that `manifest` has it."""
+
+    def commit(self, following: Manifest) -> None:
+        """Add the files that `following` moves, and what it says of logs, at once or not at all."""
+
+    def day_files(self, day: date) -> list[str]:
+        """Return the paths of a day's files."""
+
+    def replace(self, following: Manifest, paths: Sequence[str]) -> None:
+        """Put the files that `following` moves in the place of these."""
+
+    def expire(self, before: date) -> None:
+        """Delete what is older than this day."""
 
 
 @attrs.define(eq=False)
 class Archiver:
-    """Writes one archive. `folder` is open; its path is `root`, here and for every executor."""
+    """Writes one archive. `folder` is open; executors put its files at `place`."""
 
     spark: "SparkSession"
     feed: ArchiveInput
-    folder: ArchiveFolder
-    root: Path
+    folder: ArchiveAccount
+    place: ArchivePlace
     settings: Settings = attrs.field(factory=Settings)
     stop: threading.Event = attrs.field(factory=threading.Event)
     """When it is set, the round under way is the last. A signal handler may set it."""
     warn: Callable[[str], None] = lambda text: None
     """Gets the reason of a failed round that is tried again."""
     _run: str = attrs.field(factory=lambda: secrets.token_hex(4), init=False)
+    _expired: date | None = attrs.field(default=None, init=False)
+    """The day up to which old days were deleted last."""
 
     def once(self) -> Iterator[Round]:
         """Archive all that is there now, but for logs that are deleted meanwhile."""
         logs = self._logs()
         while not self.stop.is_set():
+            self._expire()
             try:
                 done = self._round(ends={name: log.stop for name, log in logs.items()})
             except Failure:
@@ -98,6 +130,49 @@ class Archiver:
                 return
             yield done
 
+    def rebuild(self, day: date) -> Round:
+        """Write the files of a day again, of the same records. Raises Failure where they cannot be read.
+
+        Nothing is changed until all are written.
+        """
+        begun = time.monotonic()
+        with self.feed.look() as look:
+            there = dict(look.logs(self.folder.manifest))
+            self.folder.learn(there)
+            now, paths = self.folder.manifest, self.folder.day_files(day)
+            wanted = [self._again(path, there, look.is_another) for path in paths]
+            columns, written = self._written(wanted, look.cut, whole=True)
+        parts = tuple(part for _, each in written for part in each.parts)
+        if len(parts) != len(paths) or any(each.gaps for _, each in written):
+            raise Failure(f"{day} would not have the same files again: is it cut by hour, or by day?")
+        time_ms = int(time.time() * 1000)
+        following = attrs.evolve(
+            now, version=now.version + 1, written_ms=time_ms, moves=parts, columns=columns or now.columns
+        )
+        self.folder.replace(following, paths)
+        seconds = round(time.monotonic() - begun, 3)
+        records = sum(part.records for part in parts)
+        return Round(following.version, records, _bytes(wanted), len(parts), 0, seconds)
+
+    def _again(self, path: str, there: Mapping[str, LogRange], is_another: plan.IsAnother) -> RoundTarget:
+        """Return what a file has. Raises Failure."""
+        name = names.parse_file(path.rpartition("/")[2])
+        log = self.folder.manifest.logs.get(name.key) if name is not None else None
+        if name is None or log is None:
+            raise Failure(f"{path} is no file of this archive, of logs that are there")
+        found = there.get(log.name)
+        if found is None or is_another(log, found) or found.start > name.start:
+            raise Failure(f"{path}: its records are not in the log any more")
+        return RoundTarget(log.identity, log.name, found, ByteRange(name.start, name.end))
+
+    def _expire(self) -> None:
+        if self.settings.keep_days is None:
+            return
+        before = datetime.now(UTC).date() - timedelta(days=self.settings.keep_days)
+        if before != self._expired:
+            self.folder.expire(before)
+            self._expired = before
+
     def _logs(self) -> dict[str, LogRange]:
         with self.feed.look() as look:
             return dict(look.logs(self.folder.manifest))
@@ -112,6 +187,7 @@ class Archiver:
             is_last = self.stop.is_set()
             begun = time.monotonic()
             done: Round | None = None
+            self._expire()
             try:
                 done = self._round(None if is_last else ripeness)
                 failing_since = None
@@ -137,9 +213,11 @@ class Archiver:
 
         `ends`: the logs to read, and up to where.
         """
-        begun, now = time.monotonic(), self.folder.manifest
+        begun = time.monotonic()
         with self.feed.look() as look:
-            logs = look.logs(now)
+            logs = look.logs(self.folder.manifest)
+            self.folder.learn(name for name, _ in logs)
+            now = self.folder.manifest
             if ends is not None:
                 logs = [
                     (name, log.part(log.start, min(log.stop, ends[name])))
@@ -154,8 +232,8 @@ class Archiver:
             there = _bytes(wanted)
             most = self.settings.round_bytes or self.spark.sparkContext.defaultParallelism * _LARGE_BYTES
             wanted = plan.limited(wanted, most, look.cut)
-            written = self.write(wanted, look.cut)
-        following = now.advance(plan.spans(wanted, written), int(time.time() * 1000))
+            columns, written = self._written(wanted, look.cut)
+        following = now.advance(plan.spans(wanted, written), int(time.time() * 1000), columns)
         try:
             self.folder.commit(following)
         except OSError as error:  # only recovery can tell what became of it
@@ -170,26 +248,53 @@ class Archiver:
             there - _bytes(wanted),
             round(time.monotonic() - begun, 3),
             tuple(f"{target.log.topic}: {target.event}" for target in wanted if target.event),
+            sum(each.conflicts for _, each in written),
+            sum(each.unparsed for _, each in written),
         )
 
-    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
-        """Have executors write files of these logs; what each task wrote, by a log's identity."""
-        settings, folder = self.settings, self.folder
+    def _written(
+        self, wanted: Sequence[RoundTarget], cut: Cut, *, whole: bool = False
+    ) -> tuple[Mapping[str, str] | None, list[tuple[str, Written]]]:
+        """Write files of these logs, and return all columns of what is JSON, and what each task wrote.
+
+        Where tasks find new columns, all is written once more with them: only together can they tell a
+        column's type.
+        """
+        columns = self.folder.manifest.columns if self.settings.parse_json else None
+        while True:
+            written = self.write(wanted, None if whole else cut, columns)
+            fresh = merged(each.fresh for _, each in written)
+            if columns is None or not fresh:
+                return columns, written
+            for _, each in written:
+                for part in each.parts:
+                    self.place.drop(written_path(self.place, part))
+            columns = {**columns, **fresh}
+
+    def write(
+        self, wanted: Sequence[RoundTarget], cut: Cut | None, columns: Mapping[str, str] | None
+    ) -> list[tuple[str, Written]]:
+        """Have executors write files of these logs; what each task wrote, by a log's identity.
+
+        `cut`: None leaves each range whole, in a task of its own.
+        """
+        settings, token = self.settings, f"{self._run}-{self.folder.manifest.version + 1}"
         shares = plan.shares(
             wanted,
             self.spark.sparkContext.defaultParallelism,
-            f"{self._run}-{folder.manifest.version + 1}",
+            token,
             cut,
             gaps_allowed=settings.allow_loss,
             bytes_least=settings.task_bytes,
         )
-        feed, root, compression = self.feed, self.root, settings.compression
+        feed, place = self.feed, self.place
+        layout = FileLayout(settings.compression, settings.by_hour, columns)
 
         def write(share: list[TaskPiece]) -> list[tuple[str, Written]]:
             works = [work for _, work in share]
             ranges = feed.by_range([wanted for wanted, _ in share])
             return [
-                (work.identity, parquet.write(root, _attempt(work), batches, compression))
+                (work.identity, parquet.write(place, _attempt(work), batches, layout))
                 for work, (_, batches) in zip(works, ranges, strict=True)
             ]
 

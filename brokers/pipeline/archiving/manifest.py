@@ -37,9 +37,9 @@ class ByteRange(NamedTuple):
 
 @attrs.frozen
 class Part:
-    """One Parquet file with the records [start, end) of a log, all of one day (UTC).
+    """One Parquet file with the records [start, end) of a log, all of one day, or hour (UTC).
 
-    `token`: a part of its fresh name.
+    `date`: as paths have it, `2026-11-21` or `2026-11-21/hour=07`. `token`: a part of its fresh name.
     """
 
     key: str
@@ -52,9 +52,14 @@ class Part:
     token: str
 
     @property
-    def fresh_path(self) -> str:
+    def written_name(self) -> str:
+        """The path that no other file ever has, below whatever folder it is written to."""
         name = names.FileName(self.start, self.end, self.key, self.token)
-        return f"{names.FRESH}/{names.folder(self.topic, self.date)}/{name}"
+        return f"{names.folder(self.topic, self.date)}/{name}"
+
+    @property
+    def fresh_path(self) -> str:
+        return f"{names.FRESH}/{self.written_name}"
 
     @property
     def path(self) -> str:
@@ -108,6 +113,7 @@ class Manifest:
 
     `origin`: the kind of source of its logs. `logs`: by key. `moves`: files that this commit takes to their
     final places. `hot`: fresh files that an archiver of an older release has left, to be moved as they are.
+    `columns`: those made of what is in the records, and their types (`columns.py`).
     """
 
     version: int = 0
@@ -116,6 +122,7 @@ class Manifest:
     logs: Mapping[str, LogState] = attrs.field(factory=dict)
     moves: tuple[Part, ...] = ()
     hot: tuple[Part, ...] = ()
+    columns: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def records(self) -> int:
@@ -125,8 +132,13 @@ class Manifest:
         """Return each name's log: the newest one, if it was made again."""
         return {log.name: log for log in self.logs.values()}
 
-    def advance(self, spans: Iterable[ArchivedSpan], now_ms: int) -> "Manifest":
-        """Return the next commit, with these spans added, at most one for a log. Raises NotContinuous."""
+    def advance(
+        self, spans: Iterable[ArchivedSpan], now_ms: int, columns: Mapping[str, str] | None = None
+    ) -> "Manifest":
+        """Return the next commit, with these spans added, at most one for a log. Raises NotContinuous.
+
+        `columns`: all that files have from now on; None: as before.
+        """
         logs = dict(self.logs)
         moves = list(self.hot)
         for span in spans:
@@ -142,10 +154,14 @@ class Manifest:
                 records=log.records + sum(part.records for part in span.parts),
                 gaps=_joined([*log.gaps, *span.gaps]),
             )
-        return Manifest(self.version + 1, self.origin, now_ms, logs, tuple(moves))
+        columns = self.columns if columns is None else columns
+        return Manifest(self.version + 1, self.origin, now_ms, logs, tuple(moves), columns=columns)
 
-    def pack(self) -> bytes:
-        """Return UTF-8 lines of JSON: a head, a line for each log, file and move, and the CRC of all."""
+    def pack(self, by: str = "") -> bytes:
+        """Return UTF-8 lines of JSON: a head, a line for each log, file and move, and the CRC of all.
+
+        `by`: who writes it, so that no other archiver's is the same.
+        """
         head = {
             "archive": FORMAT_NUMBER,
             "version": self.version,
@@ -155,6 +171,10 @@ class Manifest:
         lines: list[dict[str, Any]] = [head]
         lines += [{"log": attrs.asdict(log, recurse=False)} for log in self.logs.values()]
         lines += [{"move": attrs.asdict(part, recurse=False)} for part in self.moves]
+        if self.columns:
+            lines.append({"columns": dict(self.columns)})
+        if by:
+            lines.append({"by": by})
         return format.pack_lines(lines)
 
 
@@ -178,6 +198,7 @@ def unpack(data: bytes) -> Manifest | None:
             logs={log.key: log for log in logs},
             moves=tuple(_unpack_part(line["move"]) for line in rest if "move" in line),
             hot=tuple(_unpack_part(line["hot"]) for line in rest if "hot" in line),
+            columns=next((line["columns"] for line in rest if "columns" in line), {}),
         )
     except (KeyError, TypeError, ValueError):
         return None

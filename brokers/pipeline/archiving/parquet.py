@@ -5,10 +5,9 @@ each record says where the next one is. Anything else is an error, or a gap if l
 a source does wrong, no record is in a file twice, and none is left out in silence.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -17,7 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from brokers.pipeline.archiving import names
+from brokers.pipeline.archiving.columns import TYPES, JsonColumns
 from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
+from brokers.pipeline.archiving.places import ArchivePlace, written_path
 from shared.storage.format import LENGTH_BYTES
 
 SCHEMA = pa.schema(
@@ -31,7 +32,8 @@ SCHEMA = pa.schema(
 ROW_GROUP_BYTES = 64 << 20
 """The bytes of records in a row group. The writer holds it until it is full."""
 
-_DAY_US = 86_400_000_000
+_HOUR_US = 3_600_000_000
+_DAY_HOURS = 24
 _DAY_ZERO = np.datetime64("1970-01-01", "D")
 
 
@@ -47,50 +49,100 @@ class Work:
 
 
 @attrs.frozen
-class Written:
-    """What was written. `parts` and `gaps` cover the range."""
+class FileLayout:
+    """How files are made. `columns`: those of what is JSON, and their types; None: nothing is parsed."""
 
-    parts: Sequence[Part]
-    gaps: Sequence[ByteRange]
+    compression: str = "zstd"
+    by_hour: bool = False
+    columns: Mapping[str, str] | None = None
 
-
-def write(root: Path, work: Work, batches: Iterable[pa.RecordBatch], compression: str = "zstd") -> Written:
-    """Write the records to fresh files below `root`, and sync them: one for each day, and one behind each
-    gap.
-
-    `batches` have the columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises.
-    The next sweep then removes the files that were begun.
-    """
-    parts: list[Part] = []
-    gaps: list[ByteRange] = []
-    at = work.range.start
-    file: _ParquetFile | None = None
-    for batch in batches:
-        for run in _runs(batch):
-            start = run.start
-            if start < at:
-                raise NotContinuous(f"{work.topic}: a record at {start} after all up to {at}")
-            if start > at:
-                gaps.append(_gap(work, ByteRange(at, start)))
-            if file is not None and (start > at or file.date != run.date):
-                parts.append(file.finish(at))
-                file = None
-            if file is None:
-                file = _ParquetFile(root, work, run.date, start, compression)
-            file.add(run.batch)
-            at = run.end
-    if at > work.range.end:
-        raise NotContinuous(f"{work.topic}: records up to {at} of {work.range}")
-    if at < work.range.end:
-        gaps.append(_gap(work, ByteRange(at, work.range.end)))
-    if file is not None:
-        parts.append(file.finish(at))
-    return Written(parts, gaps)
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([*SCHEMA, *((name, TYPES[kind]) for name, kind in (self.columns or {}).items())])
 
 
 @attrs.frozen
-class _DayRun:
-    """Records of one day that follow each other byte by byte."""
+class Written:
+    """What was written. `parts` and `gaps` cover the range. The other three are those of JsonColumns.
+
+    Where there are fresh columns the parts are to be written again, with them.
+    """
+
+    parts: Sequence[Part]
+    gaps: Sequence[ByteRange]
+    fresh: Mapping[str, str] = attrs.field(factory=dict)
+    conflicts: int = 0
+    unparsed: int = 0
+
+
+PLAIN = FileLayout()
+
+
+def write(
+    place: ArchivePlace, work: Work, batches: Iterable[pa.RecordBatch], layout: FileLayout = PLAIN
+) -> Written:
+    """Write the records to new files, and sync them: one for each day or hour, and one behind each gap.
+
+    `batches` have the columns offset, timestamp, value. Raises NotContinuous, and whatever `batches` raises.
+    """
+    parsed = JsonColumns(layout.columns or {})
+    writing = _RangeWriter(place, work, layout, parsed)
+    try:
+        parts, gaps = writing.run(batches)
+    except BaseException:
+        writing.give_up()
+        raise
+    return Written(parts, gaps, parsed.fresh, parsed.conflicts, parsed.unparsed)
+
+
+class _RangeWriter:
+    """One range on its way into files."""
+
+    def __init__(self, place: ArchivePlace, work: Work, layout: FileLayout, parsed: JsonColumns) -> None:
+        self._place, self._work, self._layout, self._parsed = place, work, layout, parsed
+        self._file: _ParquetFile | None = None
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[list[Part], list[ByteRange]]:
+        work = self._work
+        parts: list[Part] = []
+        gaps: list[ByteRange] = []
+        at = work.range.start
+        for batch in batches:
+            for run in _runs(batch, by_hour=self._layout.by_hour):
+                start = run.start
+                if start < at:
+                    raise NotContinuous(f"{work.topic}: a record at {start} after all up to {at}")
+                if start > at:
+                    gaps.append(_gap(work, ByteRange(at, start)))
+                if self._file is not None and (start > at or self._file.date != run.date):
+                    parts.append(self._finish(at))
+                if self._file is None:
+                    self._file = _ParquetFile(self._place, work, run.date, start, self._layout)
+                made = self._parsed.of(run.batch.column("value")) if self._layout.columns is not None else []
+                self._file.add(run.batch, made)
+                at = run.end
+        if at > work.range.end:
+            raise NotContinuous(f"{work.topic}: records up to {at} of {work.range}")
+        if at < work.range.end:
+            gaps.append(_gap(work, ByteRange(at, work.range.end)))
+        if self._file is not None:
+            parts.append(self._finish(at))
+        return parts, gaps
+
+    def _finish(self, end: int) -> Part:
+        assert self._file is not None
+        part = self._file.finish(end)
+        self._file = None
+        return part
+
+    def give_up(self) -> None:
+        if self._file is not None:
+            self._file.give_up()
+
+
+@attrs.frozen
+class _Run:
+    """Records of one day, or hour, that follow each other byte by byte."""
 
     batch: pa.RecordBatch
     date: str
@@ -98,8 +150,8 @@ class _DayRun:
     end: int
 
 
-def _runs(batch: pa.RecordBatch) -> Iterator[_DayRun]:
-    """Cut a batch where a record does not follow the one before, or is of another day."""
+def _runs(batch: pa.RecordBatch, *, by_hour: bool) -> Iterator[_Run]:
+    """Cut a batch where a record does not follow the one before, or is of another day or hour."""
     count = batch.num_rows
     if not count:
         return
@@ -107,12 +159,14 @@ def _runs(batch: pa.RecordBatch) -> Iterator[_DayRun]:
     value = batch.column("value")
     bounds = np.frombuffer(value.buffers()[1], np.int32, count + 1, value.offset * 4)
     ends = starts + np.diff(bounds) + LENGTH_BYTES
-    days = batch.column("timestamp").cast(pa.int64()).to_numpy() // _DAY_US
-    breaks = np.flatnonzero((ends[:-1] != starts[1:]) | (days[:-1] != days[1:])) + 1
+    hours = batch.column("timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
+    times = hours if by_hour else hours // _DAY_HOURS
+    breaks = np.flatnonzero((ends[:-1] != starts[1:]) | (times[:-1] != times[1:])) + 1
     edges = [0, *breaks.tolist(), count]
     for low, high in pairwise(edges):
-        date = str(_DAY_ZERO + int(days[low]))
-        yield _DayRun(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
+        day, hour = divmod(int(hours[low]), _DAY_HOURS)
+        date = f"{_DAY_ZERO + day}/hour={hour:02d}" if by_hour else str(_DAY_ZERO + day)
+        yield _Run(batch.slice(low, high - low), date, int(starts[low]), int(ends[high - 1]))
 
 
 def _gap(work: Work, gap: ByteRange) -> ByteRange:
@@ -124,31 +178,30 @@ def _gap(work: Work, gap: ByteRange) -> ByteRange:
 class _ParquetFile:
     """A Parquet file that is being written, under a name that no reader knows."""
 
-    def __init__(self, root: Path, work: Work, date: str, start: int, compression: str) -> None:
+    def __init__(self, place: ArchivePlace, work: Work, date: str, start: int, layout: FileLayout) -> None:
         self.date = date
-        self._root, self._work, self._start = root, work, start
+        self._place, self._work, self._start, self._schema = place, work, start, layout.schema
         self._key = names.log_key(work.identity)
         self._records = 0
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
-        self._folder = root / names.FRESH / names.folder(work.topic, date)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._path = self._folder / f"{start:019d}.{work.token}.part"
-        self._writer = pq.ParquetWriter(self._path, SCHEMA, **_options(compression))
+        folder = "/".join(filter(None, (place.below, names.folder(work.topic, date))))
+        self._path = place.draft(folder, f"{start:019d}.{work.token}")
+        self._writer = pq.ParquetWriter(self._path, self._schema, **_options(layout.compression))
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, batch: pa.RecordBatch, made: Sequence[pa.Array]) -> None:
         log = pa.DictionaryArray.from_arrays(
             pa.array(np.zeros(batch.num_rows, np.int32)), pa.array([self._key])
         )
-        columns = [batch.column("offset"), batch.column("timestamp"), batch.column("value"), log]
-        self._held.append(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        columns = [batch.column("offset"), batch.column("timestamp"), batch.column("value"), log, *made]
+        self._held.append(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self._held_bytes += batch.nbytes
         self._records += batch.num_rows
         if self._held_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
     def finish(self, end: int) -> Part:
-        """Finish the file: sync it, and give it its fresh name."""
+        """Finish the file, and give it the name of its range."""
         self._flush()
         self._writer.add_key_value_metadata(
             {
@@ -158,17 +211,16 @@ class _ParquetFile:
             }
         )
         self._writer.close()
-        fd = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            size = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-        part = Part(
-            self._key, self._work.topic, self.date, self._start, end, self._records, size, self._work.token
-        )
-        self._path.rename(self._root / part.fresh_path)
+        work, size = self._work, self._path.stat().st_size
+        part = Part(self._key, work.topic, self.date, self._start, end, self._records, size, work.token)
+        self._place.keep(self._path, written_path(self._place, part))
         return part
+
+    def give_up(self) -> None:
+        """Leave nothing of it. Where its process is killed, a sweep, or the system, removes it."""
+        with suppress(Exception):
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         if self._held:

@@ -110,9 +110,18 @@ TaskPiece = tuple[LogRange, Work]
 
 
 def shares(
-    wanted: Sequence[RoundTarget], tasks: int, token: str, cut: Cut, *, gaps_allowed: bool, bytes_least: int
+    wanted: Sequence[RoundTarget],
+    tasks: int,
+    token: str,
+    cut: Cut | None,
+    *,
+    gaps_allowed: bool,
+    bytes_least: int,
 ) -> list[list[TaskPiece]]:
-    """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one."""
+    """Cut the work into about `tasks` shares of about the same size, in order. Small logs share one.
+
+    `cut`: None makes a share of each range, as it is.
+    """
     total = sum(target.range.length for target in wanted)
     identities = {(target.log.source, target.log.topic): target.identity for target in wanted}
 
@@ -121,6 +130,8 @@ def shares(
         return part, Work(identity, part.topic, ByteRange(part.start, part.stop), token, gaps_allowed)
 
     whole = [target.log.part(*target.range) for target in wanted]
+    if cut is None:
+        return [[piece(each)] for each in whole]
     divided = ranges.shares(whole, None, cut, size=max(-(-total // tasks), bytes_least, 1))
     return [list(map(piece, share)) for share in divided]
 

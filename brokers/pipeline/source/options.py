@@ -107,8 +107,16 @@ def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return by_name
 
 
+BUCKET_URL = re.compile(r"(s3|gs|az)://[^/]+")
+
+
 def path(text: str) -> str:
     return str(local_path(text))
+
+
+def _source(text: str) -> str:
+    """Parse a data folder, or a bucket to which one is shipped."""
+    return text.rstrip("/") if BUCKET_URL.match(text) else path(text)
 
 
 def count(text: str) -> int:
@@ -414,7 +422,7 @@ def _paths(text: str) -> tuple[str, ...]:
     paths = json_of(text)
     if not (isinstance(paths, list) and paths and all(isinstance(each, str) and each for each in paths)):
         raise ValueError(f"not a JSON list of folders: {text!r}")
-    return once_each(map(path, paths))
+    return once_each(map(_source, paths))
 
 
 def _offsets(**words: At) -> Callable[[str], At | dict[str, At]]:
@@ -484,6 +492,7 @@ def _time(text: str) -> At:
 
 _NO_TRIGGERS = "a batch has no triggers; only a stream takes this"
 _NO_END = "a stream has no end; only a batch takes this"
+_OF_BUCKETS = "is of a bucket (path); there is none to read"
 
 
 @attrs.frozen(kw_only=True)
@@ -514,6 +523,13 @@ class SourceOptions:
         *("unverified", _word({each.value: each for each in Unverified}), Unverified.READ),
         servers="only a data folder (path) says which ranges are unverified",
     )
+    instant: At | None = option(  # noqa: RUF009 - it makes a field
+        "endingInstant", _time, stream=_NO_END, servers=_OF_BUCKETS
+    )
+    endpoint: str | None = option("endpoint", str, servers=_OF_BUCKETS)
+    region: str | None = option("region", str, servers=_OF_BUCKETS)
+    credentials: str | None = option("credentials", path, servers=_OF_BUCKETS)
+    encrypt: str | None = option("encrypt", path, servers=_OF_BUCKETS)
     group: str | None = option(
         *("group", _group),
         folders="a data folder is only read; a broker (servers) is told how far a group is",
@@ -544,7 +560,7 @@ class SinkOptions:
 _NO_SERVERS = "says how brokers (servers) are reached; there are none to read"
 _REACH = tuple(attrs.evolve(each, not_of={"folders": _NO_SERVERS}) for each in declared(Reach).values())
 _SOURCE = (
-    Option("path", path),
+    Option("path", _source),
     Option("paths", _paths),
     Option("subscribe", _names),
     Option("subscribePattern", _pattern),
@@ -575,7 +591,7 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceO
             raise ConfigError("path", "give path or the paths of load(), not both")
         paths = (options.values["path"],)
     # A relative path would mean another folder to an executor, which runs elsewhere.
-    paths = tuple(os.path.join(os.getcwd(), each) for each in paths)
+    paths = tuple(each if "://" in each else os.path.join(os.getcwd(), each) for each in paths)
     found = options.fields(SourceOptions)
     served = bool(found.get("servers"))
     if bool(paths) == served:
@@ -649,7 +665,7 @@ def _topics(values: Mapping[str, Any], *, served: bool) -> TopicChoice:
 def _bound(values: Mapping[str, Any], side: str, default: At, topics: TopicChoice) -> ReadBound:
     """The first of these that is given counts: a time for all topics, times by topic, offsets."""
     is_latest = side == "ending" or values.get("startingOffsetsByTimestampStrategy", False)
-    for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
+    for name in (f"{side}Instant", f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"):
         found = values.get(name)
         if isinstance(found, At):
             return ReadBound(found, {}, is_latest, name)

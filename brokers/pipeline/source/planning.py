@@ -8,6 +8,7 @@ from brokers.pipeline.source.options import NAMESPACE, At, PositionKind, ReadBou
 from brokers.pipeline.source.ranges import LogRange
 from brokers.pipeline.source.reader import LossPolicy, SourceReader, rules
 from brokers.pipeline.source.servers import ServerReader
+from brokers.pipeline.source.shipped import ShippedReader, is_bucket
 from shared.errors import ConfigError
 
 
@@ -17,6 +18,8 @@ def open_reader(options: SourceOptions, source: str) -> Iterator[SourceReader]:
     reader: SourceReader
     if options.servers:
         reader = ServerReader(Server.parse(source), options.reach)
+    elif is_bucket(source):
+        reader = ShippedReader(source, options)
     else:
         reader = FolderReader(source, options.namespace)
     with closing(reader):

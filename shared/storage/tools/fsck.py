@@ -34,7 +34,7 @@ from shared.storage.tools.view import (
 )
 
 _OURS = frozenset(
-    {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH}
+    {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH, "SHIP", "FOLLOW"}
     | {"control.sock", "admin.token", "users.toml"}
     | NO_LOGS
 )

@@ -169,7 +169,7 @@ def test_a_snapshot_is_read_back() -> None:
 
 def test_a_manifest_is_read_back_and_a_newer_one_refused() -> None:
     line = SnapshotLine("snapshots/x", 1, 2, 3, 4, 5, "0a", 6)
-    manifest = Manifest(7, "ab", "0a", 1, 2, (line,), 10, 11, 12, "s3://b/p")
+    manifest = Manifest(7, "ab", "0a", 1, 2, 1, (line,), 10, 11, 12, "s3://b/p")
     assert unpack_manifest(manifest.pack()) == manifest
     for bad in (b"", b"[]", b"{}", b'{"format": 2, "snapshots": []}', b'{"format": 1}', b"\xff"):
         with pytest.raises(BadObject):

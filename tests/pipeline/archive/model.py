@@ -18,6 +18,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import Files, read_whole
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part
+from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.source.options import parse
 
 STEP = 10
@@ -66,10 +67,11 @@ class Archiver:
     run: int = 0
     acknowledged: int = 0
     attempted: int = 0
+    is_locked: bool = True
 
     def go(self) -> None:
         """Recover, then work until all is archived and at its final place."""
-        folder = ArchiveFolder(self.files, "logmq")
+        folder = ArchiveFolder(self.files, "logmq", is_locked=self.is_locked)
         folder.recover()
         self.acknowledged = self.attempted = folder.manifest.version
         step = 0
@@ -133,12 +135,12 @@ AT_ONCE = job.Settings(trigger_seconds=0.0, file_seconds=0.0, task_bytes=1)
 
 @contextmanager
 def archiver(
-    spark: Any, folder: Path, data: Path, settings: job.Settings = AT_ONCE, **options: str
+    spark: Any, folder: Path | str, data: Path, settings: job.Settings = AT_ONCE, **options: str
 ) -> Iterator[job.Archiver]:
     """The real one, of all topics of a data folder."""
     feed = ArchiveInput(parse({"path": str(data), "subscribePattern": ".*", **options}))
-    with opened(folder, feed.origin) as place:
-        yield job.Archiver(spark, feed, place, folder, settings)
+    with opened(place_of(folder), feed.origin) as account:
+        yield job.Archiver(spark, feed, account, place_of(folder), settings)
 
 
 def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:

@@ -16,6 +16,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.job import Archiver, Round, Settings
+from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.archiving.plan import Overtaken
 from brokers.pipeline.source.options import parse
 from shared.storage.inventory import Namespace
@@ -143,8 +144,8 @@ def test_several_brokers_topics_of_one_name_are_logs_of_it(spark: "SparkSession"
         fill(tmp_path / name, {("logmq", "orders"): [value, value]})
     paths = json.dumps([str(tmp_path / "one"), str(tmp_path / "two")])
     source = ArchiveInput(parse({"paths": paths, "subscribe": "orders"}))
-    with opened(folder, source.origin) as place:
-        (one,) = Archiver(spark, source, place, folder, AT_ONCE).once()
+    with opened(place_of(folder), source.origin) as account:
+        (one,) = Archiver(spark, source, account, place_of(folder), AT_ONCE).once()
     assert one.records == 4
     both = [*expected({"orders": [b"a", b"a"]}), *expected({"orders": [b"b", b"b"]})]
     assert globbed(folder) == sorted(both)

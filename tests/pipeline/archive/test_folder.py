@@ -10,6 +10,7 @@ from brokers.errors import Failure
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.files import LocalFiles, read_whole, write_new
 from brokers.pipeline.archiving.folder import opened
+from brokers.pipeline.archiving.places import place_of
 
 
 def test_a_new_file_is_synced_and_never_takes_the_place_of_another(
@@ -31,7 +32,7 @@ def test_the_lock_says_whose_it_is_whatever_it_said_before(tmp_path: Path) -> No
     lock = tmp_path / names.LOCK
     lock.parent.mkdir()
     lock.write_text("123456789012\n")
-    with opened(tmp_path, "logmq"):
+    with opened(place_of(tmp_path), "logmq"):
         assert lock.read_text() == f"{os.getpid()}\n"
 
 

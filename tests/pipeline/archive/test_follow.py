@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ from brokers.pipeline.archiving.folder import ArchiveFolder
 from brokers.pipeline.archiving.job import Archiver, Settings
 from brokers.pipeline.archiving.manifest import Manifest
 from brokers.pipeline.archiving.parquet import Written
+from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
 from brokers.pipeline.source.ranges import Cut, LogRange
 from tests.pipeline.archive.model import Spark
@@ -56,7 +56,7 @@ def orders(end: int) -> NamedLog:
 class GapsArchiver(Archiver):
     """It finds nothing but gaps."""
 
-    def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+    def write(self, wanted: Sequence[RoundTarget], cut: Cut, columns: object) -> list[tuple[str, Written]]:
         return [(target.identity, Written([], [target.range])) for target in wanted]
 
 
@@ -66,7 +66,7 @@ def archiver(
     warned: list[str] = []
     folder = ArchiveFolder(FakeDisk(), "logmq")
     folder.recover()
-    made = GapsArchiver(spark or Spark(), feed, folder, Path("unused"), settings, warn=warned.append)  # type: ignore[arg-type]
+    made = GapsArchiver(spark or Spark(), feed, folder, place_of("unused"), settings, warn=warned.append)  # type: ignore[arg-type]
     return made, warned
 
 
@@ -139,24 +139,28 @@ def test_what_is_archived_once_goes_on_without_a_log_that_is_deleted_meanwhile()
     job, _ = archiver(feed)
 
     class Deletes(GapsArchiver):
-        def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        def write(
+            self, wanted: Sequence[RoundTarget], cut: Cut, columns: object
+        ) -> list[tuple[str, Written]]:
             if any(target.name == "deleted@x" for target in wanted):
                 feed.there = [orders(100)]
                 raise RuntimeError("the log has been deleted")
-            return super().write(wanted, cut)
+            return super().write(wanted, cut, columns)
 
-    job = Deletes(job.spark, job.feed, job.folder, job.root, job.settings)
+    job = Deletes(job.spark, job.feed, job.folder, job.place, job.settings)
     assert len(list(itertools.islice(job.once(), 5))) == 1
     assert [log.name for log in job.folder.manifest.current().values()] == ["orders@x"]
 
 
 def test_what_fails_with_all_logs_there_ends_what_is_archived_once() -> None:
     class Fails(GapsArchiver):
-        def write(self, wanted: Sequence[RoundTarget], cut: Cut) -> list[tuple[str, Written]]:
+        def write(
+            self, wanted: Sequence[RoundTarget], cut: Cut, columns: object
+        ) -> list[tuple[str, Written]]:
             raise RuntimeError("no space")
 
     job, _ = archiver(Feed(0, [orders(100)]))
-    job = Fails(job.spark, job.feed, job.folder, job.root, job.settings)
+    job = Fails(job.spark, job.feed, job.folder, job.place, job.settings)
     with pytest.raises(RuntimeError, match="no space"):
         list(job.once())
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from brokers.pipeline.archiving import names, parquet
 from brokers.pipeline.archiving.manifest import ByteRange, NotContinuous, Part
 from brokers.pipeline.archiving.parquet import Work, write
+from brokers.pipeline.archiving.places import place_of
 
 NOON = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp()) * 1_000_000
 DAY = 86_400_000_000
@@ -68,7 +69,7 @@ def test_what_is_written_is_what_was_there_a_file_a_day(
     root = tmp_path_factory.mktemp("archive")
     days = [sum(steps[: number + 1]) for number in range(len(values))]
     records = laid(values, days)
-    written = write(root, work(0, end_of(records)), [batch(records[:cut]), batch(records[cut:])])
+    written = write(place_of(root), work(0, end_of(records)), [batch(records[:cut]), batch(records[cut:])])
     assert list(rows(root, written.parts)) == records
     assert written.gaps == []
     assert len(written.parts) == len(set(days))
@@ -96,7 +97,7 @@ def test_records_that_do_not_tile_the_range_are_refused(
     tmp_path: Path, records: list[tuple[int, int, bytes]], text: str
 ) -> None:
     with pytest.raises(NotContinuous, match=text):
-        write(tmp_path, work(0, 16), [batch(records)])
+        write(place_of(tmp_path), work(0, 16), [batch(records)])
     assert list(tmp_path.rglob("*.parquet")) == []
 
 
@@ -110,27 +111,27 @@ def test_a_file_is_synced_whole_before_it_has_its_name(
         synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size))
 
     monkeypatch.setattr(os, "fsync", sync)
-    (part,) = write(tmp_path, work(0, 5), [batch(laid([b"a"], [0]))]).parts
+    (part,) = write(place_of(tmp_path), work(0, 5), [batch(laid([b"a"], [0]))]).parts
     assert synced == [((tmp_path / part.fresh_path).stat().st_ino, part.file_bytes)]
 
 
 def test_gaps_that_are_allowed_are_told_and_part_the_files(tmp_path: Path) -> None:
     records = laid([b"a", b"b"], [0, 0], start=3) + laid([b"c"], [0], start=20)
-    written = write(tmp_path, work(0, 30, gaps=True), [batch(records)])
+    written = write(place_of(tmp_path), work(0, 30, gaps=True), [batch(records)])
     assert list(rows(tmp_path, written.parts)) == records
     assert written.gaps == [ByteRange(0, 3), ByteRange(13, 20), ByteRange(25, 30)]
     assert [(part.start, part.end) for part in written.parts] == [(3, 13), (20, 25)]
 
 
 def test_an_empty_range_of_gaps_alone_has_no_file(tmp_path: Path) -> None:
-    written = write(tmp_path, work(0, 30, gaps=True), [])
+    written = write(place_of(tmp_path), work(0, 30, gaps=True), [])
     assert written == parquet.Written([], [ByteRange(0, 30)])
 
 
 def test_what_is_held_for_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 100)
     records = laid([b"x" * 100] * 5, [0] * 5)
-    (part,) = write(tmp_path, work(0, end_of(records)), [batch([each]) for each in records]).parts
+    (part,) = write(place_of(tmp_path), work(0, end_of(records)), [batch([each]) for each in records]).parts
     assert pq.read_metadata(tmp_path / part.fresh_path).num_row_groups == 5
     assert list(rows(tmp_path, [part])) == records
 
@@ -144,9 +145,9 @@ def test_a_file_says_what_it_holds_and_nothing_unfinished_looks_like_one(tmp_pat
         raise OSError("the reader fails")
 
     with pytest.raises(OSError, match="the reader fails"):
-        write(tmp_path, work(0, 10), dying())
+        write(place_of(tmp_path), work(0, 10), dying())
     assert not list(tmp_path.rglob("*.parquet"))
-    (part,) = write(tmp_path, work(0, 5), [batch(records)]).parts
+    (part,) = write(place_of(tmp_path), work(0, 5), [batch(records)]).parts
     metadata = pq.read_metadata(tmp_path / part.fresh_path).metadata
     assert metadata[b"brokers.topic"] == b"orders"
     assert metadata[b"brokers.log"] == b"orders#1"

@@ -15,6 +15,7 @@ from brokers.pipeline.archiving.files import Files, LocalFiles, write_new
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange
 from brokers.pipeline.archiving.names import FileName
+from brokers.pipeline.archiving.places import place_of
 from shared.storage import format
 from tests.pipeline.archive.model import added, archived, glob, identity, write_fresh
 from tests.support.fake_disk import FakeDisk
@@ -67,7 +68,7 @@ def test_what_is_missing_or_double_is_told_where_it_is(folder: ArchiveFolder) ->
 
 
 def test_a_day_may_be_removed_under_an_archive_that_goes_on_writing_it(tmp_path: Path) -> None:
-    with opened(tmp_path, "logmq") as folder:
+    with opened(place_of(tmp_path), "logmq") as folder:
         folder.commit(added(folder, 0, 10))
         for topic in tmp_path.glob("topic=*"):
             shutil.rmtree(topic)
@@ -94,7 +95,7 @@ def test_fresh_files_that_an_older_release_has_left_are_read_and_brought_to_thei
 ) -> None:
     with pytest.raises(Failure, match="nothing was archived here yet"):
         archive.paths(tmp_path)
-    with opened(tmp_path, "logmq") as folder:
+    with opened(place_of(tmp_path), "logmq") as folder:
         folder.commit(added(folder, 0, 40))
         part = write_fresh(folder.files, "orders", 40, 80, "old")
         (log,) = folder.manifest.logs.values()
@@ -105,7 +106,7 @@ def test_fresh_files_that_an_older_release_has_left_are_read_and_brought_to_thei
         write_new(folder.files, names.manifest(2), format.pack_lines(lines))
     everything = {"orders": list(range(0, 80, 10))}
     assert archived(LocalFiles(tmp_path), relative(tmp_path)) == everything
-    with opened(tmp_path, "logmq") as folder:
+    with opened(place_of(tmp_path), "logmq") as folder:
         assert archived(folder.files, relative(tmp_path)) == everything
         folder.commit(added(folder, 80, 90))
         assert archived(folder.files, glob(folder.files)) == {"orders": list(range(0, 90, 10))}

@@ -1,0 +1,136 @@
+"""A snapshot's parts: which bytes of each log the bucket lacks, read and packed in a thread.
+
+What a log got since the last snapshot is a new section. Shorter sections before it are read again and joined
+to it, as long as they are not much longer than what comes. So a log has few sections however often it is
+folded, and each byte is sent again some ten times at most, until it is in a section of full size. Sections of
+many logs share an object.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import attrs
+
+from brokers.ship.formats import NewSection, Section, pack_part
+from shared.storage.catalog import LogLine
+from shared.storage.files import FileGone
+from shared.storage.format import IndexEntry
+from shared.storage.shipping import Shipping
+
+Sections = dict[int, list[tuple[str, Section]]]
+"""By log id: the sections of a log in order, each with the key of its object."""
+
+_JOINED_TIMES = 2
+"""A section is joined to what comes behind it where it is at most so many times as long."""
+
+
+@attrs.define
+class PackedPart:
+    """An object of parts, ready to be sent."""
+
+    data: bytearray
+    directory: list[Section]
+
+
+@attrs.define(eq=False)
+class Fold:
+    """What one snapshot sends. `sections`: what is kept of the last one, and then what was sent. `stale`:
+    keys of objects that are mostly of no use any more, whose sections are sent anew.
+    """
+
+    shipping: Shipping
+    lines: Sequence[LogLine]
+    before: Sections
+    part_bytes: int
+    epoch: int
+    stale: Collection[str] = ()
+    sections: Sections = attrs.Factory(dict)
+    _waiting: list[NewSection] = attrs.Factory(list)
+    _size: int = 0
+
+    def parts(self) -> Iterator[PackedPart]:
+        """The objects to be sent, one in memory at a time. In a thread. Raises OSError.
+
+        The caller tells the key of each by `sent` before it asks for the next.
+        """
+        for line in self.lines:
+            if line.end <= line.first:
+                continue
+            kept = self._kept(line)
+            if kept:
+                self.sections[line.id] = kept
+            if kept and kept[-1][1].end == line.end:
+                continue
+            try:
+                for new in self._new_sections(line, kept):
+                    if self._size and self._size + len(new.data) > self.part_bytes:
+                        yield self._packed()
+                    self._waiting.append(new)
+                    self._size += len(new.data)
+            except (FileGone, FileNotFoundError):
+                self.sections.pop(line.id, None)  # it is deleted: the journal says so further on
+                self._waiting = [new for new in self._waiting if new.log_id != line.id]
+        if self._waiting:
+            yield self._packed()
+
+    def sent(self, key: str, directory: Iterable[Section]) -> None:
+        """The last object is in the bucket, under this key."""
+        for section in directory:
+            self.sections.setdefault(section.log_id, []).append((key, section))
+
+    def has_dropped(self) -> bool:
+        """Whether anything was dropped while it was read: then instants before now cannot be restored."""
+        return any(
+            line.end > line.first and self.shipping.has_dropped(line.id, line.first) for line in self.lines
+        )
+
+    def _packed(self) -> PackedPart:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        data, directory = pack_part(waiting, journal_id=self.shipping.journal_id, epoch=self.epoch)
+        return PackedPart(data, directory)
+
+    def _kept(self, line: LogLine) -> list[tuple[str, Section]]:
+        """The sections that stay, of those from before."""
+        kept = [each for each in self.before.get(line.id, ()) if each[1].end > line.first]
+        for number, (key, section) in enumerate(kept):
+            if key in self.stale or section.end > line.end:
+                del kept[number:]
+                break
+        end = kept[-1][1].end if kept else line.first
+        while kept and kept[-1][1].end < line.end:
+            last = kept[-1][1]
+            if last.length > _JOINED_TIMES * (line.end - end) or line.end - last.first > self.part_bytes:
+                break
+            kept.pop()
+            end = last.first
+        return kept
+
+    def _new_sections(self, line: LogLine, kept: list[tuple[str, Section]]) -> Iterator[NewSection]:
+        start = kept[-1][1].end if kept else line.first
+        entries = self.shipping.index_entries(line.id, start, line.end)
+        if kept and entries and entries[0].offset != start:  # the index was made anew: so are the sections
+            kept.clear()
+            self.sections.pop(line.id, None)
+            start = line.first
+            entries = self.shipping.index_entries(line.id, start, line.end)
+        if not kept and entries:
+            start = min(start, entries[0].offset)  # an entry that is kept in part is sent whole
+        for first, end, group in _grouped(entries, start, line.end, self.part_bytes):
+            data = self.shipping.log_bytes(line.id, first, end - first)
+            yield NewSection(line.id, line.namespace, line.name, first, end, data, group)
+
+
+def _grouped(
+    entries: list[IndexEntry], start: int, stop: int, size: int
+) -> Iterator[tuple[int, int, list[IndexEntry]]]:
+    """Cut [start, stop) at entries' starts into ranges of at most `size`, but for one longer entry.
+
+    What no entry covers, because they are damaged, goes with the range before it.
+    """
+    first, group = start, list[IndexEntry]()
+    for entry in entries:
+        if group and entry.end - first > size:
+            yield first, entry.offset, group
+            first, group = entry.offset, []
+        group.append(entry)
+    if first < stop:
+        yield first, stop, group

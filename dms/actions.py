@@ -1,0 +1,24 @@
+"""Actions on queues that a command has, too: it needs no engine."""
+
+from collections.abc import Mapping
+
+from shared.actions import changing
+from shared.objects import Argument
+
+OPTIONS: Mapping[str, Argument] = {
+    "depth_limit": Argument("messages at most", "number"),
+    "ttl_ms": Argument("milliseconds after which a message is dead; 0: it does not age", "number"),
+    "max_deliveries": Argument("deliveries after which a message is dead; 0: any number", "number"),
+    "dead_letter": Argument("the queue for dead messages; none: they are dropped"),
+    "delay_ms": Argument("milliseconds from a PRODUCE until the first delivery", "number"),
+    "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
+    "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
+}
+"""A queue's options as the API names them; those that are not given are as the settings say."""
+
+CHANGE = changing(
+    "change",
+    "Give it other options. One that is unset (null) is as the settings say.",
+    takes=OPTIONS,
+    answers=("changed",),
+)

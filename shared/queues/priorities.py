@@ -1,0 +1,75 @@
+"""The ready messages of a queue with priorities: those with the highest go first, each in its own order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.queues.runs import Ready, Run
+
+
+class Priorities:
+    """A `Ready` for each priority up to `most`. A queue without priorities has one. `count`: of messages."""
+
+    __slots__ = ("_top", "count", "levels")
+
+    def __init__(self, most: int = 0) -> None:
+        self.levels = tuple([Ready() for _ in range(most + 1)])
+        self.count = 0
+        self._top = 0
+        """No message has a higher priority."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all go in order of arrival: there are no priorities."""
+        return len(self.levels) == 1
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Run]:
+        """The runs, the next one out first."""
+        for level in reversed(self.levels):
+            for _, run in sorted(level.requeued):
+                yield run
+            yield from level.runs
+
+    def first(self) -> Run:
+        """The run of the next message. Some must be there."""
+        top = self._find_top()
+        return top.requeued[0][1] if top.requeued else top.runs[0]
+
+    def first_number(self) -> int:
+        """The smallest number. Some must be there."""
+        requeued = [level.requeued[0][0] for level in self.levels if level.requeued]
+        return min([*requeued, *[level.runs[0].first for level in self.levels if level.runs]])
+
+    def add(self, run: Run, priority: int) -> None:
+        """Put messages behind all others of their priority. What is above the highest counts as that."""
+        self.count += len(run.bodies)
+        self._level(priority).add(run)
+
+    def requeue(self, run: Run, priority: int) -> None:
+        """Messages that were taken return to their places."""
+        self.count += len(run.bodies)
+        self._level(priority).requeue(run)
+
+    def take(self, most: int) -> Run:
+        """Take the next messages, up to `most`, of one run. Some must be there."""
+        top = self._find_top()
+        run = top.take_requeued(most) if top.requeued else top.take_row(most)
+        self.count -= len(run.bodies)
+        return run
+
+    def _level(self, priority: int) -> Ready:
+        priority = min(priority, len(self.levels) - 1)
+        if priority > self._top:
+            self._top = priority
+        return self.levels[priority]
+
+    def _find_top(self) -> Ready:
+        """The highest priority of which there are some."""
+        top = self.levels[self._top]
+        while not (top.loaded or top.requeued):
+            self._top -= 1
+            top = self.levels[self._top]
+        return top

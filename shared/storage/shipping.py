@@ -1,0 +1,381 @@
+"""What leaves the store for a bucket: the journal's batches, logs' bytes, and who waits until they are there.
+
+The journal's order is what is shipped. Batches are read from the segments, behind the commits, and only what
+is synced. Bytes that the journal refers to are read from their logs' files. Segments, and the space of what
+unshipped batches refer to, are kept until `advance` says that they are shipped. A ticket of `Mode.SHIPPED`
+waits for that, too.
+
+Reading blocks, and is for threads; all else belongs to the trio thread.
+"""
+
+import struct
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import attrs
+import trio
+from crc32c import crc32c
+
+from shared.errors import StoreError
+from shared.storage import catalog, format, index
+from shared.storage.disk import Disk, opened, read_file, replace_file
+from shared.storage.files import FileGone, OpenFiles
+from shared.storage.format import BATCH_HEADER_BYTES, EntryKind, IndexEntry
+from shared.storage.journal import Journal, segment_lsns, segment_path
+from shared.storage.log import Log, Ticket, opaque
+from shared.storage.settings import Mode
+
+_READ_BYTES = 1 << 20
+"""Bytes of the journal read at once."""
+_SYNC_LOOK_SECONDS = 0.005
+_HEAD = struct.Struct(">4sIQ8xQQQ4xQ4x")
+"""Of a batch's header: magic, CRC, LSN, time, journal id, payload length, LSN of the batch before it."""
+
+
+class JournalGap(Exception):
+    """The journal does not have all that is to be shipped: segments were removed, or one is damaged."""
+
+
+class Referred(NamedTuple):
+    """Bytes of a log's file to which a batch refers. `data`: None once they are gone."""
+
+    lsn: int
+    log_id: int
+    offset: int
+    length: int
+    crc32c: int
+    data: bytes | None = None
+
+
+@attrs.frozen
+class JournalRange:
+    """Consecutive batches, as they are on disk, padding included: `pieces` are runs of them. `next_lsn`:
+    where the last one ends, and `last_ms` its time.
+    """
+
+    first_lsn: int
+    next_lsn: int
+    batches: int
+    last_ms: int
+    pieces: list[bytes | memoryview]
+    referred: list[Referred]
+
+
+@attrs.frozen
+class Ships:
+    """How a store is opened whose journal is shipped. `held_from`: what says from where on the journal of the
+    last run is kept; `acks`: whether appends to a log, by namespace and name, wait for the bucket.
+    """
+
+    held_from: Callable[[Disk], int | None]
+    acks: Callable[[str, str], object]
+
+
+@attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
+class Shipping:
+    """One per store that is shipped. `shipped_lsn`: all below is in the bucket. `restorable`: what is there
+    can be restored up to it; until then nobody who waits is answered.
+
+    `end_lsn`, `start_lsn`: where the journal of the last run ends, and that of this one begins.
+    """
+
+    _journal: Journal
+    _disk: Disk
+    _files: OpenFiles
+    _logs: dict[int, Log]
+    _in_thread: Callable[..., Awaitable[Any]]
+    _sync_soon: Callable[[], None]
+    _stopped: Callable[[], bool]
+    end_lsn: int
+    start_lsn: int
+    wake: Callable[[], None] = lambda: None
+    """Called when somebody begins to wait."""
+    shipped_lsn: int = 0
+    restorable: bool = False
+    _error: StoreError | None = None
+    _waiting: deque[tuple[int, Ticket]] = attrs.Factory(deque)
+    _referred: deque[Referred] = attrs.Factory(deque)
+    _read_before: tuple[int, int] = (-1, -1)
+    """Where the last read ended, and the LSN of its last batch."""
+
+    @property
+    def journal_id(self) -> int:
+        return self._journal.journal_id
+
+    @property
+    def synced_lsn(self) -> int:
+        """All below can be read."""
+        return self._journal.synced
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether there is something that only a sync makes ready to be shipped."""
+        return self._journal.unsynced
+
+    @property
+    def waiting(self) -> int:
+        """How many tickets wait for the bucket: one a batch."""
+        return len(self._waiting)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the journal that are kept only because they are not shipped."""
+        return self._journal.held_bytes
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._journal.segment_bytes
+
+    # -- calls of the committer
+
+    def refers(self, referred: Iterable[Referred]) -> None:
+        """A commit wrote these bytes to logs' files alone."""
+        self._referred.extend(referred)
+
+    def take(self, tickets: dict[Mode, Ticket]) -> None:
+        """A batch is durable, and the journal at its end or behind it: keep its ticket that waits for the
+        bucket.
+        """
+        ticket = tickets.pop(Mode.SHIPPED, None)
+        if ticket is None:
+            return
+        if self._error is not None:
+            ticket.resolve(self._error)
+        else:
+            self._waiting.append((self._journal.position, ticket))
+            self.wake()
+
+    def may_punch(self, log: Log, offset: int) -> bool:
+        """Whether space of a log below `offset` may be given back: nothing unshipped refers to it."""
+        if self.shipped_lsn < self.end_lsn:  # what the last run referred to is not known here
+            return self._journal.held_from is None
+        return not any(each.log_id == log.id and each.offset < offset for each in self._referred)
+
+    # -- calls of the shipper
+
+    def advance(self, lsn: int, *, restorable: bool) -> None:
+        """All below `lsn` is in the bucket: answer who waits for that."""
+        self.shipped_lsn = lsn
+        self.restorable = restorable
+        while self._referred and self._referred[0].lsn < lsn:
+            self._referred.popleft()
+        # A ticket's place may be a segment's start that has no batch yet.
+        reached = self._journal.position if lsn >= self._journal.synced else lsn
+        while restorable and self._waiting and self._waiting[0][0] <= reached:
+            self._waiting.popleft()[1].resolve(None)
+
+    def fail(self, error: StoreError) -> None:
+        """Nothing will be shipped any more: tell who waits, and who comes."""
+        self._error = error
+        waiting, self._waiting = self._waiting, deque()
+        for _, ticket in waiting:
+            ticket.resolve(error)
+
+    def hold(self, lsn: int) -> None:
+        """Keep the journal from `lsn` on, which is not below what is kept already."""
+        self._journal.held_from = lsn
+
+    async def read(
+        self, first_lsn: int, end_lsn: int, starts: Sequence[tuple[int, int]], bytes_max: int
+    ) -> JournalRange:
+        """The batches from `first_lsn` on, up to `end_lsn`: at least one, else at most `bytes_max`.
+
+        `starts`: where the journal went on after the ends of earlier runs. Raises JournalGap, OSError.
+        """
+        known: dict[int, list[Referred]] = {}
+        for each in self._referred:
+            known.setdefault(each.lsn, []).append(each)
+        found: JournalRange = await self._in_thread(
+            self._read, first_lsn, end_lsn, dict(starts), bytes_max, known
+        )
+        return found
+
+    async def sync(self) -> None:
+        """Have all that is written synced, whatever the modes ask for."""
+        position = self._journal.position
+        while self._journal.unsynced and self._journal.synced < position and not self._stopped():
+            self._sync_soon()
+            await trio.sleep(_SYNC_LOOK_SECONDS)
+
+    # -- in a thread
+
+    def let_go(self, lsn: int | None) -> None:
+        """Keep the journal only from `lsn` on; None: as without shipping. Raises OSError."""
+        self._journal.let_go(lsn)
+
+    def read_file(self, path: str) -> bytes | None:
+        """A whole file of the data folder; None where it is not there. Raises OSError."""
+        return read_file(self._disk, path)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Replace a file of the data folder. Raises OSError."""
+        replace_file(self._disk, path, data)
+
+    def catalog(self) -> bytes:
+        """The catalog as the last checkpoint wrote it. Raises OSError."""
+        return self.read_file(catalog.PATH) or b""
+
+    def index_entries(self, log_id: int, offset: int, end: int) -> list[IndexEntry]:
+        """A log's index entries from the one with `offset` on, up to `end`. Raises FileGone, OSError."""
+        log = self._log(log_id)
+        with self._files.opened(log.index_file) as fd:
+            found = index.entries_from(self._disk, fd, log_id, offset)
+        return [entry for entry in found if entry.end <= end]
+
+    def log_bytes(self, log_id: int, offset: int, length: int) -> bytes:
+        """Bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
+        with self._files.opened(self._log(log_id).file) as fd:
+            return self._disk.read(fd, length, offset).ljust(length, b"\0")
+
+    def has_dropped(self, log_id: int, first: int) -> bool:
+        """Whether a log was deleted, or records from `first` on were dropped: their bytes may be gone."""
+        log = self._logs.get(log_id)
+        return log is None or log.gone or log.first_kept > first
+
+    def _log(self, log_id: int) -> Log:
+        log = self._logs.get(log_id)
+        if log is None:
+            raise FileGone(f"log {log_id}")
+        return log
+
+    def _read(
+        self,
+        first_lsn: int,
+        end_lsn: int,
+        starts: dict[int, int],
+        bytes_max: int,
+        known: dict[int, list[Referred]],
+    ) -> JournalRange:
+        reader = _JournalReader(self._disk, self._journal.journal_id, bytes_max)
+        if self._read_before[0] == first_lsn:
+            reader.previous = self._read_before[1]
+        references = partial(self._references, known)
+        position, next_lsn = first_lsn, first_lsn
+        while position < end_lsn and not reader.full:
+            if position in starts:
+                position, reader.previous = starts.pop(position), None
+                continue
+            limit = min([end for end in starts if end > position] + [end_lsn])
+            reached = reader.read_run(position, limit, references)
+            if reached > position:
+                position = next_lsn = reached
+            elif not reader.full:
+                position = reader.segment_behind(position, limit)
+        referred = [each._replace(data=self._referred_bytes(each)) for each in reader.referred]
+        if next_lsn > first_lsn and reader.previous is not None:
+            self._read_before = next_lsn, reader.previous
+        return JournalRange(first_lsn, next_lsn, reader.batches, reader.last_ms, reader.pieces, referred)
+
+    def _references(self, known: dict[int, list[Referred]], lsn: int, batch: memoryview) -> list[Referred]:
+        """What a batch refers to. Of this run's the committer has told, and no entry is looked at."""
+        if lsn >= self.start_lsn:
+            return known.get(lsn, [])
+        head = format.unpack_batch(bytes(batch[:BATCH_HEADER_BYTES]))
+        payload = batch[BATCH_HEADER_BYTES:]
+        found = []
+        if head is not None:
+            payload = payload[: head.payload_bytes]
+            for entry in format.unpack_entries(payload, head.entries) or ():
+                if entry.kind == EntryKind.REFERENCE and (said := format.unpack_reference(payload, entry)):
+                    found.append(Referred(lsn, entry.log_id, entry.offset, *said))
+        return found
+
+    def _referred_bytes(self, each: Referred) -> bytes | None:
+        """The bytes, or None once they are gone; then they were dropped, or their log deleted."""
+        try:
+            data = self.log_bytes(each.log_id, each.offset, each.length)
+        except (FileGone, FileNotFoundError):
+            return None
+        return data if crc32c(data) == each.crc32c else None
+
+
+class _JournalReader:
+    """Follows batches through segments. `previous`: the LSN of the last one; None where a run begins."""
+
+    def __init__(self, disk: Disk, journal_id: int, bytes_max: int) -> None:
+        self.pieces: list[bytes | memoryview] = []
+        self.referred: list[Referred] = []
+        self.batches = 0
+        self.last_ms = 0
+        self.full = False
+        self.previous: int | None = None
+        self._disk = disk
+        self._journal_id = journal_id
+        self._room = bytes_max
+        self._segments = segment_lsns(disk)
+
+    def segment_behind(self, position: int, limit: int) -> int:
+        """The first LSN of the segment that follows. Raises JournalGap where there is none below `limit`."""
+        following = bisect_right(self._segments, position)
+        if following == len(self._segments) or self._segments[following] > limit:
+            raise JournalGap(f"the journal has no batch at {position}, and goes on to {limit}")
+        return self._segments[following]
+
+    def read_run(
+        self, position: int, limit: int, references: Callable[[int, memoryview], list[Referred]]
+    ) -> int:
+        """Take the batches that follow in one segment; returns where they end, which is `position` where
+        there is none.
+        """
+        number = bisect_right(self._segments, position) - 1
+        if number < 0:
+            return position
+        segment = self._segments[number]
+        try:
+            with opened(self._disk, segment_path(segment)) as fd:
+                while position < limit and not self.full:
+                    data = self._disk.read(fd, min(_READ_BYTES, limit - position), position - segment)
+                    size = self._batch_bytes(data, position)
+                    if not size:
+                        break
+                    if size > len(data):
+                        data = self._disk.read(fd, size, position - segment)
+                    taken = self._take(memoryview(data), position, references)
+                    if not taken:
+                        break
+                    position += taken
+        except FileNotFoundError:
+            raise JournalGap(f"a segment of the journal is gone: {segment_path(segment)}") from None
+        return position
+
+    def _batch_bytes(self, data: bytes, position: int) -> int:
+        """The size of the batch in front; 0 where there is none."""
+        if len(data) < BATCH_HEADER_BYTES:
+            return 0
+        magic, _, lsn, _, journal_id, payload, _ = _HEAD.unpack_from(data)
+        if magic != format.BATCH_MAGIC or lsn != position or journal_id != self._journal_id:
+            return 0
+        return format.padded(BATCH_HEADER_BYTES + payload)
+
+    def _take(
+        self, data: memoryview, position: int, references: Callable[[int, memoryview], list[Referred]]
+    ) -> int:
+        """Take the whole batches in front of `data`, as far as there is room; returns their bytes."""
+        at = 0
+        while at + BATCH_HEADER_BYTES <= len(data):
+            magic, crc, lsn, time_ms, journal_id, payload, previous = _HEAD.unpack_from(data, at)
+            if magic != format.BATCH_MAGIC or lsn != position + at or journal_id != self._journal_id:
+                break
+            used = at + BATCH_HEADER_BYTES + payload
+            end = at + format.padded(BATCH_HEADER_BYTES + payload)
+            if end > len(data):
+                break
+            if crc32c(data[at + 8 : used]) != crc or self.previous not in (None, previous):
+                raise JournalGap(f"the journal is damaged at {lsn}")
+            refers = references(lsn, data[at:end])
+            size = end - at + sum([each.length for each in refers])
+            if size > self._room and self.batches:
+                self.full = True
+                break
+            self._room -= size
+            self.referred += refers
+            self.batches += 1
+            self.last_ms = time_ms
+            self.previous = lsn
+            at = end
+        if at:
+            self.pieces.append(data[:at])
+        return at

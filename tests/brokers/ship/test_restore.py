@@ -1,0 +1,137 @@
+"""A folder from a bucket: as of any instant, whole or in part; what is missing is named, never guessed."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from brokers.errors import Failure
+from brokers.ship.assembling import ALL, UNFINISHED, Cut
+from brokers.ship.formats import SHIP_PATH, unpack_mark, wal_key
+from brokers.ship.restore import Restore, Restored
+from shared.errors import StoreFormat, UsageError
+from shared.storage import catalog
+from shared.storage.os_disk import OsDisk
+from tests.brokers.ship.apart import TIME_MS, Apart, restored
+from tests.brokers.ship.fake_bucket import Crash, FakeStore, bucket_of
+
+
+@pytest.fixture
+async def store(apart: Apart) -> FakeStore:
+    found = FakeStore()
+    await apart.fill(bucket_of(found), every=3)
+    return found
+
+
+async def restore(store: FakeStore, folder: Path, cut: Cut = ALL, only: tuple[str, ...] = ()) -> Restored:
+    return await Restore(bucket_of(store), folder, cut=cut, only=only).run(verify_full=True)
+
+
+def journal_id(folder: Path) -> int:
+    with OsDisk(folder, read_only=True) as disk:
+        found = catalog.read(disk)
+        assert found is not None
+        return found.journal_id
+
+
+async def test_all_of_it_is_there_and_ships_on(apart: Apart, store: FakeStore, tmp_path: Path) -> None:
+    folder = tmp_path / "back"
+    report = await restore(store, folder)
+    there = apart.instants[-1][1]
+    assert await restored(folder) == there
+    assert (report.lsn, report.missing, report.time_ms) == (apart.lsn, [], TIME_MS)
+    assert report.check is not None
+    assert report.check.ok
+    count = sum(len(records) for _, records in there.values())
+    assert {each.protocol: each.logs for each in report.stands} == Counter(n.split("/")[0] for n in there)
+    assert sum(each.records for each in report.stands) >= count  # entries at the front are kept whole
+    mark = unpack_mark((folder / SHIP_PATH).read_bytes())
+    assert mark is not None
+    assert (mark.lsn, mark.epoch, wal_key(mark.number)) == (apart.lsn, 1, max(store.objects))
+    assert mark.journal_id == f"{journal_id(folder):016x}" == report.journal_id
+
+
+async def test_an_instant_is_there_and_begins_a_journal_of_its_own(
+    apart: Apart, store: FakeStore, tmp_path: Path
+) -> None:
+    for number in (0, 3, 7, 30):
+        lsn, there = apart.instants[number]
+        report = await restore(store, tmp_path / str(number), Cut(lsn=lsn))
+        assert await restored(tmp_path / str(number)) == there
+        assert (report.lsn, report.missing) == (lsn, [])
+        assert not (tmp_path / str(number) / SHIP_PATH).exists()
+        assert journal_id(tmp_path / str(number)) != apart.snapshot.journal_id
+    whole = await restore(store, tmp_path / "at", Cut(time_ms=TIME_MS))
+    assert whole.lsn == apart.lsn
+    for cut in (Cut(lsn=apart.instants[0][0] - 512), Cut(time_ms=TIME_MS - 1)):
+        with pytest.raises(Failure, match="nothing of that instant"):
+            await restore(store, tmp_path / "before", cut)
+    assert not (tmp_path / "before").exists()
+
+
+async def test_a_part_is_asked_for_by_protocol_and_name(
+    apart: Apart, store: FakeStore, tmp_path: Path
+) -> None:
+    there = apart.instants[-1][1]
+    await restore(store, tmp_path / "some", only=("one:ma*", "two:*"))
+    assert await restored(tmp_path / "some") == {name: there[name] for name in ("one/made", "two/b")}
+    assert not (tmp_path / "some" / SHIP_PATH).exists()
+    with pytest.raises(UsageError):
+        await restore(store, tmp_path / "none", only=("orders",))
+
+
+async def test_a_wal_object_that_is_missing_ends_it_before(
+    apart: Apart, store: FakeStore, tmp_path: Path
+) -> None:
+    del store.objects[wal_key(6)]
+    report = await restore(store, tmp_path / "hole")
+    assert "from wal/00000000000000000007 on cannot be used" in report.missing[0]
+    assert await restored(tmp_path / "hole") == dict(apart.instants)[report.lsn]
+    assert not (tmp_path / "hole" / SHIP_PATH).exists()
+
+
+async def test_damage_costs_what_it_covers_and_is_named(
+    apart: Apart, store: FakeStore, tmp_path: Path
+) -> None:
+    key = next(key for key in store.objects if key.startswith("parts/"))
+    data = bytearray(store.objects[key])
+    data[-10] ^= 1  # in the newest record of the last log there
+    store.objects[key] = bytes(data)
+    wal = bytearray(store.objects[wal_key(9)])
+    wal[700] ^= 1
+    store.objects[wal_key(9)] = bytes(wal)
+    report = await restore(store, tmp_path / "damaged", Cut(lsn=apart.instants[4][0]))
+    assert any("CRC" in line for line in report.missing)
+    assert any(line.startswith("two/b: ") for line in report.missing)
+    assert report.check is not None
+    assert not report.check.ok
+    report = await restore(store, tmp_path / "wal")
+    assert any("wal/00000000000000000009" in line for line in report.missing)
+    assert await restored(tmp_path / "wal") == dict(apart.instants)[report.lsn]
+
+
+async def test_a_folder_that_is_not_empty_is_left_alone(store: FakeStore, tmp_path: Path) -> None:
+    folder = tmp_path / "full"
+    folder.mkdir()
+    (folder / "mine").write_text("precious")
+    with pytest.raises(StoreFormat, match="not empty"):
+        await restore(store, folder)
+    assert names(folder) == ["mine"]
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_a_restore_that_is_cut_short_is_made_anew(
+    apart: Apart, store: FakeStore, tmp_path: Path
+) -> None:
+    store.faults = {len(store.asked) + 6: "crash"}
+    folder = tmp_path / "cut"
+    with pytest.RaisesGroup(Crash, allow_unwrapped=True, flatten_subgroups=True):
+        await restore(store, folder)
+    assert UNFINISHED in names(folder)
+    store.faults = {len(store.asked) + 4: "refused"}  # which is asked again
+    report = await restore(store, folder)
+    assert (report.lsn, report.missing) == (apart.lsn, [])
+    assert await restored(folder) == apart.instants[-1][1]

@@ -1,0 +1,335 @@
+"""What the shipper sends can be put together again, whatever ends it, and nobody else's is overwritten."""
+
+from itertools import pairwise
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from brokers.ship.cipher import Cipher
+from brokers.ship.epochs import ForeignBucket
+from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
+from brokers.ship.shipper import GRACE_SECONDS
+from shared.errors import StoreReadOnly
+from shared.units import KIB
+from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
+from tests.brokers.ship.reassembled import assembled
+from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import SMALL
+
+
+async def test_what_was_acknowledged_is_in_the_bucket_a_second_later(autojump_clock: object) -> None:
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket) as ours:
+        for number in range(5):
+            await ours.append("orders", b"record %d" % number)
+            await ours.append("other", bytes(3000))
+            await trio.sleep(0.7)
+        await trio.sleep(2)
+        found = assembled(bucket.objects)
+        assert found.logs == await ours.contents()
+        assert ours.shipper.state == "shipping"
+        assert ours.shipper.lag_seconds == 0
+
+
+async def test_a_start_goes_on_where_the_last_one_ended(autojump_clock: object) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    for run in range(4):
+        async with shipped(disk, bucket) as ours:
+            await ours.append("orders", b"run %d" % run)
+            await ours.even()
+        found = assembled(bucket.objects)
+        assert found.manifest.epoch == run + 1
+    async with shipped(disk, bucket) as ours:
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+STORAGE = attrs.evolve(SMALL, reference_bytes=16 * KIB)
+FOLDS = attrs.evolve(SETTINGS, fold=5)
+
+
+async def work(ours: Shipped) -> None:
+    """Something of all that the journal has: records, large ones, new and deleted logs, dropped records."""
+    await ours.append("orders", b"first", b"second")
+    await ours.append("gone", b"x")
+    for _ in range(3):
+        await ours.append("large", bytes(range(256)) * 100)
+    await trio.sleep(3)
+    namespace = ours.store.namespace("logs", ALWAYS)
+    if "gone" in namespace.logs:
+        await ours.store.wait(namespace.delete("gone"))
+    await ours.append("orders", b"third")
+    await trio.sleep(4)
+    orders = ours.log("orders")
+    await ours.store.wait(orders.drop_below(orders.end))
+    await ours.append("orders", b"fourth")
+    await ours.append("new", bytes(70_000))
+
+
+async def run(disk: FakeDisk, bucket: FakeStore, *, close: bool = True) -> None:
+    """Work, and wait until the bucket has it; then it has just what the store has."""
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=close) as ours:
+        await work(ours)
+        await ours.even()
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+async def requests_of_two_runs() -> int:
+    disk, bucket = FakeDisk(), FakeStore()
+    await run(disk, bucket)
+    await run(disk, bucket)
+    return len(bucket.asked)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_at_any_request_leaves_no_hole_and_no_overlap(
+    autojump_clock: object, fault: Fault
+) -> None:
+    """A crash ends the process at that request; the others are answers that are lost, doubled or refused."""
+    total = await requests_of_two_runs()
+    assert total > 40
+    for number in range(total):
+        disk, bucket = FakeDisk(), FakeStore(faults={number: fault})
+        crashed = True
+        while crashed or len(bucket.asked) <= number:
+            try:
+                await run(disk, bucket)
+                crashed = False
+            except (Crash, BaseExceptionGroup) as error:
+                if not isinstance(error, Crash):
+                    _, rest = error.split(Crash)
+                    assert rest is None, rest
+                disk, crashed = disk.kill(), True
+
+
+async def test_a_bucket_that_is_away_for_a_whole_run_gets_it_from_the_next(autojump_clock: object) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    await run(disk, bucket)
+    for close in (True, False):
+        bucket.away = True
+        async with shipped(disk, bucket, FOLDS, STORAGE, close=close) as ours:
+            assert ours.shipper.state == "away"
+            await work(ours)
+            assert ours.shipper.lag_bytes > 0
+        if not close:
+            disk = disk.kill()
+    bucket.away = False
+    async with shipped(disk, bucket, FOLDS, STORAGE) as ours:
+        await ours.even()
+        found = assembled(bucket.objects)
+        assert found.logs == await ours.contents()
+        assert ours.shipper.forgotten == 0
+        assert len(found.manifest.snapshots) >= 1
+
+
+async def test_an_encrypted_bucket_has_the_same(autojump_clock: object) -> None:
+    pytest.importorskip("cryptography")
+    disk, bucket, cipher = FakeDisk(), FakeStore(), Cipher(bytes(32))
+    for _ in range(2):
+        async with shipped(disk, bucket, FOLDS, STORAGE, cipher) as ours:
+            await work(ours)
+            await ours.even()
+            clear = {key: cipher.decrypt(key, data) for key, data in bucket.objects.items()}
+            assert assembled(clear).logs == await ours.contents()
+    assert not any(b"fourth" in data for data in bucket.objects.values())
+    assert any(b"fourth" in data for data in clear.values())
+
+
+async def test_a_writer_that_was_overtaken_stops_and_overwrites_nothing(autojump_clock: object) -> None:
+    """Paused, while a copy of its folder is served elsewhere: as by a machine that is taken for dead."""
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as old:
+        await work(old)
+        await old.even()
+        copy = disk.kill()
+        old.store.shipping.hold(0)  # type: ignore[union-attr]
+        async with shipped(copy, bucket, FOLDS, STORAGE) as new:
+            await new.append("orders", b"by the new one")
+            await new.even()
+            before = dict(bucket.objects)
+            await old.append("orders", b"by the old one")
+            await trio.sleep(30)
+            assert old.shipper.state == "fenced"
+            assert new.shipper.state == "shipping"
+            assert {key: bucket.objects[key] for key in before if key != MANIFEST_KEY} == {
+                key: data for key, data in before.items() if key != MANIFEST_KEY
+            }
+            await new.append("orders", b"more")
+            await new.even()
+            assert assembled(bucket.objects).logs == await new.contents()
+        assert old.store.read_only is None
+
+
+async def test_with_acknowledgements_by_the_bucket_a_fenced_server_stops(autojump_clock: object) -> None:
+    settings = attrs.evolve(SETTINGS, ack="bucket")
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings, close=False) as old:
+        await old.append("orders", b"x")
+        copy = disk.kill()
+        async with shipped(copy, bucket, settings) as new:
+            await new.append("orders", b"y")
+            with pytest.raises(StoreReadOnly):
+                await old.append("orders", b"z")
+            with pytest.raises(StoreReadOnly, match="not ours"):
+                await old.append("orders", b"z")
+            assert assembled(bucket.objects).logs == await new.contents()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_copy_of_a_folder_that_is_behind_is_refused_with_the_ways_out(
+    autojump_clock: object, when: str
+) -> None:
+    """Also where its epoch is the bucket's: it lacks what the other has shipped since."""
+    disk, bucket = FakeDisk(), FakeStore()
+    await run(disk, bucket)
+    copy = disk.kill()
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as ours:
+        await ours.append("orders", b"in both")
+        await ours.even()
+        if when == "meanwhile":
+            copy = disk.kill()
+        await ours.append("orders", b"only here")
+        await ours.even()
+        before = dict(bucket.objects)
+        with pytest.raises(ForeignBucket, match="brokers ship adopt") as refused:
+            async with shipped(copy, bucket, FOLDS, STORAGE, close=False):
+                pass
+        assert "LSN" in str(refused.value)
+        assert dict(bucket.objects) == before
+        await ours.append("orders", b"more")
+        await ours.even()
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+@pytest.mark.parametrize("lost", ["manifest", "object", "all"])
+async def test_a_bucket_that_lost_something_is_not_written_to(autojump_clock: object, lost: str) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    await run(disk, bucket)
+    if lost == "manifest":
+        del bucket.objects[MANIFEST_KEY]
+    elif lost == "object":
+        del bucket.objects[max(key for key in bucket.objects if key.startswith("wal/"))]
+    else:
+        bucket.objects.clear()
+    before = dict(bucket.objects)
+    with pytest.raises(ForeignBucket):
+        async with shipped(disk, bucket, FOLDS, STORAGE):
+            pass
+    assert bucket.objects == before
+
+
+async def test_another_folder_does_not_ship_to_a_bucket_that_is_in_use(autojump_clock: object) -> None:
+    bucket = FakeStore()
+    await run(FakeDisk(), bucket)
+    with pytest.raises(ForeignBucket, match="knows nothing of it"):
+        async with shipped(FakeDisk(), bucket):
+            pass
+
+
+async def test_a_store_that_overwrites_is_refused_unless_that_is_taken(autojump_clock: object) -> None:
+    bucket = FakeStore(overwrites=True)
+    with pytest.raises(ForeignBucket, match="overwrites"):
+        async with shipped(FakeDisk(), bucket):
+            pass
+    settings = attrs.evolve(SETTINGS, fencing="none")
+    async with shipped(FakeDisk(), bucket, settings) as ours:
+        await ours.append("orders", b"x")
+        await ours.even()
+
+
+async def test_where_nothing_may_be_deleted_nothing_is(autojump_clock: object) -> None:
+    settings = attrs.evolve(FOLDS, delete=False, retention_seconds=0)
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings, STORAGE) as ours:
+        for _ in range(3):
+            await work(ours)
+            await trio.sleep(GRACE_SECONDS)
+        assert assembled(bucket.objects).logs == await ours.contents()
+    assert not [key for operation, key in bucket.asked if operation == "delete"]
+    assert [key for key in bucket.objects if key.startswith("probe/")] == ["probe/probe"]
+
+
+async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(autojump_clock: object) -> None:
+    settings = attrs.evolve(FOLDS, retention_seconds=60)
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings, STORAGE) as ours:
+        clock = iter(range(10**15))
+        ours.shipper.wall_ms = lambda: int(trio.current_time() * 1000) + next(clock)
+        for _ in range(8):
+            await work(ours)
+            await trio.sleep(GRACE_SECONDS)
+        await ours.even()
+        found = assembled(bucket.objects)
+        assert found.logs == await ours.contents()
+        keys = [key for key in bucket.objects if key.startswith("wal/")]
+        assert len(keys) < 40
+        assert wal_key(1) not in keys
+        assert found.manifest.wal_first >= found.manifest.wal_deleted > 1
+        assert wal_key(found.manifest.wal_deleted) <= min(keys) <= wal_key(found.manifest.wal_first)
+
+
+async def test_a_backlog_that_is_too_long_is_forgotten_and_shipping_begins_anew(
+    autojump_clock: object,
+) -> None:
+    settings = attrs.evolve(FOLDS, backlog=256 * KIB)
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings, STORAGE) as ours:
+        await ours.append("orders", b"before")
+        await ours.even()
+        bucket.away = True
+        for _ in range(20):
+            await ours.append("orders", *[bytes(1000)] * 50)
+            await trio.sleep(5)
+        assert ours.shipper.forgotten > 0
+        assert ours.store.shipping is not None
+        assert ours.store.shipping.held_bytes <= 512 * KIB
+        bucket.away = False
+        await ours.even()
+        found = assembled(bucket.objects)
+        assert found.logs == await ours.contents()
+    heads = [unpack_wal(bucket.objects[key]).head for key in sorted(bucket.objects) if key.startswith("wal/")]
+    assert [head.number for head in heads] == list(range(1, len(heads) + 1))
+    assert sum(after.first_lsn != before.next_lsn for before, after in pairwise(heads)) == 1
+
+
+async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: object) -> None:
+    settings = attrs.evolve(SETTINGS, ack_bucket=("logs:orders*",))
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings) as ours:
+        await ours.append("orders", b"x")
+        assert assembled(bucket.objects).logs[("logs", "orders")]
+        bucket.away = True
+        await ours.append("other", b"y")
+        with trio.move_on_after(100) as scope:
+            await ours.append("orders", b"z")
+        assert scope.cancelled_caught
+        bucket.away = False
+        await ours.append("orders", b"last")
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+async def test_many_who_wait_share_an_object(autojump_clock: object) -> None:
+    settings = attrs.evolve(SETTINGS, ack="bucket")
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, settings) as ours:
+        await ours.append("orders", b"x")
+        objects = ours.shipper.objects
+        async with trio.open_nursery() as nursery:
+            for number in range(100):
+                nursery.start_soon(ours.append, "orders", b"%d" % number)
+        assert ours.shipper.objects - objects < 10
+
+
+def test_the_manifest_of_a_new_bucket_says_whose_it_is() -> None:
+    async def begin() -> None:
+        async with shipped(FakeDisk(), bucket) as ours:
+            await ours.append("orders", b"x")
+            await ours.even()
+
+    bucket = FakeStore()
+    trio.run(begin, clock=trio.testing.MockClock(autojump_threshold=0))
+    manifest = unpack_manifest(bucket.objects[MANIFEST_KEY])
+    assert (manifest.epoch, manifest.url) == (1, SETTINGS.url)
+    assert manifest.snapshots[0].whole_from == manifest.snapshots[0].lsn
