@@ -6,7 +6,7 @@ Each is imported when it is called, so that no command pays for another's librar
 from collections.abc import Mapping
 
 OBJECT_KINDS = (
-    *("attention", "connections", "queues", "topics", "groups"),
+    *("attention", "connections", "queues", "consumers", "topics", "groups"),
     *("sessions", "subscriptions", "exchanges", "bindings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""

@@ -29,8 +29,11 @@ import trio
 
 from brokers.access import users
 from brokers.access.logins import Logins
-from brokers.admin import application, definitions
+from brokers.access.objects import UserObjects
+from brokers.admin import application, browser_sessions, charts, definitions
 from brokers.admin.attention import Attention
+from brokers.admin.browser_sessions import SessionFile
+from brokers.admin.charts import Charts
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
@@ -45,6 +48,7 @@ from brokers.host import logs
 from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
+from brokers.settings.objects import SettingObjects
 from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.ship.link import BucketLink
 from shared.access import Access
@@ -116,12 +120,14 @@ class Host:
         self._store: Store | None = None
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
+        self._own_objects: ObjectsByProtocol = ()
         self._link = BucketLink(config.ship, config.serve.data_dir, log, self.stop)
         self.serves_anew = False
         """At the end: the folder was promoted, and the same server is to be started on it once more."""
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
+        self._charts = Charts(self._charted, config.serve.data_dir / charts.NAME, log)
         self._attention = Attention(self.objects, self._read_server, log, config.attention, time.time)
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
@@ -246,11 +252,13 @@ class Host:
                     await bridges.open()
                     await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
+                self._own_objects = self._make_objects(bridges, reloader)
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
                 nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
+                nursery.start_soon(self._charts.run)
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
@@ -303,6 +311,12 @@ class Host:
         for service in self._services:
             reloader.register(service.prepare, service.watched)
         return reloader
+
+    def _make_objects(self, bridges: Bridges, reloader: Reloader) -> ObjectsByProtocol:
+        """The objects that no protocol has."""
+        settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
+        users_ = UserObjects(self._access, lambda: self._config.users_file)
+        return (("bridges", bridges.objects), ("users", users_.objects), ("settings", settings.objects))
 
     async def _prepare(self, config: Config) -> Apply:
         """What is the host's own."""
@@ -403,6 +417,7 @@ class Host:
         except Failure:
             port.close()
             raise
+        kept = SessionFile(config.serve.data_dir / browser_sessions.NAME, self._log)
         gate = Gate(
             application.application(self),
             self._access,
@@ -412,7 +427,9 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            kept=kept,
         )
+        nursery.start_soon(kept.run, gate.sessions)
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
         await nursery.start(port.serve, gate)
@@ -485,9 +502,11 @@ class Host:
 
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
+        return [(name, self._charts.with_history(name, each)) for name, each in self._charted()]
+
+    def _charted(self) -> ObjectsByProtocol:
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        bridges = [("bridges", self._bridges.objects)] if self._bridges is not None else []
-        return [*with_rates, *bridges, ("", self._attention.objects)]
+        return [*with_rates, *self._own_objects, ("", self._attention.objects)]
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)
