@@ -504,16 +504,14 @@ def _refused(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Ad
 
 def _loop(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Advice]]:
     count, seconds, at = server.stretches
-    tally.add("loop", {"loop": count})
+    tally.add("loop", {"process": count})
     for name, times in tally.lasting("loop", STRETCHES_LEAST).items():
-        longest = (
-            f", the last longest for {readable(round(seconds, 3), 'seconds')}{f' at {at}' if at else ''}"
-        )
+        lately = f"; lately for {readable(round(seconds, 3), 'seconds')}{f' at {at}' if at else ''}"
         yield (
             name,
             "/logs?level=warning",
             Advice(
-                f"Every client waited for over 100 ms, {times} times in a minute{longest if count else ''}.",
+                f"Every client waited for over 100 ms, {times} times in a minute{lately if count else ''}.",
                 "Give the server a processor and a disk of its own, or look at the clients of that protocol.",
             ),
         )

@@ -29,7 +29,7 @@ import trio
 
 from brokers.access import users
 from brokers.access.logins import Logins
-from brokers.admin import application, definitions
+from brokers.admin import application, definitions, stopping
 from brokers.admin.attention import Attention
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
@@ -524,6 +524,11 @@ class Host:
             },
             **self.rates.overview(),
         }
+
+    async def cost_of_stop(self) -> Mapping[str, Any]:
+        """Return what a stop would end and lose."""
+        assert self._store is not None
+        return await stopping.cost_of_stop(self.objects(), self._store.statistics())
 
     def definitions(self, giver: str | None = None) -> definitions.Document:
         """Return the document of durable objects, for export and import by a user; None: by the owner."""
