@@ -78,7 +78,7 @@ def application(host: "Host") -> Starlette:
             Route("/metrics/detailed", endpoints.detailed_metrics),
             *(Route(each.path, each.endpoint, methods=["POST"]) for each in operations if each.path in BARE),
             *api.routes(host.objects, operations, host.backups),
-            *views.routes(host.objects, host.overview, host.status),
+            *views.routes(host.objects, host.overview, host.status, host.cost_of_stop),
             Route("/verbs", _removed),
             Route("/{protocol}/{verb}", _removed, methods=["POST"]),
             Route("/{path:path}", _nowhere, methods=["GET"]),  # else one of two parts is POST's alone: 405
@@ -140,6 +140,7 @@ class _Endpoints:
                 "Stop as SIGTERM does: accept nothing more, send all answers, end.",
                 self.drain,
                 "POST",
+                query={"dry_run": "1: only say what that would end, and what would be lost"},
             ),
             Operation(
                 "/definitions", "All that is durable but messages and secrets, as one document.", self.export
@@ -228,6 +229,8 @@ class _Endpoints:
             return api.as_json(await self._host.backup(target))
 
     async def drain(self, request: Request) -> Response:
+        if api.is_dry_run(request):
+            return api.as_json(await self._host.cost_of_stop())
         with api.audited(request, "", "drain", ""):
             self._host.stop()
         return api.as_json({"draining": 1})

@@ -113,15 +113,24 @@ class Tally:
 
 
 class Trends:
-    """Which numbers grow from minute to minute, by name. One that is not read any more is forgotten."""
+    """Which numbers grow from minute to minute, and which stay, by name. One that is not read any more is
+    forgotten."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, int, bool]] = {}
         self._now: dict[str, tuple[float, int, bool]] = {}
+        self._values_before: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
 
     def begin(self) -> None:
         """A reading begins."""
         self._before, self._now = self._now, {}
+        self._values_before, self._values = self._values, {}
+
+    def stays(self, name: str, value: Any) -> bool:
+        """Whether the reading before found the same value."""
+        self._values[name] = value
+        return name in self._values_before and self._values_before[name] == value
 
     def grows(self, name: str, value: int, now: float) -> bool:
         """Whether the number was larger at the end of the last minute than before; while it stays the same,
@@ -276,7 +285,10 @@ def _kept(seen: ObjectReading) -> Advice:
 
 
 def _is_held_back(seen: ObjectReading) -> bool:
-    return seen["state"] == "paused" and any(each.startswith(SHORTAGES) for each in seen["waits_for"])
+    """A client that is slowed down has sent more since the last reading."""
+    if seen["state"] != "paused" or not any(each.startswith(SHORTAGES) for each in seen["waits_for"]):
+        return False
+    return seen.trends.stays(f"connections/{seen.name}", seen["bytes_in"])
 
 
 def _held_back(seen: ObjectReading) -> Advice:
@@ -292,7 +304,10 @@ OBJECT_TROUBLES = (
         "bridge",
         "A bridge carries nothing.",
         BRIDGES,
-        lambda seen: seen["state"] not in ("running", "paused"),
+        lambda seen: (
+            seen["state"] not in ("running", "paused")
+            and seen.trends.stays(f"bridges/{seen.name}", seen["carried"])
+        ),
         lambda seen: Advice(
             f"It carries nothing: {seen['last_error'] or seen['state']}.",
             "Make room at its target, or what is missing there. A queue or log keeps what waits.",
@@ -493,16 +508,14 @@ def _refused(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Ad
 
 def _loop(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Advice]]:
     count, seconds, at = server.stretches
-    tally.add("loop", {"loop": count})
+    tally.add("loop", {"process": count})
     for name, times in tally.lasting("loop", STRETCHES_LEAST).items():
-        longest = (
-            f", the last longest for {readable(round(seconds, 3), 'seconds')}{f' at {at}' if at else ''}"
-        )
+        lately = f"; lately for {readable(round(seconds, 3), 'seconds')}{f' at {at}' if at else ''}"
         yield (
             name,
             "/logs?level=warning",
             Advice(
-                f"Every client waited for over 100 ms, {times} times in a minute{longest if count else ''}.",
+                f"Every client waited for over 100 ms, {times} times in a minute{lately if count else ''}.",
                 "Give the server a processor and a disk of its own, or look at the clients of that protocol.",
             ),
         )

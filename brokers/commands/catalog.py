@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "status": ("commands.server:status", "Show what runs on a data folder, or behind a URL."),
     "metrics": ("commands.server:metrics", "Print the running server's metrics, as Prometheus reads them."),
     "reload": ("commands.server:reload", "Have the running server take up what changed. All or nothing."),
+    "drain": ("commands.server:drain", "Stop the running server as SIGTERM does."),
     "backup": ("commands.server:backup", "Copy a data folder, while it is served or not."),
     "fsck": ("commands.folder:fsck", "Check a data folder that no server uses."),
     "restore": ("commands.folder:restore", "Make a data folder from a backup, or from a bucket."),

@@ -17,6 +17,7 @@ from brokers.commands.server_address import (
     with_server,
 )
 from brokers.errors import ExitCode, Failure, copy_errors
+from shared.cli.confirm import DryRun
 from shared.cli.options import Json, a_path, flag
 from shared.cli.progress import progress, waiting
 from shared.objects import KINDS
@@ -84,6 +85,18 @@ def reload(*, at: ServerAddress) -> str:
     lines = [f"reloaded: {answer['users']} users", f"changed: {', '.join(answer['changed']) or 'no setting'}"]
     lines += [f"these take a restart: {', '.join(answer['restart'])}"] if answer["restart"] else []
     return "\n".join(lines)
+
+
+@host_command("drain", "drain --dry-run")
+def drain(*, dry_run: DryRun = False, at: ServerAddress, json: Json = False) -> CommandResult:
+    """Stop the running server as SIGTERM does.
+
+    It accepts nothing more, sends all answers, and ends. --dry-run says what that
+    ends and what would be lost, which is nothing where all is durable: is it safe
+    to restart?
+    """
+    path = "/api/v1/drain?dry_run=1" if dry_run else "/api/v1/drain"
+    return CommandResult(at.client().request("POST", path), ExitCode.OK)
 
 
 def ask(request: "ApiRequest") -> Any:

@@ -30,7 +30,7 @@ import trio
 from brokers.access import users
 from brokers.access.logins import Logins
 from brokers.access.objects import UserObjects
-from brokers.admin import application, browser_sessions, charts, definitions
+from brokers.admin import application, browser_sessions, charts, definitions, stopping
 from brokers.admin.attention import Attention
 from brokers.admin.browser_sessions import SessionFile
 from brokers.admin.charts import Charts
@@ -573,6 +573,11 @@ class Host:
             },
             **self.rates.overview(),
         }
+
+    async def cost_of_stop(self) -> Mapping[str, Any]:
+        """Return what a stop would end and lose."""
+        assert self._store is not None
+        return await stopping.cost_of_stop(self.objects(), self._store.statistics())
 
     def definitions(self, giver: str | None = None) -> definitions.Document:
         """Return the document of durable objects, for export and import by a user; None: by the owner."""

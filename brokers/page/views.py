@@ -171,6 +171,7 @@ def routes(
     everything: Callable[[], ObjectsByProtocol],
     overview: Callable[[], Mapping[str, Any]],
     status: Callable[[], Mapping[str, Any]],
+    cost_of_stop: Callable[[], Awaitable[Mapping[str, Any]]],
 ) -> list[Route]:
     """The routes of the page. `everything` returns (protocol, its objects of one kind) pairs."""
 
@@ -193,6 +194,11 @@ def routes(
         return {"template": "store.html", "title": "Store and memory", "found": overview()}
 
     @_as_page
+    async def restart(_: Request) -> Mapping[str, Any]:
+        values = {"template": "restart.html", "title": "Is it safe to restart?"}
+        return {**values, "found": overview(), "cost": await cost_of_stop()}
+
+    @_as_page
     async def logs(request: Request) -> Mapping[str, Any]:
         return {"template": "logs.html", "title": "Log", "level": request.query_params.get("level", "")}
 
@@ -203,6 +209,7 @@ def routes(
     return [
         Route("/", front),
         Route("/store", store),
+        Route("/restart", restart),
         Route("/logs", logs),
         Route("/trace", trace),
         *(Route(f"/{kind.name}", page(partial(_list, data_dir), kind)) for kind in KINDS.values()),
