@@ -20,12 +20,25 @@ from dmp.message import Head
 from dmp.queue_records import operations
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
+from dmp.takers import Taker, room_of
 from dmp.wire import RECORDED_PUBLISHES, envelope
-from shared.access import ASKER
-from shared.actions import BODY, PEEK, PEEK_MAX, PURGE, REDRIVE, changing, putting
+from shared.access import ASKER, WRITE, asker_may
+from shared.actions import (
+    BODY,
+    DISCARD,
+    MOVE,
+    PEEK,
+    PEEK_MAX,
+    PURGE,
+    REDRIVE,
+    SIFTED_MAX,
+    changing,
+    putting,
+)
 from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,
+    CONSUMERS,
     EXCHANGES,
     LEASES,
     QUEUES,
@@ -38,6 +51,7 @@ from shared.objects import (
     a_count,
     a_table,
     a_text,
+    an_optional_count,
     key_of,
 )
 from shared.queues import pausing
@@ -48,9 +62,9 @@ from shared.task_turns import TaskTurn
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
-STAY_MAX = 10_000
-"""Messages that a redrive may find and has to leave: they are in memory until it ends."""
 NOT_ASKED = attrs.asdict(QueueArguments())
+ANY_NUMBER = 1 << 20
+"""A consumer with room for so many has no limit of its own."""
 PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
 ARGUMENTS: Mapping[str, Argument] = {
     "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
@@ -85,13 +99,29 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    *(self._peek, self._put, self._purge, self._redrive, self._delete_queue),
+                    *(self._peek, self._put, self._move, self._redrive, self._discard),
+                    *(self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 (self._declare_queue,),
                 begin="brokers dmp declare queue jobs",
                 totals=_totals,
                 values=self._values,
+            ),
+            Objects(
+                CONSUMERS,
+                lambda: [
+                    (queue, taker)
+                    for queue in broker.queues.values()
+                    if queue.takers.in_use
+                    for taker in queue.takers
+                ],
+                lambda found: key_of(_consumer_id(*found)),
+                self._find_consumer,
+                _consumer,
+                begin="brokers dmp consume jobs",
+                totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
+                values={"queue": lambda found: _text(found[0].name)},
             ),
             Objects(
                 EXCHANGES,
@@ -120,6 +150,13 @@ class Admin:
                 self._lease,
             ),
         )
+
+    def _find_consumer(self, parts: Sequence[str]) -> tuple[Queue, Taker] | None:
+        _, _, rest = parts[0].partition("~")
+        queue = self._broker.queues.get(rest.partition("~")[2].replace("%7E", "~").encode())
+        takers = () if queue is None else queue.takers
+        found = ((queue, taker) for taker in takers if queue and _consumer_id(queue, taker) == parts[0])
+        return next(found, None)
 
     # Queues.
 
@@ -198,10 +235,17 @@ class Admin:
 
     @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
-        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX))
-        async with aclosing(self._waiting(queue, rows.left)) as messages:
+        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX), a_text(arguments, "contains", ""))
+        least = a_count(arguments, "from", 0, 0, 1 << 63)
+        following = None
+        turn = TaskTurn()
+        async with aclosing(self._waiting(queue, queue.depth)) as messages:
             async for message in messages:
+                await turn.item()
+                if message.first < least:
+                    continue
                 if not rows.left:
+                    following = message.first
                     break
                 head = message.head
                 rows.add(
@@ -214,14 +258,21 @@ class Admin:
                     key=_text(head.key),
                     redelivered=message.tries > 0,
                 )
-        return {"items": rows.items}
+        return {"items": rows.items, "next": following}
 
     async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Run]:
         """The first of what is ready, as it was when this began, each as a run: those in memory, then those
         in the log."""
         cold, log = queue.row.cold, queue.log
-        ready = list(islice(chain.from_iterable(run.singles() for run in queue.row.ready), most))
-        count = len(ready)
+        copies: list[Run] = []  # what is ready may be cut meanwhile
+        count = 0
+        for run in queue.row.ready:
+            if count >= most:
+                break
+            copies.append(run.part(0, len(run)))
+            count += len(run)
+        ready = islice(chain.from_iterable(run.singles() for run in copies), most)
+        count = min(count, most)
         first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
         for message in ready:
             yield message
@@ -286,22 +337,77 @@ class Admin:
             broker.counts.unroutable += 1
 
     @REDRIVE
-    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+    async def _redrive(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        letters, wanted = self._broker.dead_letters, an_optional_count(arguments, "position")
+
+        def goes_to(message: Run) -> Queue | None:
+            return letters.origin(queue, message) if wanted in (None, message.first) else None
+
+        moved, left = await self._sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
+        if wanted is not None and not moved:
+            raise BadArgument(f"position: {wanted} is no dead letter that waits here and can go back")
+        return {"moved": moved, "left": left}
+
+    @MOVE
+    async def _move(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name, wanted = a_text(arguments, "to"), an_optional_count(arguments, "position")
+        target = self._find_queue([name])
+        if target is None or target is queue:
+            raise BadArgument(f"to: there is no other queue {name}")
+        if not asker_may(self._broker.access, WRITE, target.name):
+            raise BadArgument(f"to: the user may not write to {name}")
+        most = a_count(arguments, "limit", 0, 1, 1 << 63) if "limit" in arguments else queue.depth
+
+        def goes_to(message: Run) -> Queue | None:
+            return target if wanted in (None, message.first) else None
+
+        if wanted is None and dry_run:
+            moved = min(most, queue.depth)
+            return {"moved": moved, "left": queue.depth - moved}
+        moved, left = await self._sift(queue, goes_to, most if wanted is None else 1, dry_run=dry_run)
+        if wanted is not None and not moved:
+            raise BadArgument(f"position: {wanted} does not wait here, or {name} is full")
+        return {"moved": moved, "left": left}
+
+    @DISCARD
+    async def _discard(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
+        discarded, _ = await self._sift(
+            queue, lambda message: queue if message.first == wanted else None, 1, dry_run=dry_run
+        )
+        if not discarded:
+            raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
+        return {"discarded": discarded}
+
+    async def _sift(
+        self,
+        queue: Queue,
+        goes_to: Callable[[Run], Queue | None],
+        most: int | None,
+        *,
+        dry_run: bool,
+    ) -> tuple[int, int]:
+        """Take `most` waiting messages out, or all that go somewhere: (how many, how many are left).
+
+        `goes_to`: the queue that gets a message; the queue itself: none, it is deleted; None: it stays.
+        """
         letters = self._broker.dead_letters
-        moved = 0
+        gone = 0
         turn = TaskTurn()
         if dry_run:
-            async with aclosing(self._waiting(queue, STAY_MAX)) as messages:
+            async with aclosing(self._waiting(queue, SIFTED_MAX)) as messages:
                 async for message in messages:
-                    moved += letters.origin(queue, message) is not None
+                    gone += goes_to(message) is not None
+                    if gone == most:
+                        break
                     await turn.item()
-            return {"moved": moved, "left": queue.depth - moved}
+            return gone, queue.depth - gone
         moving: Ticket | None = None
         stay: list[Run] = []
 
         def refused(done: Ticket) -> None:
-            nonlocal moved
-            moved -= done.error is not None
+            nonlocal gone
+            gone -= done.error is not None
 
         def on_moving(ticket: Ticket) -> None:
             nonlocal moving
@@ -311,14 +417,19 @@ class Admin:
         left = queue.depth
         queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
         try:
-            while left and len(stay) < STAY_MAX and not (queue.deleted or self._broker.memory.full):
+            while left and gone != most and len(stay) < SIFTED_MAX:
+                if queue.deleted or self._broker.memory.full:
+                    break
                 front = queue.take_front(1)
                 if not front and not await self._loaded(queue):
                     break
                 left -= len(front)
                 stay += front  # also where the disk refuses to move it
-                if front and letters.send_back(queue, front[0], on_moving):
-                    moved += 1
+                target = goes_to(front[0]) if front else None
+                if target is queue:
+                    queue.leave(front)
+                if target is queue or (target and letters.send_to(queue, front[0], target, on_moving)):
+                    gone += 1
                     stay.pop()
                 if turn.over():
                     await self._settled(None)
@@ -330,7 +441,7 @@ class Admin:
                 queue.return_front(stay)
             queue.all_returned()
         await self._settled(moving)
-        return {"moved": moved, "left": queue.depth}
+        return gone, queue.depth
 
     async def _loaded(self, queue: Queue) -> bool:
         """Wait for messages that are on their way from the log. False: none are."""
@@ -482,6 +593,41 @@ class Admin:
         self._broker.flush()
         self._broker.store.commit_pending()
         await self._broker.store.wait(ticket)
+
+
+def _connection_of(taker: Taker) -> Any:
+    """The connection that a taker is of; None: it is a bridge's."""
+    channel = getattr(taker, "channel", None)
+    return getattr(taker, "connection", None) if channel is None else channel.mux.connection
+
+
+def _consumer_id(queue: Queue, taker: Taker) -> str:
+    """Its connection, its number there, and its queue."""
+    number = getattr(_connection_of(taker), "number", None)
+    owner = f"bridge-{id(taker):x}" if number is None else f"dmp-{number}"
+    channel, tag = getattr(taker, "channel", None), getattr(taker, "tag", b"feed")
+    which = "feed" if channel is None else f"{channel.number}.{_text(tag).replace('~', '%7E')}"
+    return "~".join((owner, which, _text(queue.name).replace("~", "%7E")))
+
+
+def _consumer(found: tuple[Queue, Taker]) -> dict[str, Any] | None:
+    queue, taker = found
+    connection, channel = _connection_of(taker), getattr(taker, "channel", None)
+    if queue.deleted or taker not in list(queue.takers):
+        return None
+    room = room_of(taker)[0]
+    number = getattr(connection, "number", None)
+    return {
+        "id": _consumer_id(queue, taker),
+        "queue": _text(queue.name),
+        "connection": None if number is None else f"dmp-{number}",
+        "peer": getattr(connection, "peer", None),
+        "user": None if channel is None else channel.mux.session.user,
+        "client": (channel.mux.client or None) if channel is not None else None,
+        "held": getattr(taker, "unacked", 0),
+        "room": room if room < ANY_NUMBER else None,
+        "delivered": getattr(taker, "delivered", None),
+    }
 
 
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {

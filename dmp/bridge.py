@@ -7,6 +7,8 @@ its own, which ends with it.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dmp.data_types import SHORT_BYTES_MAX
@@ -47,6 +49,8 @@ PERSISTENT = b"\x10\x00\x02"
 """Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
+_SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
+"""What a bridge shows of a run beside its bodies."""
 
 
 class _Taking:
@@ -97,12 +101,15 @@ class _Taking:
         return (0, 0) if room_bytes <= 0 or self._closed else (UNACKED_MAX - self._held.count, room_bytes)
 
     def deliver(self, runs: list[Run]) -> None:
-        for run in runs:
-            first, self._given = self._given, self._given + len(run.bodies)
-            handles = range(first, self._given)
-            if not self.no_ack:
-                self._held.add(handles, self._queue, run)
-            self._put(run.head, run.bodies, handles)
+        for _, alike in groupby(runs, _SHOWN):
+            first, bodies = self._given, list[bytes]()
+            for run in alike:
+                bodies += run.bodies
+                ids = range(self._given, self._given + len(run.bodies))
+                self._given = ids.stop
+                if not self.no_ack:
+                    self._held.add(ids, self._queue, run)
+            self._put(run.head, bodies, range(first, self._given))
 
     def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
         self._put(head, bodies, ())

@@ -71,14 +71,15 @@ class DeadLetters:
             self._turns.append(queue)
         letters += [(run, reason) for run in runs]
 
-    def send_back(self, queue: Queue, message: Run, on_moving: "Callable[[Ticket], None]") -> bool:
-        """Have a message, a run of one that was taken off the front of `queue`, be where it has died last.
+    def send_to(
+        self, queue: Queue, message: Run, target: Queue, on_moving: "Callable[[Ticket], None]"
+    ) -> bool:
+        """Have a message, a run of one that was taken off the front of `queue`, be in another one.
         `on_moving` gets the ticket where that must be written. Where the disk refuses it the message is back.
 
-        False, and it is still yours: it has not died, or that queue is gone, or full. Raises StoreError.
+        False, and it is still yours: that queue is full. Raises StoreError.
         """
-        target = self.origin(queue, message)
-        if target is None or (target.capped and not target.room_for(message.head, 1)):
+        if target.capped and not target.room_for(message.head, 1):
             return False
         head = message.head.sent_to(b"", target.name, message.head.properties)
 

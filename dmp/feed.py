@@ -58,6 +58,10 @@ class Feed:
     pool: None = attrs.field(default=None, init=False)
     ended: bool = attrs.field(default=False, init=False)
 
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
     def __attrs_post_init__(self) -> None:
         connection = self._connection = self._session.connection
         self._wrote = connection.now

@@ -229,9 +229,8 @@ def share_out(row: Row, shares: Sequence[Share]) -> int:
     among = len(shares)
     count = min([count for _, _, count, _ in shares])
     least_bytes = min([room_bytes for _, _, _, room_bytes in shares])
-    given = 0
-    for run in row.take(min(_DISPATCHED_MAX, among * count), min(least_bytes, _DISPATCHED_BYTES_MAX)):
-        for message in run.singles():
-            shares[given % among][1].append(message)
-            given += 1
-    return given
+    runs = row.take(min(_DISPATCHED_MAX, among * count), min(least_bytes, _DISPATCHED_BYTES_MAX))
+    given = [message for run in runs for message in run.singles()]
+    for at, (_, messages, _, _) in enumerate(shares):
+        messages += given[at::among]
+    return len(given)

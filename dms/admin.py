@@ -1,5 +1,6 @@
 """The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
+import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from operator import attrgetter
@@ -9,15 +10,28 @@ from typing import Any
 from dms import records
 from dms.actions import CHANGE, OPTIONS
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
-from dms.engine import Engine, Queue
+from dms.engine import Consumer, Engine, Queue
 from dms.options import check_options
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
 from shared.access import ASKER, WRITE, Guard, asker_may
-from shared.actions import PEEK, PEEK_MAX, PURGE, REDRIVE, action, changing, putting
+from shared.actions import (
+    DISCARD,
+    MOVE,
+    PEEK,
+    PEEK_MAX,
+    PURGE,
+    REDRIVE,
+    SIFTED_MAX,
+    action,
+    changing,
+    putting,
+)
 from shared.errors import EXIT_MISSING, BrokerError, StoreError
 from shared.objects import (
+    CONSUMERS,
     QUEUES,
+    SEARCHED_MAX,
     Argument,
     BadArgument,
     MessageRows,
@@ -25,15 +39,19 @@ from shared.objects import (
     a_body,
     a_count,
     a_text,
+    an_optional_count,
     key_of,
 )
 from shared.queues import pausing
 from shared.queues.runs import RUN_MOST, Run, first_of, split_after, split_by, to_spans
-from shared.storage.log import Log, RecordTimes, read_records
+from shared.storage.log import Log, RecordTimes, Ticket, read_records
+from shared.task_turns import TaskTurn
 from shared.turns import Turn, taken_out
 
 READ_BYTES = 1 << 20
 
+GoesTo = Callable[[int, bytes], Queue | None]
+"""By sequence and body: the queue that a message goes to."""
 Shown = tuple[int, bytes, int, int | None]
 """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
 
@@ -58,8 +76,8 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(self._peek, self._put, self._change, self._purge, self._redrive),
-                    *(self._delete, self._export),
+                    *(self._peek, self._put, self._change, self._move, self._redrive, self._discard),
+                    *(self._purge, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
                 (self._create, self._import),
@@ -67,7 +85,23 @@ class Admin:
                 totals=_totals,
                 values={**_VALUES, "oldest_seconds": self._recovered_age},
             ),
+            Objects(
+                CONSUMERS,
+                lambda: [each for each in engine.consumers.values() if each.queue is not None],
+                lambda consumer: f"dms-{consumer.number}",
+                lambda parts: self._find_consumer(parts[0]),
+                _consumer,
+                begin="brokers dms consume jobs",
+                totals=lambda consumer: (consumer.delivered, consumer.delivered, None),
+                values={"queue": _queue_of},
+            ),
         )
+
+    def _find_consumer(self, name: str) -> Consumer | None:
+        protocol, _, number = name.partition("-")
+        known = protocol == "dms" and number.isdecimal() and len(number) < 20
+        consumer = self._engine.consumers.get(int(number)) if known else None
+        return None if consumer is None or consumer.queue is None else consumer
 
     def _find(self, parts: Sequence[str]) -> Queue | None:
         return self._engine.find(parts[0])
@@ -98,15 +132,23 @@ class Admin:
 
     @PEEK
     async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
-        limit = a_count(arguments, "limit", 10, 1, PEEK_MAX)
-        rows = MessageRows(limit)
-        async with aclosing(self._first(queue, limit)) as messages:
+        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX), a_text(arguments, "contains", ""))
+        least = a_count(arguments, "from", 0, 0, 1 << 63)
+        following = None
+        turn = TaskTurn()
+        most = SEARCHED_MAX if rows.is_search else rows.left
+        async with aclosing(self._first(queue, most, least)) as messages:
             async for seq, body, deliveries, time_ms in messages:
                 if not rows.left:
+                    following = seq
                     break
                 more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
                 rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
-        return {"items": rows.items}
+                await turn.item()
+            else:
+                if rows.items and rows.items[-1]["position"] + 1 < queue.end:
+                    following = rows.items[-1]["position"] + 1
+        return {"items": rows.items, "next": following}
 
     @changing(
         "create",
@@ -158,29 +200,84 @@ class Admin:
         return {"purged": purged, "held": queue.held}
 
     @REDRIVE
-    async def _redrive(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+    async def _redrive(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
-        if dry_run:
-            moved = 0
-            turn = Turn()
-            returned = {seq for run, _ in queue.returned_runs() for seq in run.numbers}
-            async with aclosing(self._messages(queue)) as messages:
-                async for seq, body, _deliveries, _time in messages:
-                    if turn.over():
-                        await self._pause()
-                        turn.begin()
-                    if seq in returned or seq >= queue.head:
-                        moved += self._origin(queue, body) is not None
+        wanted = an_optional_count(arguments, "position")
+
+        def goes_to(seq: int, body: bytes) -> Queue | None:
+            return self._origin(queue, body) if wanted in (None, seq) else None
+
+        moved, left = await self._sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
+        if wanted is not None and not moved:
+            raise BadArgument(f"position: {wanted} is no dead letter that waits here and can go back")
+        return {"moved": moved, "left": left}
+
+    @MOVE
+    async def _move(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name, wanted = a_text(arguments, "to"), an_optional_count(arguments, "position")
+        target = self._engine.find(name)
+        if target is None or target is queue:
+            raise BadArgument(f"to: there is no other queue {name}")
+        if not asker_may(self._access, WRITE, name):
+            raise BadArgument(f"to: the user may not write to {name}")
+        room = max(target.room, 0)
+        most = room if wanted is None else min(room, 1)
+        if "limit" in arguments:
+            most = min(most, a_count(arguments, "limit", 0, 1, 1 << 63))
+        chosen = 0
+
+        def goes_to(seq: int, _: bytes) -> Queue | None:
+            nonlocal chosen
+            chosen += (goes := chosen < most and wanted in (None, seq))
+            return target if goes else None
+
+        if wanted is None and dry_run:  # nobody needs to look at each
+            moved = min(most, queue.depth - queue.held)
             return {"moved": moved, "left": queue.depth - queue.held - moved}
+        moved, left = await self._sift(queue, goes_to, most, dry_run=dry_run)
+        if wanted is not None and not moved:
+            raise BadArgument(f"position: {wanted} does not wait here, or {name} is full")
+        return {"moved": moved, "left": left}
+
+    @DISCARD
+    async def _discard(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
+        discarded, _ = await self._sift(
+            queue, lambda seq, _: queue if seq == wanted else None, 1, dry_run=dry_run
+        )
+        if not discarded:
+            raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
+        return {"discarded": discarded}
+
+    async def _sift(
+        self, queue: Queue, goes_to: GoesTo, most: int | None, *, dry_run: bool
+    ) -> tuple[int, int]:
+        """Take `most` waiting messages out, or all that go somewhere: (how many, how many are left).
+
+        `goes_to`: the queue that gets a message; the queue itself: none, it is deleted; None: it stays. With
+        `most` only the first messages are looked at, `SIFTED_MAX` and those that go.
+        """
+        sifted = math.inf if most is None else SIFTED_MAX + most
+        gone = looked = 0
+        if dry_run:
+            turn = TaskTurn()
+            async with aclosing(self._first(queue, queue.depth)) as messages:
+                async for seq, body, _, _ in messages:
+                    looked += 1
+                    gone += goes_to(seq, body) is not None
+                    if gone == most or looked >= sifted:
+                        break
+                    await turn.item()
+            return gone, queue.depth - queue.held - gone
         await self._confirm(queue)
         end = queue.end
-        moved = 0
         stay: list[Run] = []
+        tickets: list[Ticket] = []
         queue.aside.append(stay)
         try:
-            turn = Turn()
-            while not queue.deleted:
+            turns = Turn()
+            while not queue.deleted and gone != most and looked < sifted:
                 if queue.is_cold and not queue.ready.loaded and queue.head < end:
                     await self._load(queue)
                 if queue.ready.requeued:
@@ -189,16 +286,18 @@ class Admin:
                     taken = queue.front(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
-                moved += self._send_back(queue, taken, stay)
-                if turn.over_now():
+                looked += sum(map(len, taken))
+                gone += self._send_away(queue, taken, goes_to, stay, tickets)
+                if turns.over_now():
                     self._engine.commit_pending()
                     await self._pause()
-                    turn.begin()
+                    turns.begin()
         finally:
-            left_there = sum(map(len, stay))
             queue.await_returns()
             self._engine.long_work.add(_place_in_slices(queue, stay))
-        return {"moved": moved, "left": left_there}
+        self._engine.commit_pending()
+        await self._engine.store.wait(tickets[-1] if tickets else None)
+        return gone, queue.depth - queue.held
 
     @changing(
         "delete",
@@ -276,6 +375,7 @@ class Admin:
             "queue": "the queue's name; unless said, it is named after the file",
         },
         answers=("messages",),
+        tells=("queue",),
         named_by=("source",),
         paths=("source",),
     )
@@ -308,16 +408,18 @@ class Admin:
             async for entry in self._logged(queue.cold.log, offset, loaded_end, end):
                 yield entry
 
-    async def _first(self, queue: Queue, limit: int) -> AsyncGenerator[Shown]:
-        """The first `limit` messages that no consumer holds, oldest first. Those of the row that are on disk
-        are read from there, with their times.
+    async def _first(self, queue: Queue, limit: int, least: int = 0) -> AsyncGenerator[Shown]:
+        """The first `limit` messages from the sequence `least` on that no consumer holds, oldest first. Those
+        of the row that are on disk are read from there, with their times.
         """
-        head, end, cold = queue.head, queue.end, queue.cold
-        runs = [run for run, _ in queue.returned_runs()]
+        head, end, cold = max(queue.head, least), queue.end, queue.cold
+        runs = [part for run, _ in queue.returned_runs() for part in _from(run, least)]
         if queue.log is None or cold is None:
-            runs += queue.ready.runs
-            head += queue.ready.loaded
+            runs += [part for run in queue.ready.runs for part in _from(run, least)]
+            head = end
         offset = cold.row_start() if cold is not None else 0
+        if cold is not None and least:
+            offset = max([at for first, at in cold.positions if first <= head], default=offset)
         first = [(run.first + place, run.bodies[place], run.tries) for run, place in first_of(runs, limit)]
         for shown in first:
             yield *shown, None
@@ -365,32 +467,44 @@ class Admin:
     async def _pause(self) -> None:
         await self._engine.store.in_thread(_nothing)
 
-    def _send_back(self, queue: Queue, runs: Sequence[Run], stay: list[Run]) -> int:
-        """Move dead letters to the queues that they came from; returns how many. What stays is added to
-        `stay`. Raises Refusal."""
+    def _send_away(
+        self,
+        queue: Queue,
+        runs: Sequence[Run],
+        goes_to: GoesTo,
+        stay: list[Run],
+        tickets: list[Ticket],
+    ) -> int:
+        """Move messages to where they go, or delete them (`_sift`); returns how many. What stays is added to
+        `stay`, and what is deleted once a ticket is done to `tickets`. Raises Refusal."""
         moving: dict[Queue, list[Run]] = {}
         for run in runs:
-            for target, part in split_by(run, [self._origin(queue, body) for body in run.bodies]):
+            for target, part in split_by(run, list(map(goes_to, run.numbers, run.bodies))):
                 if target is None:
                     stay.append(part)
                 else:
                     moving.setdefault(target, []).append(part)
-        moved = 0
+        gone = 0
         refused: Refusal | None = None
         for target, parts in moving.items():
-            fitting, left = split_after(parts, max(target.room, 0))
+            fitting, left = (parts, []) if target is queue else split_after(parts, max(target.room, 0))
             stay += left
             letters = [bytes(body) for part in fitting for body in part.bodies]
             try:
-                if letters:
+                if target is queue:
+                    ticket = queue.log_gone(to_spans(fitting), Reason.PURGED)
+                    tickets += [ticket] if ticket is not None else []
+                    queue.drop(fitting)
+                    self._engine.counts.purged += len(letters)
+                elif letters:
                     self._engine.move(queue, target, fitting, letters, Reason.REDRIVEN)
-                    moved += len(letters)
+                gone += len(letters)
             except Refusal as refusal:
                 stay += fitting
                 refused = refusal
         if refused is not None:
             raise refused
-        return moved
+        return gone
 
     def _origin(self, queue: Queue, body: bytes) -> Queue | None:
         """The other queue that a dead letter came from; None where that is gone, or who asks may not write to
@@ -401,6 +515,13 @@ class Admin:
         if origin is queue or not asker_may(self._access, WRITE, body.origin):
             return None
         return origin
+
+
+def _from(run: Run, least: int) -> Sequence[Run]:
+    """What a run has from the sequence `least` on."""
+    if run.first >= least:
+        return (run,)
+    return (run.part(least - run.first, len(run)),) if run.end > least else ()
 
 
 def _ready_in_row(queue: Queue) -> int:
@@ -456,6 +577,28 @@ def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
     """The options in an action's arguments, without those that are null. Raises Refusal."""
     given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
+
+
+def _queue_of(consumer: Consumer) -> str:
+    return "" if consumer.queue is None else consumer.queue.text
+
+
+def _consumer(consumer: Consumer) -> dict[str, Any] | None:
+    if consumer.gone or consumer.queue is None:
+        return None
+    connection: Any = getattr(consumer.receiver, "connection", None)  # a bridge has none
+    number = getattr(connection, "number", None)
+    return {
+        "id": f"dms-{consumer.number}",
+        "queue": consumer.queue.text,
+        "connection": None if number is None else f"dms-{number}",
+        "peer": getattr(connection, "peer", None),
+        "user": getattr(consumer.receiver, "user", None),
+        "client": getattr(consumer.receiver, "client", None) or None,
+        "held": len(consumer.unacked),
+        "room": consumer.waiting,
+        "delivered": consumer.delivered,
+    }
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

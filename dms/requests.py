@@ -22,6 +22,7 @@ from dms.wire import (
     Refusal,
     Status,
     Type,
+    client_of,
     login_of,
     malformed,
     name_untrusted,
@@ -31,6 +32,7 @@ from dms.wire import (
 )
 from shared.access import MANAGE, READ, WRITE, Guard
 from shared.net.stops import Stop
+from shared.objects import client_name
 from shared.replies import ReplySlot
 from shared.turns import batched
 
@@ -61,6 +63,7 @@ def _handshake(session: Session, message_id: int, payload: bytes) -> None:
     if session.state is not State.NEW:
         raise malformed("the handshake was made")
     session.connection.first_request_done()
+    session.client = client_name(client_of(payload))
     login = login_of(payload)
 
     def done(fits: bool) -> None:

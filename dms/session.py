@@ -95,6 +95,7 @@ class Session(SessionBase):
         "_refusals",
         "_skip",
         "_skip_id",
+        "client",
         "consumer",
         "engine",
         "produced",
@@ -114,6 +115,7 @@ class Session(SessionBase):
         self.writable: dict[bytes, Queue] | _Writable = engine.queues  # those that the user may write to
         self._refusals = refusals
         self.consumer: Consumer = engine.consumer(self)
+        self.client = ""
         self.produced = 0
         self.queue: Queue | None = None
         self.queue_name = NO_NAME
@@ -522,6 +524,7 @@ class Session(SessionBase):
             "messages_in": self.produced,
             "messages_out": consumer.delivered,
             "held": len(consumer.unacked),
+            "client": self.client or None,
         }
 
     def access_changed(self) -> None:

@@ -149,6 +149,16 @@ def login_of(payload: bytes) -> tuple[str, bytes] | None:
     return user, password.encode("utf-8", "replace")
 
 
+def client_of(payload: bytes) -> object:
+    """What a client calls itself in a HANDSHAKE's payload: all of it, or the member `client`."""
+    if not payload.startswith(b"{"):
+        return payload
+    try:
+        return json.loads(payload).get("client")
+    except (ValueError, RecursionError, AttributeError):
+        return payload
+
+
 def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
     """All whole frames from `at` on, and the position behind them. For a client.
 

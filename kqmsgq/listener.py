@@ -1,16 +1,15 @@
 """The service: KqueueMsgQ, as the host runs it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
+from kqmsgq.admin import Admin
 from kqmsgq.metrics import GAUGES, Counts
-from kqmsgq.queues import Consumer, Queues
+from kqmsgq.queues import Queues
 from kqmsgq.session import Session
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.wire import LENGTH_BYTES, NAME_AT, message_end, name_end
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
-from shared.objects import SESSIONS, Objects, key_of
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
 from shared.tracing import Observer, Tap
 
@@ -28,15 +27,7 @@ class KqmsgqService:
         self.endpoints: Sequence[TcpEndpoint | UdpEndpoint] = (
             TcpEndpoint("kqmsgq", settings.port, self._open_session, pushes=True),
         )
-        self.objects: Sequence[Objects] = (
-            Objects(
-                SESSIONS,
-                lambda: list(self.queues.consumers),
-                lambda consumer: key_of(consumer.connection.peer),
-                self._find,
-                self._consumer,
-            ),
-        )
+        self.objects = Admin(self.queues).objects
 
     async def take_settings(self, settings: KqmsgqSettings) -> None:
         self.queues.take_settings(settings)
@@ -69,21 +60,3 @@ class KqmsgqService:
 
     def _open_session(self, connection: Connection) -> Session:
         return Session(connection, self.queues, self._access)
-
-    def _find(self, parts: Sequence[str]) -> Consumer | None:
-        return next((each for each in self.queues.consumers if each.connection.peer == parts[0]), None)
-
-    def _consumer(self, consumer: Consumer) -> Mapping[str, Any] | None:
-        """A consumer as a session, which ends with its connection."""
-        if consumer not in self.queues.consumers:
-            return None
-        return {
-            "name": consumer.connection.peer,
-            "user": consumer.user,
-            "peer": consumer.connection.peer,
-            "subscriptions": consumer.subscriptions,
-            "waiting_bytes": consumer.connection.outbox.size,
-            "dropped": consumer.dropped,
-            "kept": 0,
-            "kept_bytes": 0,
-        }

@@ -5,7 +5,8 @@ the message is well-formed, and give its route (`shared.fanout.Routes.known`).
 """
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from kqmsgq.metrics import Counts
@@ -84,6 +85,8 @@ class Queues:
         """The bridges that have carried the messages that are being written now."""
         self.subscriptions_bytes = 0
         """The memory charged for all subscriptions."""
+        self.subscribed: Counter[bytes] = Counter()
+        """How many consumers have subscribed to a queue, by its name; b"": to all of them."""
         self._log = log
         self._index: RoutingIndex[Consumer] = RoutingIndex(None, cache_books=CacheBytes(routes, math.inf))
         self._counting: Repeats[None] = repeats_for_counting()
@@ -171,6 +174,7 @@ class Queues:
             self._charge(consumer, -1, name)
 
     def unsubscribe_all(self, consumer: Consumer) -> None:
+        self._uncount(self.subscriptions(consumer))
         if self._index.drop(consumer):
             self.routes.forget()
         self.subscriptions_bytes -= consumer.subscriptions_bytes
@@ -186,6 +190,10 @@ class Queues:
 
     def _charge(self, consumer: Consumer, count: int, name: bytes) -> None:
         """Charge `consumer` for `count` subscriptions to `name`; negative: give back."""
+        if count > 0:
+            self.subscribed[name] += count
+        else:
+            self._uncount([name])
         size = count * (SUBSCRIPTION_BYTES + len(name))
         consumer.subscriptions += count
         consumer.subscriptions_bytes += size
@@ -193,6 +201,12 @@ class Queues:
         self._memory.charge(size, consumer.user)
         self._of_users.add(consumer.user, count)
         self._bytes_of_users.add(consumer.user, size)
+
+    def _uncount(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self.subscribed[name] -= 1
+            if not self.subscribed[name]:
+                del self.subscribed[name]
 
     def observe(self, observer: Connection, name: bytes) -> Callable[[], None]:
         """Write the queue's messages to `observer`, too; without a name, those of all queues.

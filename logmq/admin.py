@@ -28,6 +28,7 @@ from shared.objects import (
     Objects,
     a_body,
     a_count,
+    a_flag,
     a_text,
     key_of,
     time_text,
@@ -36,6 +37,7 @@ from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.log import RecordTimes, read_records, require_record_start
 from shared.storage.settings import Durability, Retention
 from shared.storage.store import Log
+from shared.task_turns import TaskTurn
 
 RECORDS_MAX = 1000
 SECONDS_MAX = 100 * 366 * 24 * 3600
@@ -122,29 +124,38 @@ class Admin:
             "limit": Argument("so many; 100", "number"),
             "time": f"in place of from, {TIME_HELP}",
             "records_back": Argument(f"the same, {BACK_HELP}", "number"),
+            "newest": Argument("the last ones, the newest first; or those of records_back", "flag"),
+            "contains": "a text that they have in them; of 100,000 records and 64 MiB at most",
         },
         looks=True,
         answers=MESSAGES,
     )
     async def _records(self, log: Log, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+        limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
+        newest, stop = a_flag(arguments, "newest"), log.visible
+        if newest:
+            back = a_count(arguments, "records_back", limit, 0, NUMBER_MAX)
+            arguments = {**arguments, "records_back": back}
+            if back > limit:
+                stop = await self._counts.back_from_end(log, back - limit)
         offset = None if "from" in arguments else await self._place(log, arguments)
         if offset is None:
             offset = a_count(arguments, "from", log.first, 0, log.visible)
-        limit = a_count(arguments, "limit", 100, 1, RECORDS_MAX)
-        rows = MessageRows(limit)
-        while rows.left:
-            data = await read_records(log, offset, READ_BYTES)
-            if not data:
-                return {"items": rows.items, "next": None}
+        rows = MessageRows(limit, a_text(arguments, "contains", ""))
+        turn = TaskTurn()
+        while rows.left and offset < stop and (data := await read_records(log, offset, READ_BYTES)):
+            if turn.over_now():
+                await turn.others()
             times = RecordTimes(log, offset, offset + len(data))
             at = 0
-            while at < len(data) and rows.left:
+            while at < len(data) and rows.left and offset + at < stop:
                 length = length_at(data, at)[0]
                 body = data[at + LENGTH_BYTES : at + LENGTH_BYTES + length]
                 rows.add(offset + at, body, times.at(offset + at))
                 at += LENGTH_BYTES + length
             offset += at
-        return {"items": rows.items, "next": offset if offset < log.visible else None}
+        items = rows.items[::-1] if newest else rows.items
+        return {"items": items, "next": offset if offset < log.visible else None}
 
     @changing(
         "trim",

@@ -4,13 +4,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from pubsub.fanout import Fanout
 from pubsub.sessions import WILDCARDS, ClientSession, Sessions
-from shared.actions import END_SESSION
+from pubsub.wire import DATAGRAM_BYTES_MIN, NOBODY, TOPIC_BYTES_MAX, Kind, frame, payload_of
+from shared.actions import END_SESSION, changing
 from shared.errors import BrokerError
-from shared.objects import SESSIONS, SUBSCRIPTIONS, Objects, key_of
+from shared.objects import SESSIONS, SUBSCRIPTIONS, Argument, BadArgument, Objects, a_text, key_of
 from shared.routing.index import RoutingIndex
 
 Subscription = tuple[ClientSession, bytes]
+
+
+class Busy(BrokerError):
+    """Nothing can be published now."""
 
 
 class SessionInUse(BrokerError):
@@ -20,8 +26,11 @@ class SessionInUse(BrokerError):
 class Admin:
     """The objects of all sessions. `end`: ends the session of a client that is away. Raises StoreError."""
 
-    def __init__(self, sessions: Sessions, end: Callable[[ClientSession], Awaitable[None]]) -> None:
+    def __init__(
+        self, sessions: Sessions, fanout: Fanout, end: Callable[[ClientSession], Awaitable[None]]
+    ) -> None:
         self._all = sessions
+        self._fanout = fanout
         self._end = end
         self.objects: Sequence[Objects] = (
             Objects(
@@ -42,6 +51,8 @@ class Admin:
                 lambda found: key_of(found[0].name, _text(found[1])),
                 self._find_subscription,
                 self._subscription,
+                (),
+                (self._publish,),
                 narrow={"topic": self._receivers},
             ),
         )
@@ -84,6 +95,35 @@ class Admin:
                     patterns.subscribe(pattern, pattern)
             subscriptions += [(client, pattern) for pattern in patterns.match(name)]
         return subscriptions
+
+    @changing(
+        "publish",
+        "Send a message to who has subscribed to its topic, as a datagram does.",
+        takes={
+            "topic": Argument("up to 50 bytes", required=True),
+            "type": Argument("of its value", choices=tuple(kind.name for kind in Kind), usual="STRING"),
+            "value": Argument("its value", "lines", required=True),
+        },
+        answers=("published", "receivers"),
+        named_by=("topic",),
+    )
+    async def _publish(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
+        topic = a_text(arguments, "topic").encode()
+        if not 1 <= len(topic) <= TOPIC_BYTES_MAX or b"\0" in topic:
+            raise BadArgument(f"topic has 1 to {TOPIC_BYTES_MAX} bytes, none of them NUL")
+        name = a_text(arguments, "type", "STRING")
+        if name not in Kind.__members__:
+            raise BadArgument(f"type is one of {', '.join(Kind.__members__)}")
+        try:
+            payload = payload_of(Kind[name], a_text(arguments, "value"))
+        except ValueError as error:
+            raise BadArgument(f"value: {error}") from None
+        receivers = len({client for client, _ in self._receivers(topic.decode())})
+        if not dry_run:
+            frames = frame(NOBODY, topic, Kind[name], payload)
+            if not self._fanout.publish(topic, frames, [DATAGRAM_BYTES_MIN + len(payload)], ()):
+                raise Busy("earlier messages are still being written to subscribers: try again")
+        return {"published": 1, "receivers": receivers}
 
     def _find_subscription(self, parts: Sequence[str]) -> Subscription | None:
         client = self._all.clients.get(parts[0].encode())

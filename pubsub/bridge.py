@@ -12,6 +12,7 @@ from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
     FRAME_BYTES,
+    NOBODY,
     PAYLOAD_BYTES_MAX,
     PAYLOAD_BYTES_MIN,
     TOPIC_BYTES_MAX,
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from pubsub.listener import PubsubService
     from pubsub.sessions import Sessions
 
-NOBODY = b"0.0.0.0:0"
-"""The sender in frames that a bridge publishes."""
 WRITTEN_AT_ONCE = 64
 """Messages between two checkpoints: 100 KB of frames."""
 

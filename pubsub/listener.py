@@ -116,7 +116,7 @@ class PubsubService:
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
             *self._intake_endpoints(settings),
         )
-        self.objects = Admin(self.sessions, self._end_session).objects
+        self.objects = Admin(self.sessions, fanout, self._end_session).objects
 
     def _intake_endpoints(self, settings: PubsubSettings) -> Iterator[TcpEndpoint | UdpEndpoint]:
         """Those for lines of other programs, where their ports are set."""

@@ -49,12 +49,40 @@ PEEK_MAX = 1000
 PEEK = action(
     "peek",
     "The first messages of a queue; takes nothing.",
-    takes={"limit": Argument(f"at most {PEEK_MAX} messages; 10", "number")},
+    takes={
+        "limit": Argument(f"at most {PEEK_MAX} messages; 10", "number"),
+        "from": Argument("the least position", "number"),
+        "contains": "a text that they have in them; of 100,000 messages and 64 MiB at most",
+    },
     looks=True,
     answers=MESSAGES,
 )
 PURGE = changing("purge", "Drop a queue's messages, but those that are held.", answers=("purged", "held"))
-REDRIVE = changing("redrive", "Move dead letters back to where they came from.", answers=("moved", "left"))
+SIFTED_MAX = 10_000
+"""Messages before one that is taken out by its position: they leave the row, and are in memory."""
+POSITION = Argument(f"of one message, which stands among the first {SIFTED_MAX:,}", "number")
+REDRIVE = changing(
+    "redrive",
+    "Move dead letters back to where they came from; with `position` that one alone.",
+    takes={"position": POSITION},
+    answers=("moved", "left"),
+)
+MOVE = changing(
+    "move",
+    "Move messages to the end of another queue of this protocol, the oldest first.",
+    takes={
+        "to": Argument("the other queue", required=True),
+        "limit": Argument("so many; else all that it has room for", "number"),
+        "position": POSITION,
+    },
+    answers=("moved", "left"),
+)
+DISCARD = changing(
+    "discard",
+    "Delete one message.",
+    takes={"position": attrs.evolve(POSITION, required=True)},
+    answers=("discarded",),
+)
 PAUSE = changing(
     "pause",
     "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",

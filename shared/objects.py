@@ -28,6 +28,17 @@ SHOWN_BYTES_MAX = 256 << 10
 """Bytes of one message in an answer; of a larger one the beginning is shown."""
 
 
+CLIENT_MAX = 64
+"""Characters of a client's name that lists show."""
+
+
+def client_name(said: object) -> str:
+    """What a client calls itself, fit to be shown."""
+    if isinstance(said, bytes):
+        said = said.decode(errors="replace")
+    return "".join(each for each in said[:CLIENT_MAX] if each.isprintable()) if isinstance(said, str) else ""
+
+
 class ObjectMissing(BrokerError):
     """No object has that name."""
 
@@ -50,11 +61,20 @@ class KindColumn:
 
 
 @attrs.frozen
+class Chart:
+    """A column that is drawn over time; `grows`: what it has grown by a second."""
+
+    column: str
+    grows: bool = False
+
+
+@attrs.frozen
 class ObjectKind:
     """A kind of objects. `columns`: the most important first; the first ones form the name.
 
     `parts`: the columns that form an object's name; with `by_protocol` the protocol goes before them.
-    `filters`: columns that can narrow a list. `none`: what is said of an empty list.
+    `filters`: columns that can narrow a list. `charts`: what is drawn of each object, three columns at most.
+    `none`: what is said of an empty list.
     """
 
     name: str
@@ -63,6 +83,7 @@ class ObjectKind:
     parts: tuple[str, ...] = ("name",)
     by_protocol: bool = False
     filters: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
     none: str = ""
 
 
@@ -76,6 +97,7 @@ CONNECTIONS = ObjectKind(
         PROTOCOL,
         KindColumn("peer", "The client's address.", ""),
         KindColumn("user", "The user who logged in; anonymous: no login was required.", ""),
+        KindColumn("client", "The name that the client gives itself.", ""),
         KindColumn("state", "open, paused (its input is not read), or finishing.", ""),
         KindColumn("waits_for", "What it waits for, and why its input is paused.", "list"),
         KindColumn("since", "When it was accepted.", "time"),
@@ -94,6 +116,7 @@ CONNECTIONS = ObjectKind(
     ),
     parts=("id",),
     filters=("protocol", "user"),
+    charts=(Chart("bytes_in", grows=True), Chart("bytes_out", grows=True), Chart("held")),
 )
 QUEUES = ObjectKind(
     "queues",
@@ -126,6 +149,26 @@ QUEUES = ObjectKind(
     ),
     by_protocol=True,
     filters=("protocol",),
+    charts=(Chart("ready"), Chart("in_rate"), Chart("out_rate")),
+)
+CONSUMERS = ObjectKind(
+    "consumers",
+    "Who takes messages from queues.",
+    (
+        KindColumn("id", "Its name here.", ""),
+        KindColumn("queue", "The queue that it consumes.", ""),
+        PROTOCOL,
+        KindColumn("connection", "Its connection; null: a bridge.", ""),
+        KindColumn("peer", "The client's address; null: a bridge.", ""),
+        KindColumn("user", "Its user; of a bridge null.", ""),
+        KindColumn("client", "The name that the client gives itself.", ""),
+        KindColumn("held", "Messages delivered to it and not acknowledged."),
+        KindColumn("room", "How many more it would take now; null: any number."),
+        KindColumn("delivered", "Messages delivered to it."),
+        KindColumn("out_rate", "Messages delivered to it, over the last seconds.", "rate"),
+    ),
+    parts=("id",),
+    filters=("protocol", "queue", "user"),
 )
 TOPICS = ObjectKind(
     "topics",
@@ -146,6 +189,7 @@ TOPICS = ObjectKind(
         KindColumn("created", "When it was made.", "time"),
     ),
     filters=("protocol",),
+    charts=(Chart("in_rate"), Chart("bytes")),
 )
 GROUPS = ObjectKind(
     "groups",
@@ -169,6 +213,7 @@ GROUPS = ObjectKind(
     ),
     parts=("group", "topic"),
     filters=("protocol", "group", "topic"),
+    charts=(Chart("lag_bytes"),),
 )
 SESSIONS = ObjectKind(
     "sessions",
@@ -266,6 +311,28 @@ BRIDGES = ObjectKind(
         KindColumn("bytes", "Bytes taken and not carried yet.", "bytes"),
         KindColumn("last_error_time", "When that was.", "time"),
     ),
+    charts=(Chart("carried", grows=True), Chart("lag")),
+)
+USERS = ObjectKind(
+    "users",
+    "Who may log in, and what each may do.",
+    (
+        KindColumn("name", "Its name; anonymous, udp and bridge/<name> have rules alone.", ""),
+        KindColumn("login", "How it logs in: password, certificate.", "list"),
+        KindColumn("allow", "Its rules: <protocol>:<action>:<pattern>.", "list"),
+        KindColumn("user_share", "The percent of each bound that it may have."),
+    ),
+)
+SETTINGS = ObjectKind(
+    "settings",
+    "The settings in force, and where each value comes from.",
+    (
+        KindColumn("name", "Its name.", ""),
+        KindColumn("value", "Its value.", ""),
+        KindColumn("source", "A flag, a variable, a file, or the default.", ""),
+        KindColumn("meaning", "What it is for.", "", looked_up=True),
+    ),
+    filters=("source",),
 )
 ATTENTION = ObjectKind(
     "attention",
@@ -291,6 +358,7 @@ KINDS: Mapping[str, ObjectKind] = {
         ATTENTION,
         CONNECTIONS,
         QUEUES,
+        CONSUMERS,
         TOPICS,
         GROUPS,
         SESSIONS,
@@ -299,6 +367,8 @@ KINDS: Mapping[str, ObjectKind] = {
         BINDINGS,
         LEASES,
         BRIDGES,
+        USERS,
+        SETTINGS,
     )
 }
 
@@ -333,10 +403,10 @@ class Declaration:
     """An action on one object, without what does it: API, OpenAPI, page and commands are made from this.
 
     `takes`: its arguments; a text is the help of one that is a text. `dry_runs`: it supports dry runs.
-    `looks`: it changes nothing.
-    `answers`: the names of the numbers in its answer, the main result first; or `MESSAGES`. `named_by`: of an
-    action that creates an object, the arguments that name it, for the audit log. `paths`: the arguments that
-    are paths on the server's machine; over TCP only paths below the data folder's `backups` are allowed.
+    `looks`: it changes nothing. `answers`: the names of the numbers in its answer, the main result first; or
+    `MESSAGES`. `tells`: those of texts that it may have, too. `named_by`: of an action that creates an
+    object, the arguments that name it, for the audit log. `paths`: the arguments that are paths on the
+    server's machine; over TCP only paths below the data folder's `backups` are allowed.
     """
 
     name: str
@@ -345,6 +415,7 @@ class Declaration:
     dry_runs: bool = False
     looks: bool = False
     answers: Sequence[str] = ()
+    tells: Sequence[str] = ()
     named_by: Sequence[str] = ()
     paths: Sequence[str] = ()
 
@@ -430,23 +501,42 @@ def message_row(
     return row
 
 
-class MessageRows:
-    """The messages of one answer, in `items`: as many as requested, within a bound of bytes."""
+SEARCHED_MAX, SEARCHED_BYTES_MAX = 100_000, 64 << 20
+"""Messages that one request looks through, and their bytes: some tenths of a second, in turns."""
 
-    def __init__(self, limit: int) -> None:
+
+class MessageRows:
+    """The messages of one answer, in `items`: as many as requested, within a bound of bytes. `contains`: a
+    text that they have in them; then a bound of messages that are looked at holds, too."""
+
+    def __init__(self, limit: int, contains: str = "") -> None:
         self.items: list[dict[str, Any]] = []
         self._limit = limit
-        self._bytes = 0
+        self._bytes = self._looked = self._looked_bytes = 0
+        self._contains = contains.encode()
+
+    @property
+    def is_search(self) -> bool:
+        return bool(self._contains)
 
     @property
     def left(self) -> int:
         """How many more messages fit."""
-        return 0 if self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
+        over = self._looked >= SEARCHED_MAX or self._looked_bytes >= SEARCHED_BYTES_MAX
+        return 0 if over or self._bytes >= ANSWER_BYTES_MAX else self._limit - len(self.items)
 
     def add(self, position: int, body: bytes, time_ms: float | None = None, **more: Any) -> None:
-        """Add a message's row (`message_row`)."""
-        self._bytes += min(len(body), SHOWN_BYTES_MAX)
-        self.items.append(message_row(position, body, time_ms, **more))
+        """Add a message's row (`message_row`), if it is one that is looked for."""
+        self._looked += 1
+        self._looked_bytes += len(body)
+        if self._contains in body:
+            self._bytes += min(len(body), SHOWN_BYTES_MAX)
+            self.items.append(message_row(position, body, time_ms, **more))
+
+
+def an_optional_count(arguments: Mapping[str, Any], name: str) -> int | None:
+    """An argument that is a whole number, if it is given. Raises BadArgument."""
+    return a_count(arguments, name, 0, 0, 1 << 63) if name in arguments else None
 
 
 def a_count(arguments: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:

@@ -15,11 +15,15 @@ from brokers.errors import advice_of
 from brokers.plugins import check_rule
 from brokers.settings.config import Config
 from shared.access import User, UsersError, parse_users, written_users
-from shared.errors import ConfigError
+from shared.errors import BrokerError, ConfigError
 from shared.local_path import read_file, replace_file, require_regular, sync_folder
 
 Tell = Callable[[str], object]
 """Gets what the operator is to know of a file that can be used all the same."""
+
+
+class NotGiven(BrokerError):
+    """Whoever asks may not make, or change, that user."""
 
 
 def tell_terminal(text: str) -> None:

@@ -533,7 +533,8 @@ def _answer_schema(action: Action) -> Mapping[str, Any]:
         following = {"type": ["integer", "null"], "description": "The next message's position, in a topic."}
         return {"type": "object", "properties": {"items": items, "next": following}, "required": ["items"]}
     counts = {name: {"type": "integer"} for name in action.answers}
-    return {"type": "object", "properties": counts, "required": [*counts][:1]}
+    texts = {name: {"type": "string"} for name in action.tells}
+    return {"type": "object", "properties": {**counts, **texts}, "required": [*counts][:1]}
 
 
 def _parameter(name: str, place: str, text: str = "") -> Mapping[str, Any]:

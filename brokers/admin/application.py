@@ -40,6 +40,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from brokers.access.users import NotGiven
 from brokers.admin import api, definitions, detailed, metrics
 from brokers.admin.api import LOOKING, Operation
 from brokers.admin.following import PARAMETERS, Followers, Stream
@@ -376,7 +377,7 @@ async def _failed(request: Request, error: Exception) -> Response:
             status, text = 404, str(error)
         case BadArgument():
             status, text = 400, str(error)
-        case definitions.NotGiven():
+        case NotGiven():
             status, text = 403, str(error)
         case BrokerError():
             status, text = 409, str(error)

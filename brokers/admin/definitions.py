@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 
 from brokers.access import users
+from brokers.access.users import NotGiven
 from brokers.errors import did_you_mean
 from brokers.plugins import check_rule
 from shared.access import Access, UsersError, user_of
@@ -226,10 +227,6 @@ def _is_promised(
 
 def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
     return (section, protocol, name) in names
-
-
-class NotGiven(BrokerError):
-    """Whoever imports may not make that user."""
 
 
 def of_users(access: Access, path: Path, giver: str | None = None) -> DefinitionSection:

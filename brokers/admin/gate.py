@@ -20,6 +20,7 @@ import binascii
 import errno
 import json
 import secrets
+import time
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from contextlib import ExitStack, asynccontextmanager
@@ -40,6 +41,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.access.logins import Logins
 from brokers.admin.api import GIVER, LOOKING, READS, body_of
+from brokers.admin.browser_sessions import (
+    GRAIN_SECONDS,
+    SESSION_SECONDS,
+    BrowserSession,
+    SessionFile,
+    digest,
+)
 from brokers.page import files, shown
 from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
@@ -57,8 +65,6 @@ CONNECTIONS_MAX = 128
 AT_ONCE = 2
 """Requests of one user that are served at the same time; the others wait. 110 lists at once took 85 ms of
 each turn of the loop."""
-SESSION_SECONDS = 12 * 3600.0
-"""A session ends after so long without a request."""
 CREDENTIALS_BYTES_MAX = 2048
 """The bytes of a header or a body with a login."""
 
@@ -134,23 +140,6 @@ class Caller:
         return "" if is_loopback(address) else address
 
 
-@attrs.define(eq=False)
-class _BrowserSession:
-    """A session of a browser (`shared.access.GuardedSession`). It is good from `address` alone: its cookie
-    goes to servers on other ports of this host, too."""
-
-    user: str
-    address: str
-    until: float
-    end: Callable[[], None] = attrs.field(repr=False)
-
-    def access_changed(self) -> None:
-        """Nothing to do: the user's rights are looked up with each request."""
-
-    def close_for(self, reason: str) -> None:
-        self.end()
-
-
 class Gate:
     """Lets requests on the admin port through to `app`, or answers them itself."""
 
@@ -165,19 +154,27 @@ class Gate:
         port: int,
         names: tuple[str, ...] = (),
         secure: bool = False,
+        kept: SessionFile | None = None,
     ) -> None:
-        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there."""
+        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there. `kept`:
+        the file of the sessions, which is read now."""
         self._app = app
         self._access = access
         self._logins = logins
         self._token = token.encode()
         self._host, self._port, self._loopback = host, port, is_loopback(host)
         self.take_settings(names, secure=secure)
-        self._sessions: dict[str, _BrowserSession] = {}  # the most recently used last
+        self._kept = kept
+        self.sessions: dict[str, BrowserSession] = {}
+        """By the digest of their keys, the most recently used last."""
         self._session_shares, self._connections = Shares(access.share_of), Shares(access.share_of)
         self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
+        for key, texts, until in kept.load() if kept is not None else ():
+            user, fits = texts["user"], len(self.sessions) < SESSIONS_MAX
+            if fits and until > time.time() and texts["proof"] == self._proof(user):
+                self._add(key, user, texts["address"], until)
 
     def answer_at_once(self, data: bytes) -> bytes:
         """The answer to a whole request of `/livez` where that is open, which waits for nobody; or b""."""
@@ -333,7 +330,7 @@ class Gate:
         return JSONResponse({"user": user})
 
     def _log_out(self, headers: Headers, cookies: list[str]) -> Response:
-        if (session := self._sessions.get(self._key(headers))) is not None:
+        if (session := self.sessions.get(self._key(headers))) is not None:
             session.end()
         cookies.append(f"{self._cookie}=; Max-Age=0; {self._attributes}")
         return JSONResponse({})
@@ -365,7 +362,7 @@ class Gate:
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
             return user
         how = "log in: as a user with an admin rule, or with the token in the data folder"
-        ended = "your session has ended: 12 hours passed without a request, or the server was restarted; "
+        ended = "your session has ended: 12 hours passed without a request, or its login was changed; "
         return self._unknown((ended if self._key(headers) else "") + how, headers)
 
     async def _by_header(self, said: str, headers: Headers, caller: Caller) -> str | Response:
@@ -399,40 +396,61 @@ class Gate:
         return answers[0]
 
     def _key(self, headers: Headers) -> str:
-        """The key of a request's session, from its cookie."""
-        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        """The digest of the key of a request's session, from its cookie; "": it has none."""
+        key = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
+        return digest(key) if key else ""
 
     def _by_cookie(self, headers: Headers, caller: Caller) -> str:
         key = self._key(headers)
-        session = self._sessions.get(key)
+        session = self.sessions.get(key)
         if session is None or session.address != caller.address:
             return ""
-        if session.until < trio.current_time():
+        now = time.time()
+        if not now < session.until <= now + SESSION_SECONDS + GRAIN_SECONDS:  # else the clock was set back
             session.end()
             return ""
-        session.until = trio.current_time() + SESSION_SECONDS
-        self._sessions[key] = self._sessions.pop(key)
+        if session.until < now + SESSION_SECONDS - GRAIN_SECONDS:
+            session.until = now + SESSION_SECONDS
+            self._note()
+        self.sessions[key] = self.sessions.pop(key)
         return session.user
 
     def _begin(self, user: str, caller: Caller) -> str:
         """Begin a session. Returns its cookie."""
         if not self._session_shares.fits(user, SESSIONS_MAX):
-            next(each for each in self._sessions.values() if each.user == user).end()
-        if len(self._sessions) >= SESSIONS_MAX:
-            next(iter(self._sessions.values())).end()
+            next(each for each in self.sessions.values() if each.user == user).end()
+        if len(self.sessions) >= SESSIONS_MAX:
+            next(iter(self.sessions.values())).end()
         key = secrets.token_urlsafe(32)
+        self._add(digest(key), user, caller.address, time.time() + SESSION_SECONDS)
+        self._note()
+        return f"{self._cookie}={key}; {self._attributes}"
+
+    def _add(self, key: str, user: str, address: str, until: float) -> None:
         self._session_shares.add(user)
 
         def end() -> None:
-            if (session := self._sessions.pop(key, None)) is not None:
+            if (session := self.sessions.pop(key, None)) is not None:
                 self.guard.clients.discard(session)
                 self._session_shares.add(user, -1)
+                self._note()
 
-        session = self._sessions[key] = _BrowserSession(
-            user, caller.address, trio.current_time() + SESSION_SECONDS, end
-        )
+        session = self.sessions[key] = BrowserSession(user, address, until, self._proof(user), end)
         self.guard.clients.add(session)
-        return f"{self._cookie}={key}; {self._attributes}"
+
+    def _note(self) -> None:
+        if self._kept is not None:
+            self._kept.changed()
+
+    def _proof(self, user: str) -> str:
+        """A digest of what a user logs in with."""
+        if user == TOKEN_USER:
+            return digest(f"token {self._token.decode(errors='replace')}")
+        found = (self._access.users or {}).get(user)
+        if found is None:
+            return ""
+        password = "" if found.password is None else found.password.written()
+        return digest(f"user {password} {found.certificate}")
 
     @property
     def _attributes(self) -> str:

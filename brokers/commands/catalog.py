@@ -6,7 +6,7 @@ Each is imported when it is called, so that no command pays for another's librar
 from collections.abc import Mapping
 
 OBJECT_KINDS = (
-    *("attention", "connections", "queues", "topics", "groups"),
+    *("attention", "connections", "queues", "consumers", "topics", "groups"),
     *("sessions", "subscriptions", "exchanges", "bindings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
@@ -22,7 +22,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "drain": ("commands.server:drain", "Stop the running server as SIGTERM does."),
     "backup": ("commands.server:backup", "Copy a data folder, while it is served or not."),
     "fsck": ("commands.folder:fsck", "Check a data folder that no server uses."),
-    "restore": ("commands.folder:restore", "Make a data folder from a backup."),
+    "restore": ("commands.folder:restore", "Make a data folder from a backup, or from a bucket."),
+    "ship": ("ship.cli:ship", "The bucket to which a server ships."),
+    "follow": ("ship.cli:follow", "Follow a bucket: serve readers what another server ships."),
+    "promote": ("ship.cli:promote", "Make a follower the server that ships and takes writes."),
     "log": ("commands.folder:log", "Look into the logs of a data folder; a server may be running."),
     **{kind: (f"commands.objects:{kind}", f"List the {NOUNS.get(kind, kind)}.") for kind in OBJECT_KINDS},
     "logs": ("commands.follow:logs", "Show the running server's log."),

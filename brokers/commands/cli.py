@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal, TextIO
 
+import attrs
 from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 import shared
@@ -135,7 +136,7 @@ def _run(arguments: Sequence[str]) -> int:
     if isinstance(result, ServeCommand):
         from brokers.host.serving import serve
 
-        return serve(result)
+        return serve(attrs.evolve(result, words=tuple(arguments)))
     columns = bound.arguments.get("columns")
     output = Output(
         as_json=bool(bound.arguments.get("json")),

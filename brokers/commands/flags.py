@@ -93,7 +93,7 @@ class ServeCommand:
     """What to serve, by the command line: settings that are given, and not read yet.
 
     `defaults`: the command's own, which the file and the environment override. `says`: services' own lines go
-    to standard output.
+    to standard output. `words`: the whole command line.
     """
 
     config: Path | None = None
@@ -101,6 +101,7 @@ class ServeCommand:
     flags: tuple[Flag, ...] = ()
     defaults: tuple[Flag, ...] = ()
     says: bool = False
+    words: tuple[str, ...] = ()
 
 
 def port_flags(ports: Iterable[str]) -> Iterator[Flag]:

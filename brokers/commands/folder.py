@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,8 +12,10 @@ from brokers.commands.render import CommandResult, Several, cell
 from brokers.commands.server import copied
 from brokers.commands.server_address import DataDir, local_folder, require_folder
 from brokers.errors import ExitCode, Failure, copy_errors, folder_errors
-from shared.cli.options import Json, a_path, flag
+from shared.cli.options import Json, flag
 from shared.cli.progress import progress
+from shared.errors import UsageError
+from shared.local_path import local_path
 
 Namespace = Annotated[str, Parameter(help="The log's namespace: the folder it is in, as logmq.")]
 _REPAIR = (
@@ -135,26 +137,71 @@ def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**first, **{name: f"{name}={cell(value)}" for name, value in values.items()}}
 
 
-@host_command("restore", "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers")
+@host_command(
+    "restore",
+    "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers",
+    "brokers restore s3://bucket/prefix --data-dir /var/lib/brokers",
+    "brokers restore s3://bucket/prefix --at '10m ago' --only 'logmq:orders*' --data-dir /tmp/look",
+)
 def restore(
-    source: Annotated[Path, Parameter(help="A backup, as `brokers backup` made it.", converter=a_path)],
+    source: Annotated[str, Parameter(help="A backup, as `brokers backup` made it, or a bucket's URL.")],
     *,
-    strict: Annotated[bool, flag("Stop at the first file that is not as it was backed up.")] = False,
+    strict: Annotated[bool, flag("Of a backup: stop at the first file that is not as it was.")] = False,
+    at: Annotated[str | None, Parameter(help="Of a bucket: the instant, as 10m ago, or a time.")] = None,
+    lsn: Annotated[int | None, Parameter(help="Of a bucket: the instant, as a place in the journal.")] = None,
+    only: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Of a bucket: these logs, as logmq:orders*. Repeatable.", negative="", show_default=False
+        ),
+    ] = (),
+    verify: Annotated[
+        Literal["quick", "full"],
+        Parameter(help="Of a bucket: full reads all of the folder again at the end."),
+    ] = "quick",
+    dry_run: Annotated[bool, flag("Of a bucket: say what would be done.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     json: Json = False,
 ) -> CommandResult:
-    """Make a data folder from a backup.
+    """Make a data folder from a backup, or from what a server shipped to a bucket.
 
-    It must not exist yet, or be empty. Every file is checked on the way: the rest is brought, and what is
-    damaged or missing is said, with exit code 1.
+    It must not exist yet, or be empty. Every byte is checked on the way: the rest is brought, and what is
+    damaged or missing is said, with exit code 1. A folder from a bucket is as of one instant of all
+    protocols; the newest unless --at or --lsn says which.
     """
+    folder = local_folder(data_dir, config)
+    path = _backup_path(source)
+    if path is None:
+        from brokers.ship.cli import restore_bucket
+
+        return restore_bucket(
+            source,
+            folder,
+            at=at,
+            lsn=lsn,
+            only=only,
+            verify=verify,
+            dry_run=dry_run,
+            config=config,
+            json=json,
+        )
     from shared.storage.tools.backup import restore as put_back
 
-    folder = local_folder(data_dir, config)
     with progress(f"restoring {folder}"), copy_errors(folder, "data folder"):
-        report = put_back(require_folder(source), folder, strict=strict)
+        report = put_back(require_folder(path), folder, strict=strict)
     return copied(report, json)
+
+
+def _backup_path(source: str) -> Path | None:
+    """The folder of a backup; None for a bucket, which may be a folder, too."""
+    try:
+        path = local_path(source)
+    except ValueError as error:
+        if "://" not in source:
+            raise UsageError("SOURCE", str(error)) from None
+        return None
+    return None if source.lower().startswith("file://") and (path / "manifest.json").exists() else path
 
 
 restore.help_format = None  # of the root: completion scripts show its help without backticks

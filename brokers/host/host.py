@@ -29,8 +29,11 @@ import trio
 
 from brokers.access import users
 from brokers.access.logins import Logins
-from brokers.admin import application, definitions, stopping
+from brokers.access.objects import UserObjects
+from brokers.admin import application, browser_sessions, charts, definitions, stopping
 from brokers.admin.attention import Attention
+from brokers.admin.browser_sessions import SessionFile
+from brokers.admin.charts import Charts
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
 from brokers.admin.port import AdminPort, listen
@@ -45,7 +48,9 @@ from brokers.host import logs
 from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
+from brokers.settings.objects import SettingObjects
 from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull
@@ -95,7 +100,7 @@ class Host:
         *,
         say: Callable[[str], None] | None = None,
         watch: LoopWatch | None = None,
-        open_store: Callable[[Path, StorageSettings], Awaitable[Store]] = Store.open,
+        open_store: Callable[..., Awaitable[Store]] = Store.open,
         reread: Callable[[], Config] | None = None,
         leave: Callable[[ExitCode], None] = lambda _: None,
     ) -> None:
@@ -115,9 +120,14 @@ class Host:
         self._store: Store | None = None
         self._control_file: os.stat_result | None = None
         self._recording: Recording | None = None
+        self._own_objects: ObjectsByProtocol = ()
+        self._link = BucketLink(config.ship, config.serve.data_dir, log, self.stop)
+        self.serves_anew = False
+        """At the end: the folder was promoted, and the same server is to be started on it once more."""
         self._bridges: Bridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
+        self._charts = Charts(self._charted, config.serve.data_dir / charts.NAME, log)
         self._attention = Attention(self.objects, self._read_server, log, config.attention, time.time)
         self.traces = Traces(lambda: self._services, lambda: time.time_ns() / 1e6, self.share_of)
         self.page: str | None = None
@@ -162,12 +172,20 @@ class Host:
                 clients=self._budget.limit_bytes,
             )
         with folder_errors(folder):
-            store = self._store = await self._open(folder, self._storage())
+            ships = await self._link.arrive()
+            options: Mapping[str, Any] = {} if ships is None else {"ships": ships}
+            store = self._store = await self._open(folder, self._storage(), **options)
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
         try:
             with folder_errors(folder):
-                recording = self._recording = Recording(store, self._config.record, self._log)
+                await self._link.start(store)
+                record = (
+                    self._config.record
+                    if not self._link.follows
+                    else attrs.evolve(self._config.record, protocols=())
+                )
+                recording = self._recording = Recording(store, record, self._log)
             with copy_errors(folder, "control socket in"):
                 listener = control.listen(folder)
                 self._control_file = os.lstat(folder / control.NAME)
@@ -184,6 +202,7 @@ class Host:
         if self._recording is not None:
             self._recording.flush()
         await store.close()
+        self.serves_anew = await self._link.close(store)
         if self._all_served.is_set():
             self._log.info("stopped")
 
@@ -221,6 +240,7 @@ class Host:
             async with trio.open_nursery() as nursery:
                 await nursery.start(store.run)
                 await nursery.start(application.serve, self, listener, self._log)
+                nursery.start_soon(self._link.run)
                 nursery.start_soon(recording.run)
                 await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
@@ -228,18 +248,22 @@ class Host:
                     for service in self._services:
                         await self._open_service(service)
                 bridges = self._bridges = self._make_bridges(store)
-                await bridges.open()
-                await self._take_definitions()
+                if not self._link.follows:
+                    await bridges.open()
+                    await self._take_definitions()
                 reloader = self._reloader = self._make_reloader()
+                self._own_objects = self._make_objects(bridges, reloader)
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
                 nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
+                nursery.start_soon(self._charts.run)
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                await bridges.change(self._config.bridges)
+                if not self._link.follows:
+                    await bridges.change(self._config.bridges)
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
                 nursery.start_soon(self._tell_endings)
@@ -248,6 +272,7 @@ class Host:
                 task_status.started([bound for service in self._services for bound in service.bound])
                 await self._stop.wait()
                 await self._drain()
+                await self._link.finish()
                 nursery.start_soon(self._await_ends, store)
                 nursery.cancel_scope.cancel()
         finally:
@@ -286,6 +311,12 @@ class Host:
         for service in self._services:
             reloader.register(service.prepare, service.watched)
         return reloader
+
+    def _make_objects(self, bridges: Bridges, reloader: Reloader) -> ObjectsByProtocol:
+        """The objects that no protocol has."""
+        settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
+        users_ = UserObjects(self._access, lambda: self._config.users_file)
+        return (("bridges", bridges.objects), ("users", users_.objects), ("settings", settings.objects))
 
     async def _prepare(self, config: Config) -> Apply:
         """What is the host's own."""
@@ -386,6 +417,7 @@ class Host:
         except Failure:
             port.close()
             raise
+        kept = SessionFile(config.serve.data_dir / browser_sessions.NAME, self._log)
         gate = Gate(
             application.application(self),
             self._access,
@@ -395,7 +427,9 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
+            kept=kept,
         )
+        nursery.start_soon(kept.run, gate.sessions)
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
         await nursery.start(port.serve, gate)
@@ -440,7 +474,7 @@ class Host:
             return "draining"
         if not self._all_served.is_set() or self._store is None:
             return "starting"
-        if self._store.read_only is not None:
+        if self._store.read_only is not None and not self._store.follows:
             return f"the store is read-only: {self._store.read_only}"
         down = [service.name for service in self._services if service.state != "serving"]
         return f"restarting: {', '.join(down)}" if down else None
@@ -459,6 +493,7 @@ class Host:
             "attention": self._attention.few,
             "protocols": [service.status() for service in self._services],
             "store": attrs.asdict(self._store.statistics()),
+            **self._link.status(),
         }
 
     def share_of(self, user: str) -> int:
@@ -467,9 +502,11 @@ class Host:
 
     def objects(self) -> ObjectsByProtocol:
         """Return (protocol, objects of one kind) for all protocols, with their rates."""
+        return [(name, self._charts.with_history(name, each)) for name, each in self._charted()]
+
+    def _charted(self) -> ObjectsByProtocol:
         with_rates = [(name, self._flows.with_rates(each)) for name, each in self._objects()]
-        bridges = [("bridges", self._bridges.objects)] if self._bridges is not None else []
-        return [*with_rates, *bridges, ("", self._attention.objects)]
+        return [*with_rates, *self._own_objects, ("", self._attention.objects)]
 
     def _objects(self) -> Iterator[tuple[str, Objects]]:
         return ((service.name, each) for service in self._services for each in service.objects)
@@ -586,6 +623,7 @@ class Host:
             yield from self._recording.samples()
         if self._watch is not None:
             yield from self._watch.samples()
+        yield from self._link.samples()
         yield from self._budget.samples()
         yield from self._network.samples()
         yield from self._access.samples()

@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -70,7 +71,9 @@ def serve(command: ServeCommand) -> int:
     log = logs.configure(config.serve.log_level, config.serve.log_format)
     _require_files(log)
     keep_freed_memory(KEPT_BYTES, KEPT_BLOCK_BYTES_MAX)
-    trio.run(_serve, chosen, config, command, log, read)
+    if trio.run(_serve, chosen, config, command, log, read):
+        log.info("starting anew on the promoted folder")
+        os.execv(sys.executable, [sys.executable, "-m", "brokers", *command.words])
     return ExitCode.OK
 
 
@@ -95,7 +98,8 @@ async def _serve(
     command: ServeCommand,
     log: structlog.stdlib.BoundLogger,
     read: Callable[[], Config],
-) -> None:
+) -> bool:
+    """Whether the same command is to be run anew: the folder was promoted."""
     ready_file = command.ready_file
     CLOCK.now = perf_counter
     collector = Collector()
@@ -127,6 +131,7 @@ async def _serve(
                 collector.remove()
                 announcing.remove(ready_file)
             nursery.cancel_scope.cancel()
+    return host.serves_anew
 
 
 async def _obey(

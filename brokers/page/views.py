@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.admin.api import LOOKING, object_at, parts_behind, queried
+from brokers.admin.charts import HISTORY, LEVELS
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -31,8 +32,10 @@ from shared.errors import BrokerError
 from shared.objects import (
     ATTENTION,
     KINDS,
+    SETTINGS,
     Action,
     Argument,
+    Chart,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -46,21 +49,23 @@ ROWS = 100
 """Rows of a list on one page."""
 RELATED_ROWS = 20
 COLUMNS_FEW = 8
-MESSAGES, MESSAGES_MAX = 20, 100
-POLL_SECONDS = 5.0
+MESSAGES, MESSAGES_MAX, DOWNLOADED = 20, 100, 1000
+"""Messages on a page, unless it says how many; the most; and those of a download."""
+POLL_SECONDS, LIVE_SECONDS = 5.0, 1.0
 SHARE = 100
 """A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
-    "attention",
-    *("queues", "topics", "groups", "sessions", "subscriptions"),
-    *("connections", "exchanges", "bindings", "bridges"),
+    *("attention", "queues", "consumers", "topics", "groups", "sessions", "subscriptions"),
+    *("connections", "exchanges", "bindings", "bridges", "leases", "users", "settings"),
 )
 """The order of the menu; kinds that are not named come last."""
 LINKS = {
     ("groups", "topic"): "topics",
     ("subscriptions", "client"): "sessions",
+    ("consumers", "queue"): "queues",
+    ("consumers", "connection"): "connections",
     ("bindings", "exchange"): "exchanges",
     ("bindings", "queue"): "queues",
 }
@@ -69,13 +74,13 @@ RELATED = {
     "topics": (("groups", "topic"),),
     "sessions": (("subscriptions", "client"),),
     "exchanges": (("bindings", "exchange"),),
-    "queues": (("bindings", "queue"),),
+    "queues": (("consumers", "queue"), ("bindings", "queue"), ("subscriptions", "topic")),
 }
 """The lists below an object, narrowed by its name."""
 
-DANGEROUS = frozenset({"purge", "trim", "delete", "kick", "reset"})
+DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
-LABELS = {"messages": "Publish"}
+LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
 """Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -125,6 +130,22 @@ class ActionForm:
     def label(self) -> str:
         label = LABELS.get(self.action.name) or shown.label(self.action.name)
         return f"{label} ({self.protocol})" if self.protocol else label
+
+    @property
+    def of_one(self) -> bool:
+        """Whether it is about one message of the object, which its form must be told."""
+        return "position" in self.action.takes
+
+    @property
+    def of_all(self) -> bool:
+        """Whether it is about the object."""
+        return not (self.of_one and self.action.takes["position"].required)
+
+    def fits(self, message: Mapping[str, Any]) -> bool:
+        """Whether it does something to this message."""
+        found = message.get("properties") or {}
+        died = "dead_letter" in found or "x-death" in (found.get("headers") or {})
+        return self.of_one and (died or self.action.name != "redrive")
 
     @property
     def changes(self) -> bool:
@@ -203,7 +224,8 @@ def _as_page(make: Callable[[Request], Awaitable[Mapping[str, Any]]]) -> Endpoin
     async def endpoint(request: Request) -> Response:
         began = time.thread_time()
         values = await make(request)
-        poll = min(max(POLL_SECONDS, SHARE * (time.thread_time() - began)), POLL_SECONDS_MAX)
+        least = LIVE_SECONDS if request.query_params.get("live") else POLL_SECONDS
+        poll = min(max(least, SHARE * (time.thread_time() - began)), POLL_SECONDS_MAX)
         return _answer(request, 200, {"poll": round(poll, 1), **values})
 
     return endpoint
@@ -304,6 +326,7 @@ async def _list(
         ],
         "data_dir": data_dir(),
         "begins": [each.begin for _, each in of_kind if each.begin],
+        "downloads": f"{ROOT}/definitions" if kind is SETTINGS else "",
     }
 
 
@@ -393,14 +416,24 @@ async def _one(
             (_action_form(action, path, row, kind) for action in objects.actions if not action.looks),
             key=lambda form: form.dangerous,  # the same order for all protocols' queues
         ),
-        "looks": [action for action in objects.actions if action.looks],
+        "api": f"{ROOT}{path}",
+        "charts": [_drawn(kind, chart) for chart in kind.charts],
+        "span": request.query_params.get("span", "15m"),
+        "spans": LEVELS,
         "seen": await _seen(objects, item, request),
         "related": [
-            await _related(KINDS[other], of, column, str(row[kind.parts[-1]]))
+            await _related(KINDS[other], of, protocol, column, str(row[kind.parts[-1]]))
             for other, column in RELATED.get(kind.name, ())
             if any(owner == protocol for owner, _ in of(KINDS[other]))
         ],
     }
+
+
+def _drawn(kind: ObjectKind, chart: Chart) -> tuple[str, str]:
+    """A chart's column and unit, as the page's script has it."""
+    (unit,) = [column.unit for column in kind.columns if column.name == chart.column]
+    size = "B" if unit in ("bytes", "bytes_rate") else ""
+    return chart.column, f"{size}/s" if chart.grows or unit in ("rate", "bytes_rate") else size
 
 
 def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> ActionForm:
@@ -416,12 +449,14 @@ def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> Actio
 async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, Any] | None:
     """The result of a read-only action: that of the query's `show`, or the first."""
     query = request.query_params
-    looks = [action for action in objects.actions if action.looks]
+    looks = [action for action in objects.actions if action.looks and action.name != HISTORY.name]
     action = next((each for each in looks if each.name == query.get("show")), looks[0] if looks else None)
     if action is None:
         return None
     given = {name: query[name] for name in action.takes if query.get(name)}
     arguments: dict[str, Any] = {"limit": MESSAGES} if "limit" in action.takes else {}
+    if "newest" in action.takes and "show" not in query and not given:
+        arguments["newest"] = True
     arguments |= queried(action.takes, given)
     if isinstance(arguments.get("limit"), int):
         arguments["limit"] = min(arguments["limit"], MESSAGES_MAX)
@@ -434,20 +469,33 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
             wrong = str(error)
     following = answer.get("next")
     more = {"show": action.name, **given, "from": following}
+    items = answer.get("items") if arguments else None
+    if arguments.get("newest"):
+        following = items[-1]["position"] if items and len(items) == arguments.get("limit") else None
+        back = arguments.get("records_back", arguments.get("limit", 0)) + arguments.get("limit", 0)
+        more = {"show": action.name, **given, "newest": 1, "records_back": back}
     return {
         "action": action,
         "fields": [(name, each, arguments.get(name, "")) for name, each in action.takes.items()],
         "wrong": wrong,
-        "messages": answer.get("items") if arguments else None,
+        "messages": items,
+        "live": bool(query.get("live")) if "newest" in action.takes else None,
+        "touched": any("position" in action.takes for action in objects.actions),
+        "download": urlencode({**given, "limit": DOWNLOADED}),
         "answer": answer if "items" not in answer else {},
         "following": None if following is None else "?" + urlencode(more),
     }
 
 
 async def _related(
-    kind: ObjectKind, of: Callable[[ObjectKind], ObjectsByProtocol], column: str, name: str
+    kind: ObjectKind,
+    of: Callable[[ObjectKind], ObjectsByProtocol],
+    protocol: str,
+    column: str,
+    name: str,
 ) -> Mapping[str, Any]:
-    page = await listed(kind, of(kind), {column: name, "limit": str(RELATED_ROWS)})
+    narrowed = {column: name, "protocol": protocol}
+    page = await listed(kind, of(kind), {**narrowed, "limit": str(RELATED_ROWS)})
     rows: Sequence[Row] = page["items"]
     columns = _filled(kind, rows)
     return {
@@ -455,5 +503,5 @@ async def _related(
         "heads": [Heading(each, None, None) for each in columns],
         "body": await _body(kind, rows, columns),
         "shown": len(rows),
-        "more": f"/{kind.name}?" + urlencode({column: name}) if page["next"] is not None else None,
+        "more": f"/{kind.name}?" + urlencode(narrowed) if page["next"] is not None else None,
     }

@@ -28,6 +28,7 @@ from brokers.settings.structure import (
     plain,
     written,
 )
+from brokers.ship.settings import ShipSettings
 from shared.access import Required
 from shared.client.login import VARIABLES
 from shared.local_path import local_path, read_file
@@ -49,6 +50,7 @@ OWN_SECTIONS: Mapping[str, type[Any]] = {
     "client": ClientSettings,
     "storage": StorageSettings,
     "record": RecordSettings,
+    "ship": ShipSettings,
 }
 
 BRIDGES: Key = (SECTION,)
@@ -82,6 +84,7 @@ class Config:
     client: ClientSettings
     storage: StorageSettings
     record: RecordSettings
+    ship: ShipSettings
     protocols: Mapping[str, Any]
     sources: Mapping[Key, str]
     bridges: tuple[BridgeSettings, ...] = ()

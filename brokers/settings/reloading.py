@@ -78,15 +78,15 @@ class Reloader:
         self._parts[prepare] = watched
         self._seen[prepare] = self._look(prepare, self.config)
 
-    async def reload(self) -> Reloaded:
+    async def reload(self, *, dry_run: bool = False) -> Reloaded:
         """Read and apply everything again. Raises BrokerError; nothing is changed then, unless it is
-        PartlyReloaded."""
+        PartlyReloaded. `dry_run`: only read, check and prepare."""
         async with self._lock:
             config: Config
             reloaded: Reloaded
             with self._bugs_refuse():
                 config, reloaded = await self._in_thread(self._read_and_check, abandon_on_cancel=True)
-            await self._take_up(config, tuple(self._parts))
+            await self._take_up(config, tuple(self._parts), dry_run=dry_run)
             return reloaded
 
     async def take_up(self, part: Prepare) -> None:
@@ -152,10 +152,12 @@ class Reloader:
             require_startable(each, list(self._protocols))
         return config, Reloaded(changed, restart)
 
-    async def _take_up(self, config: Config, parts: Sequence[Prepare]) -> None:
+    async def _take_up(self, config: Config, parts: Sequence[Prepare], *, dry_run: bool = False) -> None:
         seen = {part: self._look(part, config) for part in parts}  # before they are read
         with self._bugs_refuse():
             applies = [await prepare(config) for prepare in parts]
+        if dry_run:
+            return
         bugs: list[Exception] = []
         with trio.move_on_after(APPLY_SECONDS, shield=True):
             for apply in applies:

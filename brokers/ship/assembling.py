@@ -27,8 +27,8 @@ from shared.storage.journal import segment_path
 from shared.storage.rebuild import LOST_AND_FOUND
 
 UNFINISHED = "RESTORING"
-"""A file in a folder that is being put together: as long as it is there and CATALOG is not, all that is in
-the folder may go."""
+"""A file in a folder that is being put together: as long as it is there no server takes the folder, and all
+that is in it may go."""
 _DAMAGED_BYTES_MAX = 1 << 30
 """A longer range gets several entries: an entry's length has 4 bytes."""
 _WRITTEN_ENTRIES = 4096
@@ -60,7 +60,13 @@ def is_empty(folder: Path) -> bool:
     if not folder.exists():
         return True
     names = {path.name for path in folder.iterdir()} - {LOST_AND_FOUND}
-    return not names or (UNFINISHED in names and catalog_file.PATH not in names)
+    return not names or UNFINISHED in names
+
+
+def say_finished(disk: Disk) -> None:
+    """The folder may be served. Raises OSError."""
+    disk.unlink(UNFINISHED)
+    disk.sync_folder("")
 
 
 def clear(folder: Path) -> None:
@@ -213,8 +219,6 @@ class Assembler:
         write_file(disk, format.FORMAT_PATH, format.FORMAT_TEXT % format.FORMAT_NUMBER)
         whole = attrs.evolve(snapshot, clean=False, logs=sorted(self.lines.values()))
         replace_file(disk, catalog_file.PATH, whole.pack())
-        disk.unlink(UNFINISHED)
-        disk.sync_folder("")
         return end
 
     def abandon(self) -> None:

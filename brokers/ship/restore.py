@@ -11,18 +11,20 @@ or damaged, the folder ends before it. `Restored.missing` names all of it.
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attrs
 import trio
 from crc32c import crc32c
 
 from brokers.errors import ExitCode, Failure
-from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear
+from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
 from brokers.ship.bucket import Bucket, Missing
+from brokers.ship.epochs import wal_head
+from brokers.ship.follow import FOLLOW_PATH, pack_follow
 from brokers.ship.formats import (
     MANIFEST_KEY,
     SHIP_PATH,
@@ -43,12 +45,13 @@ from brokers.ship.formats import (
     wal_key,
     wal_number,
 )
-from shared.errors import UsageError
+from shared.errors import StoreFormat, UsageError
 from shared.globs import matcher
 from shared.storage import catalog as catalog_file
 from shared.storage import index
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.disk import replace_file
+from shared.storage.following import Position
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry, unpack_index_entry
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import StorageSettings
@@ -100,7 +103,8 @@ class Wanted:
         return named is not None and (part not in ("", "queues") or bool(named(line.name)))
 
 
-class Stands(NamedTuple):
+@attrs.frozen
+class Stands:
     """What a folder has of a protocol."""
 
     protocol: str
@@ -195,7 +199,8 @@ class _PartRange(NamedTuple):
 
 
 class Restore:
-    """One restore. `progress` is called with (bytes so far, bytes in all)."""
+    """One restore. `follows`: the folder is to follow the bucket. `progress` is called with bytes, so far and
+    in all."""
 
     def __init__(
         self,
@@ -204,6 +209,7 @@ class Restore:
         *,
         cut: Cut = ALL,
         only: Sequence[str] = (),
+        follows: bool = False,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Raises UsageError."""
@@ -214,12 +220,33 @@ class Restore:
         self._folder = folder
         self._cut = cut
         self._wanted = Wanted(only)
+        self._follows = follows
         self._progress = progress
         self._in_thread = Threads()
         self._entries: dict[int, list[tuple[int, bytes]]] = {}
         self._bad: set[tuple[int, int]] = set()
         self._done = self._total = 0
         self._assembler: Assembler
+
+    async def look(self) -> Mapping[str, Any]:
+        """What `run` would do. Raises as `run`, and does nothing."""
+        found = await plan(self._bucket, self._cut)
+        if not is_empty(self._folder):
+            raise StoreFormat(f"{self._folder} is not empty")
+        parts = found.parts(self._wanted)
+        logs = Counter(
+            line.namespace.partition("-")[0] for line in found.snapshot.catalog.logs if self._wanted(line)
+        )
+        return {
+            "snapshot": found.line.key,
+            "snapshot_lsn": found.line.lsn,
+            "snapshot_ms": found.line.time_ms,
+            "part_objects": len(parts),
+            "part_bytes": sum(section.length for each in parts.values() for section in each),
+            "wal_objects_most": len(found.wal),
+            "wal_bytes_most": sum(size for _, size in found.wal),
+            "logs": ", ".join(f"{name} {count}" for name, count in sorted(logs.items())),
+        }
 
     async def run(self, *, verify_full: bool = False) -> Restored:
         """Make the folder. Raises StoreFormat where it is not empty, Failure, BadObject, BucketErrors, and
@@ -239,6 +266,8 @@ class Restore:
                 await self._follow_wal(found.snapshot.wal, dict(found.wal))
                 if made.position < found.line.whole_from:
                     self.missing.append(f"{found.line.key} is whole from LSN {found.line.whole_from} on only")
+                if self.head is None:  # nothing came behind the snapshot
+                    self.head = await wal_head(self._bucket, found.snapshot.wal - 1)
                 lsn = await self._in_thread(made.finish, time.time_ns() // 1_000_000)
             finally:
                 made.abandon()
@@ -434,7 +463,21 @@ class Restore:
         with OsDisk(self._folder, create=False) as disk:
             catalog = catalog_file.read(disk)
             assert catalog is not None
-            if whole and self.head is not None:
+            if self._follows:
+                if self.head is None:
+                    raise Failure("the bucket has no WAL object to follow from", ExitCode.TEMPORARY)
+                at = self.head
+                position = Position(
+                    at.journal_id,
+                    at.epoch,
+                    at.number,
+                    at.next_lsn,
+                    lsn,
+                    self._assembler.time_ms or found.snapshot.time_ms,
+                    catalog.next_log_id,
+                )
+                replace_file(disk, FOLLOW_PATH, pack_follow(found.manifest.url, position))
+            if whole and self.head is not None and not self._follows:
                 mark = FolderMark(
                     found.manifest.url,
                     f"{catalog.journal_id:016x}",
@@ -447,6 +490,7 @@ class Restore:
             else:
                 catalog = attrs.evolve(catalog, journal_id=secrets.randbits(64))
                 replace_file(disk, catalog_file.PATH, catalog.pack())
+            say_finished(disk)
         return catalog
 
 

@@ -70,6 +70,14 @@ class ShipSettings:
     encrypt: Path | None = attrs.field(default=None, metadata=RESTART)
     """A file with 64 hexadecimal digits (`openssl rand -hex 32`): the key of AES-256-GCM over each object. A
     restore needs it; keep a copy elsewhere."""
+    follow: bool = attrs.field(default=False, metadata=RESTART)
+    """Follow the bucket instead of shipping to it: what another server ships is applied as it comes, and
+    served to readers (`brokers follow`). Once the folder was promoted it ships, whatever this says."""
+    restore_if_empty: bool = attrs.field(default=False, metadata=RESTART)
+    """Make an empty data folder from the bucket, if there is something in it."""
+    drill_every: float = _seconds(0.0, 0, 366 * 86400)
+    """How often a restore is tried out, in a temporary folder, and compared with what is served; 0: never by
+    itself (`brokers ship drill`)."""
     requests_per_hour_max: int = limit(0, 0, 1_000_000_000, restart=True)
     """Requests are spread so that an hour has no more; 0: no bound. It makes `interval` longer where needed,
     and is not for `ack = "bucket"`."""

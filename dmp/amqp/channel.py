@@ -92,7 +92,7 @@ class AmqpChannels:
     method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
     `turn`: the stretch of input under way, which ends by the clock.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
-    `capabilities`, `product`: the client's, as it says. `payload_max`: bytes that a frame holds.
+    `capabilities`, `product`, `client`: the client's, as it says. `payload_max`: bytes that a frame holds.
     `payer`: what its messages count in. `memory`: what is asked for room, that or the memory of all.
     """
 
@@ -107,6 +107,7 @@ class AmqpChannels:
         self.memory: Memory | UserMemory = broker.memory
         self.capabilities: dict[str, bool] = {}
         self.product: object = None
+        self.client = ""
         self.payload_max = 0
         self.by_number: dict[int, Channel] = {}
         self.at = 0
@@ -782,6 +783,7 @@ class Consumer:
     prefetch: int
     priority: int
     unacked: int = 0
+    delivered: int = 0
     # What is put around the bodies of messages by their heads, and of the last head.
     _heads: BudgetedCache[Head, tuple[bytes, bytes]] = attrs.field(init=False)
     _head: Head | None = None
@@ -834,6 +836,7 @@ class Consumer:
         for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
             parts += (tag_bytes(tag), between, body, end_before)
         channel.delivered = tag
+        self.delivered += len(bodies)
         channel.served(self)
         parts[-1] = FRAME_END
         channel.mux.connection.write(b"".join(parts))
@@ -871,6 +874,7 @@ class Consumer:
             before = self._before
             for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - likewise
                 parts += (before, tag_bytes(tag), between, body, FRAME_END)
+        self.delivered += tag - channel.delivered
         channel.delivered = tag
         channel.served(self)
         connection.write(b"".join(parts))

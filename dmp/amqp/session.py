@@ -38,6 +38,7 @@ from shared.errors import RemoteProtocolError, StoreError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
 from shared.net.stops import Stop
+from shared.objects import client_name
 from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
@@ -365,7 +366,9 @@ class AmqpSession(SessionBase):
             raise Refusal(Code.COMMAND_INVALID, f"mechanism {shown(mechanism.encode())} is not {known}")
         found = method.client_properties.get("capabilities")
         able = found if isinstance(found, dict) else {}
-        self.mux.product = method.client_properties.get("product")
+        own = method.client_properties
+        self.mux.product = own.get("product")
+        self.mux.client = client_name(own.get("connection_name") or own.get("product"))
         self.mux.capabilities = {name: bool(able.get(name)) for name in _CAPABILITIES}
         by_certificate = self.user if self.user not in ("", ANONYMOUS) else ""
         if mechanism == "EXTERNAL":
@@ -467,6 +470,7 @@ class AmqpSession(SessionBase):
             "messages_in": mux.published,
             "messages_out": mux.delivered_before + sum(channel.delivered for channel in channels),
             "held": sum(len(channel.unacked) for channel in channels),
+            "client": mux.client or None,
         }
 
     def access_changed(self) -> None:

@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from keyword import iskeyword
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shared.actions import PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
+from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
 from shared.errors import UsageError
@@ -24,7 +25,7 @@ def _is_shown(_: type, number: int | None) -> None:
 ARGUMENTS: Mapping[str, Any] = {
     "limit": Annotated[
         int | None,
-        Parameter(name=("--max", "-n"), help="Messages at most; 10 unless set.", validator=_is_shown),
+        Parameter(name=("--max", "-n"), help="Messages at most.", validator=_is_shown),
     ]
 }
 """The flags of arguments that are no plain ones."""
@@ -70,7 +71,10 @@ def action_command(
     signature = inspect.Signature(
         [
             *(inspect.Parameter(name, named, annotation=type_) for name, type_ in parts.items()),
-            *(_flag(name, ARGUMENTS.get(name) or _plain(each), None) for name, each in takes.items()),
+            *(
+                _flag(_parameter(name), ARGUMENTS.get(name) or _plain(name, each), None)
+                for name, each in takes.items()
+            ),
             *([_flag("unset", Unset, ())] if unsets else []),
             *([_flag("dry_run", DryRun, False)] if declared.dry_runs else []),
             _flag("json", Json, False),
@@ -82,7 +86,8 @@ def action_command(
         given = signature.bind(*positional, **keywords).arguments
         name = {part: given[part] for part in parts}
         path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
-        arguments = {each: given[each] for each in takes if given.get(each) is not None}
+        said = {each: given.get(_parameter(each)) for each in takes}
+        arguments = {each: value for each, value in said.items() if value is not None}
         arguments |= {_argument(flag, takes): None for flag in given.get("unset", ())}
         dry_run = bool(given.get("dry_run"))
 
@@ -109,17 +114,27 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
     def made(declared: Declaration) -> Callable[..., ApiRequest]:
         return action_command(protocol, "queues", declared, {"queue": QueueName}, offline=offline)
 
-    add("peek jobs", "peek -q jobs -n 5 --json | jq -r .text", name="peek")(made(PEEK))
+    add(
+        "peek jobs", "peek -q jobs -n 5 --json | jq -r .text", "peek jobs --contains 'order 42'", name="peek"
+    )(made(PEEK))
     add("redrive dead", "redrive dead --dry-run", name="redrive")(made(REDRIVE))
+    add("move jobs --to others", "move jobs --to others --max 5 --dry-run", name="move")(made(MOVE))
+    add("discard jobs --position 7", name="discard")(made(DISCARD))
     add("pause jobs", name="pause")(made(PAUSE))
     add("resume jobs", name="resume")(made(RESUME))
 
 
-def _plain(argument: Argument) -> Any:
+def _parameter(name: str) -> str:
+    """The name of an argument as a parameter's."""
+    return f"{name}_" if iskeyword(name) else name
+
+
+def _plain(name: str, argument: Argument) -> Any:
     """The type of an argument's flag."""
     type_ = {"number": int, "flag": bool}.get(argument.kind, str)
     help_ = argument.help[:1].upper() + argument.help[1:].rstrip(".") + "."
-    return Annotated[type_ | None, Parameter(help=help_, show_default=False)]
+    flag_name = f"--{name.replace('_', '-')}"
+    return Annotated[type_ | None, Parameter(name=flag_name, help=help_, show_default=False)]
 
 
 def _argument(flag: str, takes: Collection[str]) -> str:

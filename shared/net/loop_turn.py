@@ -185,7 +185,7 @@ class DrivenConnection(Connection):
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        """`messages_in`, `messages_out` and `held`: those that the protocol knows."""
+        """`messages_in`, `messages_out`, `held` and `client`: those that the protocol knows."""
         base = self._base()
         return base.traffic if base else {}
 

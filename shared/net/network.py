@@ -304,6 +304,7 @@ _VALUES: Mapping[str, Callable[[DrivenConnection], Any]] = {
     "messages_in": lambda connection: connection.traffic.get("messages_in"),
     "messages_out": lambda connection: connection.traffic.get("messages_out"),
     "held": lambda connection: connection.traffic.get("held"),
+    "client": lambda connection: connection.traffic.get("client"),
     "input_bytes": attrgetter("held_bytes"),
     "backlog_bytes": attrgetter("outbox.size"),
 }

@@ -316,7 +316,7 @@ class SessionBase:
 
     @property
     def traffic(self) -> Mapping[str, Any]:
-        """What only the protocol knows about a connection: `messages_in`, `messages_out`, `held`."""
+        """What only the protocol knows: `messages_in`, `messages_out`, `held`, and `client`, its name."""
         return {}
 
     # Deadlines.

@@ -58,15 +58,22 @@ class Follower:
         self._committer = committer
         self._inventory = inventory
         self._made: dict[int, Log] = {}
+        self._next_id = 0
         committer.refuses = why
 
-    async def position(self) -> Position | None:
-        """How far the store has come; None where nothing came yet. Raises StoreError."""
-        log = self._inventory.logs.get(_LINE.id)
-        if log is None or log.visible < _RECORD_BYTES:
-            return None
-        reader = WholeRecords(log, log.visible - _RECORD_BYTES, _RECORD_BYTES)
-        return Position(*_POSITION.unpack_from(await reader.read(), format.LENGTH_BYTES))
+    async def position(self, first: Position) -> Position:
+        """How far the store has come; `first` where nothing came yet. To be asked before `apply`. Raises
+        StoreError."""
+        found, log = first, self._inventory.logs.get(_LINE.id)
+        if log is not None and log.visible >= _RECORD_BYTES:
+            reader = WholeRecords(log, log.visible - _RECORD_BYTES, _RECORD_BYTES)
+            found = Position(*_POSITION.unpack_from(await reader.read(), format.LENGTH_BYTES))
+        self._next_id = max(self._next_id, found.next_id)
+        return self.known(found)
+
+    def known(self, position: Position) -> Position:
+        """The position, with the id that a next log would have."""
+        return position._replace(next_id=self._next_id)
 
     def forget(self) -> Ticket | None:
         """Remove the positions: the store is to go on by itself. Raises StoreError."""
@@ -88,7 +95,7 @@ class Follower:
                     payload = data[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
                     for entry in format.unpack_entries(payload, batch.entries) or []:
                         self._apply(entry, payload, referred)
-                self._note(position)
+                self._note(self.known(position))
             except BaseException as error:
                 whole.broken = error if isinstance(error, Exception) else RuntimeError("cut short")
                 raise
@@ -100,6 +107,7 @@ class Follower:
         body = payload[entry.body_start : entry.body_end]
         if entry.kind == EntryKind.CREATE:
             self._create(unpack_create(entry.log_id, bytes(body)))
+            self._next_id = max(self._next_id, entry.log_id + 1)
             return
         log = self._of(entry.log_id)
         if entry.kind == EntryKind.APPEND:

@@ -355,6 +355,13 @@ class Store:
             lambda: [log_snapshot(log) for log in self._inventory.all_logs()]
         )
 
+    async def instant(self) -> tuple[int, list[LogSnapshot]]:
+        """Every log as of one moment, and the LSN behind it: the journal has all of them below that."""
+        await self.flush()
+        return await self._committer.between_commits(
+            lambda: (self._journal.position, [log_snapshot(log) for log in self._inventory.all_logs()])
+        )
+
     async def flush(self) -> bool:
         """Write tails and index entries to the logs' files; False if some could not be written."""
         return await self._log_writer.flush()

@@ -130,7 +130,8 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("subscriptions?topic=%FF%FE/q", None, 400),
         ("queues?match=%C3", None, 400),
         ("queues", {}, 400),
-        ("topics", {}, 405),
+        ("groups", {}, 405),
+        ("topics", {}, 400),
         ("topics/none/trim", {}, 404),
     ):
         code, found = served.ask(path, body)
@@ -166,7 +167,8 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("definitions", "GET, HEAD, POST"),
         ("drain", "POST"),
         ("backup", "POST"),
-        ("topics", "GET, HEAD"),
+        ("groups", "GET, HEAD"),
+        ("topics", "GET, HEAD, POST"),
         ("queues", "GET, HEAD, POST"),
         ("exchanges", "GET, HEAD, POST"),
         ("queues/dms/methods", "DELETE, GET, HEAD"),

@@ -264,16 +264,26 @@ def test_commands_that_the_page_shows_reach_this_server_and_no_other(
 
 
 @needs_browser
-def test_who_was_logged_out_by_a_restart_is_told_why_and_a_failed_login_stands_above_the_forms(
+def test_who_is_logged_in_stays_so_over_a_kill_until_the_token_is_another(
     browser: Browser, tmp_path: Path
 ) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
+        sessions = server.data / "admin.sessions"
+        until(sessions.exists)
+        (cookie,) = context.cookies()
+        assert cookie["value"] not in sessions.read_text()
+        assert sessions.stat().st_mode & 0o777 == 0o600
         port = urlsplit(server.ready["page"]).port
         server.kill()
         server.start("--admin-port", str(port))
+        page.goto(f"{server.ready['page']}queues")
+        expect(page.get_by_role("heading", name="Queues")).to_be_visible()
+        server.kill()
+        (server.data / "admin.token").write_text("another\n")
+        server.start("--admin-port", str(port))
         page.goto(server.ready["page"])
-        expect(page.locator(".why")).to_contain_text("the server was restarted")
+        expect(page.locator(".why")).to_contain_text("its login was changed")
         page.get_by_label("Token").fill("wrong")
         page.get_by_role("button", name="Log in with the token").click()
         told = page.locator("#told")
@@ -282,6 +292,31 @@ def test_who_was_logged_out_by_a_restart_is_told_why_and_a_failed_login_stands_a
         assert above is not None
         assert form is not None
         assert above["y"] < form["y"]
+
+
+@needs_browser
+def test_a_user_is_added_from_a_form_and_may_do_what_its_rules_say(browser: Browser, tmp_path: Path) -> None:
+    with Server(tmp_path) as server, closing(browser.new_context()) as context:
+        page = logged_in(server, context)
+        page.goto(f"{server.ready['page']}users")
+        page.get_by_role("button", name="Add").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Name").fill("ann")
+        dialog.get_by_label("Password").fill("secret")
+        dialog.get_by_label("Allow").fill("admin:reed")
+        dialog.get_by_role("button", name="Add").click()
+        expect(dialog.locator(".wrong:visible")).to_contain_text("allow")
+        dialog.get_by_label("Allow").fill("admin:read\ndms:*:jobs")
+        dialog.get_by_role("button", name="Add").click()
+        expect(page.locator("#told")).to_contain_text("1 added")
+        expect(page.locator("tbody")).to_contain_text("admin:read, dms:*:jobs")
+        assert "secret" not in (server.data / "users.toml").read_text()
+        page.get_by_role("button", name="Log out").click()
+        page.get_by_label("User").fill("ann")
+        page.get_by_label("Password").fill("secret")
+        page.get_by_role("button", name="Log in", exact=True).click()
+        expect(page.locator(".user")).to_have_text("ann")
+        expect(page.get_by_role("button", name="Add")).to_have_count(0)
 
 
 @needs_browser
@@ -611,3 +646,70 @@ def test_the_scripts_are_plain_and_load_nothing_from_elsewhere() -> None:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")
         assert "://" not in text, path
         assert "innerHTML" not in text, path
+
+
+@needs_browser
+def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Callable[..., Visit]) -> None:
+    make_queues(served, "rows", "rows-too")
+    for text in ("one", "two", "three"):
+        served.post("queues/dms/rows/messages", {"text": text})
+    visit = visits()
+    visit.go("/queues/dms/rows")
+    page = visit.page
+    page.get_by_role("button", name="Delete message: 2").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_role("status")).to_contain_text("1 discarded")
+    dialog.get_by_role("button", name="Delete message").click()
+    expect(page.locator(".messages pre")).to_have_text(["one", "three"])
+    page.get_by_role("button", name="Move: 3").click()
+    expect(dialog.get_by_label("Position")).to_have_value("3")
+    dialog.get_by_label("To", exact=True).fill("rows-too")
+    dialog.get_by_role("button", name="Move").click()
+    expect(page.locator(".messages pre")).to_have_text(["one"])
+    expect(page.get_by_role("button", name="Redrive: 1")).to_have_count(0)
+
+
+@needs_browser
+def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_searched(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    speak(served.server.address("logmq"), b"".join(b"PRODUCE lately r%d\n" % n for n in range(30)))
+    visit = visits()
+    page = visit.page
+    page.clock.install()
+    visit.go("/topics/lately")
+    bodies = page.locator(".messages pre")
+    expect(bodies).to_have_text([f"r{n}" for n in range(29, 9, -1)])
+    page.get_by_role("link", name="Next").click()
+    expect(bodies).to_have_text([f"r{n}" for n in range(9, -1, -1)])
+    visit.go("/topics/lately")
+    page.get_by_label("Live").check()
+    page.get_by_role("button", name="Show").click()
+    expect(bodies.first).to_have_text("r29")
+    speak(served.server.address("logmq"), b"PRODUCE lately now\n")
+    page.clock.fast_forward(1500)
+    expect(bodies.first).to_have_text("now")
+    page.get_by_label("Contains").fill("r1")
+    page.get_by_label("Newest").uncheck()
+    page.get_by_role("button", name="Show").click()
+    expect(bodies).to_have_text(["r1", *(f"r1{n}" for n in range(10))])
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.suggested_filename == "lately.json"
+    found = json.loads(download.value.path().read_text())["items"]
+    assert [row["text"] for row in found] == bodies.all_inner_texts()
+
+
+@needs_browser
+def test_an_object_has_charts_of_several_spans(served: Api, visits: Callable[..., Visit]) -> None:
+    make_queues(served, "charted")
+    served.post("queues/dms/charted/messages", {"text": "x"})
+    until(lambda: 1 in served.get("queues/dms/charted/history")["lines"]["ready"][""])
+    visit = visits()
+    visit.go("/queues/dms/charted")
+    ready = visit.page.locator("[data-line=ready]")
+    expect(ready.locator("path")).to_have_count(1)
+    expect(ready.locator(".legend")).to_have_text("1")
+    visit.page.get_by_role("link", name="24h").click()
+    expect(visit.page.get_by_role("link", name="24h")).to_have_attribute("aria-current", "true")
+    assert "span=24h" in visit.page.url

@@ -132,15 +132,13 @@ async def test_a_message_that_cannot_be_is_refused_in_words(world: World, argume
 
 async def test_a_name_or_table_that_no_row_can_hold_is_refused_in_words(world: World) -> None:
     queue = world.queue(durable=True)
-    _, exchanges, bindings, _ = admin_of(world).objects
-    assert exchanges.make is not None
-    assert bindings.make is not None
+    _, _, exchanges, bindings, _ = admin_of(world).objects
     for asked in ({"name": "n" * 256}, {"name": "e", "durable": True, "alternate": "a" * 256}):
         with pytest.raises(BadArgument, match="255 bytes"):
-            await exchanges.make.call(None, asked, False)
+            await exchanges.makes[0].call(None, asked, False)
     row = {"name": "big", "exchange": "amq.headers", "queue": "q", "arguments": {"a": "x" * 4096}}
     with pytest.raises(BadArgument, match="at most 4096"):
-        await bindings.make.call(None, row, False)
+        await bindings.makes[0].call(None, row, False)
     for section in definitions_of(world.broker)[1:]:
         with pytest.raises(BadArgument, match="at most 4096"):
             await section.make(row, False, lambda *_: False)

@@ -144,7 +144,7 @@ class World:
         """The same with several arguments, in one loop: to begin one takes longer than most actions."""
         from dms.admin import Admin
 
-        (objects,) = Admin(self.engine, self.access).objects
+        objects, _ = Admin(self.engine, self.access).objects
         actions = {each.name: each for each in objects.actions}
 
         async def answer(arguments: Mapping[str, Any]) -> Any:

@@ -92,7 +92,7 @@ async def test_those_who_never_read_lose_messages_and_nobody_else_notices() -> N
         value = server.value
         assert value["messages_dropped_total"] == sum(each.dropped for each in lost)
         assert value["consumers_dropped_from_total"] == 10
-        (sessions,) = server.service.objects
+        _, sessions, _ = server.service.objects
         rows = [sessions.row(each) for each in sessions.items()]
         assert {row["peer"]: row["dropped"] for row in rows if row and row["dropped"]} == {
             each.connection.peer: each.dropped for each in lost

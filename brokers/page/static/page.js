@@ -154,7 +154,7 @@ async function keepFresh() {
   }
 }
 
-// The charts: lines of the last 15 minutes, drawn from the API.
+// The charts: lines over time, drawn from the API.
 
 const WIDTH = 300, HEIGHT = 84, BEATS = 180, BEATS_LEAST = 24;
 const charts = {
@@ -165,8 +165,9 @@ const charts = {
   async refresh() {
     const place = $("[data-charts]");
     if (!place) return;
-    const after = this.times.length ? `?after=${encodeURIComponent(this.times.at(-1))}` : "";
-    const answer = await fetch(place.dataset.charts + after).catch(() => null);
+    const wanted = new URL(place.dataset.charts, location.href);
+    if (this.times.length) wanted.searchParams.set("after", this.times.at(-1));
+    const answer = await fetch(wanted).catch(() => null);
     if (!answer || !answer.ok) return;
     const more = await answer.json();
     this.seconds = more.seconds;
@@ -247,7 +248,8 @@ const charts = {
     const name = $("figcaption", figure).firstChild.textContent.trim();
     const when = this.times[at] ? new Date(this.times[at]).toLocaleTimeString() : "";
     topValue.textContent = figure.cursorAt === undefined ? `scale to ${amount(top / (unit === "%" ? 100 : 1), unit)}` : when;
-    $("[data-since]", figure).textContent = `${Math.round(this.beats() * this.seconds / 60)} min ago`;
+    const minutes = Math.round(this.beats() * this.seconds / 60);
+    $("[data-since]", figure).textContent = minutes < 120 ? `${minutes} min ago` : `${Math.round(minutes / 60)} h ago`;
     $("svg", figure).setAttribute("aria-label", `${name}, at ${when}: ${texts.join(", ") || "no figures yet"}`);
   },
 
@@ -403,16 +405,17 @@ function nameButton(form) {
 
 const fieldOf = (form) => $("input:not([type=hidden]), textarea, select", form);
 
-function openAction(dialog) {
+function openAction(dialog, position) {
   const form = $("form", dialog);
   form.reset();
+  if (position) form.elements.position.value = position;
   delete form.dataset.seen;
   clearWrong(form);
   $("[type=submit]", form).disabled = false;
   nameButton(form);
   dialog.showModal();
   (fieldOf(form) || $("[data-closes]", form)).focus();
-  if ("dryRuns" in form.dataset && !fieldOf(form)) preview(form);
+  if ("dryRuns" in form.dataset && (!fieldOf(form) || (position && form.checkValidity()))) preview(form);
 }
 
 async function act(form) {
@@ -438,7 +441,7 @@ async function act(form) {
 function listenToActions() {
   document.addEventListener("click", (event) => {
     const opens = event.target.closest("[data-opens]");
-    if (opens) openAction(document.getElementById(opens.dataset.opens));
+    if (opens) openAction(document.getElementById(opens.dataset.opens), opens.dataset.position);
     const tries = event.target.closest("[data-tries]");
     if (tries && tries.form.reportValidity()) preview(tries.form);
     const closes = event.target.closest("[data-closes]");

@@ -485,7 +485,7 @@ async def test_the_consumer_after_a_bridge_gets_first_what_the_bridge_gives_back
     await world.bridges.change(())
     assert following.bodies
     assert following.bodies == sorted(following.bodies)
-    assert not any(message.redelivered for message in following.messages), "nobody has seen them"
+    assert not any(message.tries for message in following.messages), "nobody has seen them"
 
 
 async def test_a_pause_outlives_a_restart_and_gives_back_what_was_taken() -> None:

@@ -30,6 +30,7 @@ from shared.budget import Account
 from shared.plugin import Context, Service
 from shared.storage.store import Store, Ticket
 from shared.tracing import Observer
+from tests.dmp.world import ready
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import FakeClock, open_store, payloads
 
@@ -199,7 +200,7 @@ class World:
         return [body for run in sorted(runs, key=lambda run: run.first) for body in run.bodies]
 
     async def _found_dmp(self, name: str) -> Sequence[bytes]:
-        return [each.body for each in self.services["dmp"].broker.queues[name.encode()].row.ready]
+        return ready(self.services["dmp"].broker.queues[name.encode()])
 
     async def _found_kqmsgq(self, name: str) -> Sequence[bytes]:
         return [body for at, body in self.seen["kqmsgq"] if at == name.encode()]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.ship.assembling import ALL, UNFINISHED, Assembler, Broken, Cut, clear, is_empty
+from brokers.ship.assembling import ALL, UNFINISHED, Assembler, Broken, Cut, clear, is_empty, say_finished
 from shared.errors import StoreFormat
 from shared.storage import index
 from shared.storage.catalog import Catalog, LogLine
@@ -56,6 +56,7 @@ async def test_bytes_that_are_missing_are_an_error_to_read(tmp_path: Path) -> No
         made.place(7, 0, data[:1024])
         assert made.complete(7, entries[:1]) == [(1024, 2048)]
         made.finish(1)
+        say_finished(disk)
     store = await open_store(folder=tmp_path / "lost")
     log = store.namespace("one", Durability("always")).logs["a"]
     assert payloads(await ask(log.read, 0, 1024)) == [b"x" * 1020]

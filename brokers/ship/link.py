@@ -1,0 +1,140 @@
+"""What binds a server to its bucket: it ships to it, or follows it, or has none."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+
+from brokers.ship.arrival import arrive
+from brokers.ship.bucket import Bucket, BucketError
+from brokers.ship.drill import Drilled, drill
+from brokers.ship.follow import Follow, finish_promotion
+from brokers.ship.formats import BadObject
+from brokers.ship.settings import ShipSettings
+from brokers.ship.shipper import Shipper, opened_with
+from brokers.ship.stores import open_bucket
+from shared.errors import BrokerError
+from shared.metrics import Sample
+from shared.storage.following import Position
+from shared.storage.shipping import Ships
+from shared.storage.store import Store
+
+DRILL_AGAIN_SECONDS = 3600.0
+"""A drill that could not be made is tried again so much later, or sooner where drills are more frequent."""
+
+
+@attrs.define(eq=False)
+class BucketLink:
+    """`arrive` before the store is opened, `start` before it is served, then `run`; `finish` while it still
+    runs, `close` behind it. `promoted` is called once a follower is to start again as the one that ships.
+    """
+
+    settings: ShipSettings
+    folder: Path
+    log: structlog.stdlib.BoundLogger
+    promoted: Callable[[], None] = lambda: None
+    shipper: Shipper | None = None
+    follow: Follow | None = None
+    drilled: Drilled | None = None
+    _position: Position | None = None
+    _bucket: Bucket = attrs.field(init=False)
+
+    async def arrive(self) -> Ships | None:
+        """Make the folder ready. Returns how its store is opened. Raises as `arrival.arrive`."""
+        self._position = await arrive(self.settings, self.folder, self.log)
+        if not self.settings.url:
+            return None
+        self._bucket = open_bucket(self.settings)
+        return opened_with(self.settings) if self._position is None else None
+
+    async def start(self, store: Store) -> None:
+        """Raises ForeignBucket, BadObject and StoreError."""
+        if self._position is not None:
+            self.follow = Follow(
+                store, self._bucket, self.settings.url, self._position, self.log, self.settings.interval
+            )
+            await self.follow.start()
+        elif self.settings.url:
+            self.shipper = Shipper(store, self.settings, self._bucket, self.log)
+            await self.shipper.start()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self.follow is not None:
+                nursery.start_soon(self._follow)
+            if self.shipper is not None:
+                nursery.start_soon(self.shipper.run)
+                nursery.start_soon(self._drill_regularly)
+
+    async def _follow(self) -> None:
+        assert self.follow is not None
+        await self.follow.run()
+        if self.follow.state == "promoted":
+            self.promoted()
+
+    async def finish(self) -> None:
+        """Ship what there is, for some seconds at most."""
+        if self.shipper is not None:
+            await self.shipper.finish()
+
+    async def close(self, store: Store) -> bool:
+        """The store is closed: whether its folder is another one now, which is to be served anew."""
+        if self.follow is None or self.follow.state != "promoted":
+            return False
+        await store.in_thread(finish_promotion, self.folder, self.follow)
+        return True
+
+    # -- drills
+
+    async def _drill_regularly(self) -> None:
+        every = self.settings.drill_every
+        if not every:
+            return
+        wait = every
+        while True:
+            await trio.sleep(wait)
+            try:
+                wait = every if (await self.drill()).ok else min(every, DRILL_AGAIN_SECONDS)
+            except (BrokerError, OSError) as error:
+                wait = min(every, DRILL_AGAIN_SECONDS)
+                self.log.error("the restore drill could not be made: it is tried again", reason=str(error))
+
+    async def drill(self) -> Drilled:
+        """Try a restore out. Raises as `drill`."""
+        assert self.shipper is not None
+        shipper = self.shipper
+        try:
+            found = await drill(shipper.store, self._bucket, lambda: shipper.shipping.shipped_lsn)
+        except (BucketError, BadObject):
+            self.drilled = None if self.drilled is None else attrs.evolve(self.drilled, missing=["the drill"])
+            raise
+        self.drilled = found
+        tell = self.log.info if found.ok else self.log.error
+        tell(
+            "restore drill: all is the same" if found.ok else "restore drill: the bucket has something else",
+            lsn=found.lsn,
+            logs=found.logs,
+            bytes=found.bytes,
+            seconds=round(found.seconds, 3),
+            differences=[*found.differences, *found.missing],
+        )
+        return found
+
+    # -- what is shown
+
+    @property
+    def follows(self) -> bool:
+        return self._position is not None
+
+    def status(self) -> Mapping[str, Any]:
+        return {} if self.follow is None else {"follow": self.follow.status()}
+
+    def samples(self) -> Iterator[Sample]:
+        if self.follow is not None:
+            yield from self.follow.samples()
+        if self.drilled is not None:
+            yield Sample("ship_drill_seconds", self.drilled.seconds, "Of the last drill's restore.", "gauge")
+            yield Sample("ship_drill_ok", self.drilled.ok, "1: it was the same as what is served.", "gauge")

@@ -1,0 +1,86 @@
+"""Real servers: one ships and is killed, one follows and is promoted; a bucket is restored."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brokers.commands import cli
+from brokers.ship.formats import SHIP_PATH
+from tests.brokers.conftest import Run
+from tests.support.server import NotReadyError, Server, until
+
+LOGMQ = ("--enable", "logmq", "--port", "logmq=0")
+
+
+def shipping(url: str, **more: str) -> dict[str, str]:
+    return {"BROKERS_SHIP_URL": url, "BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_SHIP_FOLD": "1", **more}
+
+
+def until_there(command: Run, server: Server, topic: str, messages: list[str]) -> None:
+    """A server has these messages, soon."""
+    port = str(server.address("logmq")[1])
+    give_up = time.monotonic() + 30
+    while True:
+        code, out, said = command("logmq", "consume", topic, "--port", port)
+        if (code, out.splitlines()) == (0, messages):
+            return
+        assert time.monotonic() < give_up, (code, out, said)
+
+
+def ready(server: Server) -> dict[str, Any]:
+    """What the ready file says; nothing while there is none."""
+    try:
+        return dict(json.loads(server.ready_file.read_text()))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: Run) -> None:
+    url = f"file://{tmp_path}/bucket"
+    first = Server(tmp_path / "first", *LOGMQ, environ=shipping(url, BROKERS_SHIP_ACK="bucket"))
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    with first:
+        at = str(first.address("logmq")[1])
+        assert command("logmq", "produce", "orders", "one", "two", "--port", at)[0] == 0
+        second = Server(
+            tmp_path / "second",
+            url,
+            *LOGMQ,
+            command=("follow",),
+            environ={"BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_SHIP_FOLD": "1"},
+        )
+        with second:
+            until_there(command, second, "orders", ["one", "two"])
+            assert command("logmq", "produce", "orders", "three", "--port", at)[0] == 0
+            assert command("logmq", "produce", "new", "topic", "--port", at)[0] == 0
+            until_there(command, second, "orders", ["one", "two", "three"])
+            until_there(command, second, "new", ["topic"])
+            there = str(second.address("logmq")[1])
+            code, _, said = command("logmq", "produce", "orders", "no", "--port", there)
+            assert code != 0
+            assert "read-only" in said
+            first.kill()
+            before = second.ready["addresses"]
+            code, out, said = command("promote", "--data-dir", str(second.data))
+            assert code == 0, said
+            assert "epoch" in out
+            until(lambda: ready(second).get("addresses", before) != before)
+            second.ready = ready(second)
+            there = str(second.address("logmq")[1])
+            assert command("logmq", "produce", "orders", "four", "--port", there)[0] == 0
+            until_there(command, second, "orders", ["one", "two", "three", "four"])
+            assert second.stop() == 0
+    code, out, said = command("restore", url, "--data-dir", str(tmp_path / "back"), "--verify", "full")
+    assert (code, "in order" in out) == (0, True), (out, said)
+    with Server(tmp_path / "third", *LOGMQ, data=tmp_path / "back") as third:
+        until_there(command, third, "orders", ["one", "two", "three", "four"])
+    assert cli.run(["ship", "verify", url]) == 0
+    # The first is behind the bucket: it must not ship over it.
+    assert (first.data / SHIP_PATH).exists()
+    with pytest.raises(NotReadyError) as refused:
+        first.start()
+    assert refused.value.code == 78

@@ -1,0 +1,137 @@
+"""Charts of objects: what is read becomes steps, means, slots in a file; damage costs one step."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+import structlog
+import trio
+import trio.testing
+
+from brokers.admin import charts
+from brokers.admin.charts import LEVELS, OBJECTS_MAX, SLOT_BYTES, STEPS, Charts, ChartStep
+from shared.objects import BRIDGES, QUEUES, Objects, key_of
+
+LOG = structlog.stdlib.get_logger("test")
+
+
+@attrs.define(eq=False)
+class Thing:
+    name: str
+    ready: float | None = 0
+    carried: float = 0
+
+
+class World:
+    """Objects whose columns are set by hand, and a clock that the test moves."""
+
+    def __init__(self, path: Path, kind: Any = QUEUES) -> None:
+        self.things = [Thing("a"), Thing("b")]
+        self.later = 1_000_000.0
+        self.objects = Objects(
+            kind,
+            lambda: list(self.things),
+            lambda thing: key_of(thing.name),
+            lambda parts: next((each for each in self.things if each.name == parts[0]), None),
+            lambda thing: {"ready": thing.ready, "in_rate": 0, "carried": thing.carried},
+        )
+        self.path = path
+        self.open()
+
+    def open(self) -> None:
+        self.charts = Charts(
+            lambda: [("dms", self.objects)], self.path, LOG, lambda: self.later + trio.current_time()
+        )
+
+    async def beat(self, count: int = 1) -> None:
+        for _ in range(count):
+            await trio.sleep(5)
+            await self.charts.read()
+
+    async def line(self, name: str, span: str = "15m", column: str = "ready") -> list[float | None]:
+        objects = self.charts.with_history("dms", self.objects)
+        (action,) = objects.actions
+        found = await action.call(objects.find([name]), {"span": span}, False)
+        assert found["seconds"] == LEVELS[span]
+        assert len(found["times"]) == len(found["lines"][column][""])
+        return list(found["lines"][column][""])
+
+
+async def test_levels_are_means_of_the_one_below(tmp_path: Path, autojump_clock: Any) -> None:
+    world = World(tmp_path / "charts")
+    for value in (4, 8):
+        world.things[0].ready = value
+        await world.beat(12)
+    assert await world.line("a") == [4] * 12 + [8] * 12
+    assert await world.line("a", "3h") == [4, 8]
+    world.things[0].ready = 0
+    await world.beat(72)
+    assert await world.line("a", "24h") == [1.5]
+    assert await world.line("b", "3h") == [0] * 8
+
+
+async def test_what_grows_is_shown_as_a_rate_and_what_is_not_known_as_nothing(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    world = World(tmp_path / "charts", BRIDGES)
+    await world.beat()
+    world.things[0].carried = 50
+    await world.beat()
+    world.things[0].carried = 0  # it was started anew
+    await world.beat()
+    assert await world.line("a", column="carried") == [0, 10, 0]
+    assert await world.line("a", column="lag") == [None] * 3
+
+
+async def test_charts_outlive_the_process_and_damage_costs_one_step(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    world = World(tmp_path / "charts")
+
+    async def run(beats: int) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.charts.run)
+            await trio.sleep(5 * beats - 1)
+            nursery.cancel_scope.cancel()
+
+    world.things[0].ready = 7
+    await run(30)
+    data = bytearray(world.path.read_bytes())
+    data[11 * SLOT_BYTES + 20] ^= 1
+    world.path.write_bytes(data)
+    world.later += 60
+    world.open()
+    await world.charts.load()
+    line = await world.line("a")
+    assert line.count(7) == 29
+    assert line.count(None) == 0, "one missing step is no gap"
+    await world.beat()
+    assert (await world.line("a"))[-3:] == [None, None, 7]
+    assert world.path.stat().st_mode & 0o777 == 0o600
+    world.later += 90_000
+    world.open()
+    await world.charts.load()
+    assert await world.line("a", "24h") == []
+
+
+async def test_a_file_of_something_else_is_begun_anew(tmp_path: Path, autojump_clock: Any) -> None:
+    world = World(tmp_path / "charts")
+    world.path.write_bytes(b"x" * 100_000)
+    await world.charts.load()
+    assert await world.line("a") == []
+    with trio.move_on_after(9):
+        await world.charts.run()
+    assert world.path.read_bytes().startswith(charts.MAGIC)
+
+
+def test_of_too_many_objects_those_that_do_most_are_kept() -> None:
+    step = ChartStep.of(5, {key: [float(key), math.nan] for key in range(1, OBJECTS_MAX + 11)})
+    assert step.find(11, 2) == [11, None]
+    assert step.find(10, 2) == [None, None]
+    again = ChartStep.unpack(step.pack().ljust(SLOT_BYTES, b"\0"))
+    assert again is not None
+    assert again.find(OBJECTS_MAX + 10, 1) == [OBJECTS_MAX + 10]
+    assert len(step.pack()) <= SLOT_BYTES
+    assert ChartStep.unpack(bytes(SLOT_BYTES)) is None
+    assert STEPS * LEVELS["15m"] == 900
