@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock wheel trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
-.PHONY: trial-damage trial-neighbours trial-fairness trial-archive trial-cluster trial-opening trials
+.PHONY: trial-damage trial-ship trial-neighbours trial-fairness trial-archive trial-cluster trial-opening trials
 .PHONY: bench-compare bench-peers pictures reference clean
 
 serve: $(VENV)/.serve
@@ -48,6 +48,9 @@ trial-sim: $(VENV)/.test
 trial-states: $(VENV)/.test
 	$(BIN)/python -m tests.trials.states $(ARGS)
 
+trial-ship: $(VENV)/.test
+	$(BIN)/python -m tests.trials.ship $(ARGS)
+
 trial-damage: $(VENV)/.test
 	$(BIN)/python -m tests.trials.damage $(ARGS)
 
@@ -75,7 +78,7 @@ trial-cluster: $(VENV)/.test
 trial-opening: $(VENV)/.test
 	$(BIN)/python -m tests.trials.opening $(ARGS)
 
-trials: trial-power trial-kill trial-sim trial-states trial-damage trial-flood trial-neighbours trial-logins \
+trials: trial-power trial-kill trial-ship trial-sim trial-states trial-damage trial-flood trial-neighbours trial-logins \
 	trial-attacks trial-fairness trial-archive trial-cluster trial-opening
 
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.

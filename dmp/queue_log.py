@@ -91,7 +91,9 @@ class RecordPlaces:
     def remove(self, first: int, end: int) -> int:
         """Messages from the first number to the end have no record any more that counts; how many had one."""
         spans = self._spans
-        at = max(bisect_right(spans, (first, math.inf), self._start) - 1, self._start)
+        at = self._start
+        if at < len(spans) and spans[at][0] != first:
+            at = max(bisect_right(spans, (first, math.inf), at) - 1, at)
         gone = 0
         while at < len(spans):
             start, stop, offset, stride = spans[at]

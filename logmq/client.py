@@ -231,8 +231,8 @@ class Client:
         """
         name = checked_name(topic).encode()
         tail = Tail(self._loop, self._address, self._retry_seconds, name, offset)
+        await keep_trying(self._loop, self._address, Retry(self._retry_seconds), tail.begin)
         try:
-            await keep_trying(self._loop, self._address, Retry(self._retry_seconds), tail.begin)
             yield tail
         finally:
             tail.close()

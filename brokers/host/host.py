@@ -41,6 +41,7 @@ from brokers.admin.rates import Rates
 from brokers.admin.tracing import Traces
 from brokers.admin.troubles import ENDS_DAYS, ServerReading
 from brokers.bridges.bridges import Bridges
+from brokers.bridges.making import OwnBridges
 from brokers.bridges.settings import ends_of
 from brokers.commands import control
 from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
@@ -316,7 +317,17 @@ class Host:
         """The objects that no protocol has."""
         settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
         users_ = UserObjects(self._access, lambda: self._config.users_file)
-        return (("bridges", bridges.objects), ("users", users_.objects), ("settings", settings.objects))
+        own = OwnBridges(
+            self._config.serve.data_dir,
+            bridges.ends,
+            lambda: reloader.config.bridges,
+            lambda every: reloader.take_bridges(bridges.prepare, every),
+        )
+        return (
+            ("bridges", own.added_to(bridges.objects)),
+            ("users", users_.objects),
+            ("settings", settings.objects),
+        )
 
     async def _prepare(self, config: Config) -> Apply:
         """What is the host's own."""

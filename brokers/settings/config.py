@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from brokers.bridges import own
 from brokers.bridges.settings import SECTION, BridgeSettings, ends_of, parse_bridges
 from brokers.commands.flags import Flag
 from brokers.errors import InvalidSettings, Problem, did_you_mean
@@ -182,11 +183,13 @@ def load(
         _from_flags(flags, sections),
     )
     of_bridges = given.pop(BRIDGES, None)
-    bridges = _bridges(of_bridges, plugins, problems)
     built = {name: build(settings, (name,), given, problems) for name, settings in OWN_SECTIONS.items()}
     if not problems:
         _spread_durability(given, ranks, protocols)
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
+    bridges = _bridges(of_bridges, plugins, problems)
+    if not alone:
+        bridges = _own_bridges(bridges, built["serve"].data_dir, plugins, problems)
     recorded: Key = ("record", "protocols")
     source = given[recorded].source if recorded in given else ""
     reasons = () if alone else _unrecorded(built["record"].protocols, plugins, broken)
@@ -273,6 +276,23 @@ def _bridges(
     bridges, wrong = parse_bridges(given.value, ends_of(plugins), given.source)
     problems += wrong
     return bridges
+
+
+def _own_bridges(
+    bridges: tuple[BridgeSettings, ...], folder: Path, plugins: Sequence[Plugin], problems: list[Problem]
+) -> tuple[BridgeSettings, ...]:
+    """Those and the bridges that the data folder has; what is wrong with these goes to `problems`."""
+    source = str(folder / own.NAME)
+    try:
+        tables = own.read_own(folder)
+    except (OSError, ValueError) as error:
+        problems.append(Problem(SECTION, f"cannot be read: {error}", source))
+        return bridges
+    if not tables:
+        return bridges
+    every, wrong = own.with_own(bridges, tables, ends_of(plugins), source)
+    problems += wrong
+    return every
 
 
 def _from_environment(

@@ -17,6 +17,7 @@ import attrs
 import structlog
 import trio
 
+from brokers.bridges.settings import BridgeSettings
 from brokers.errors import Failure
 from brokers.settings.checking import require_startable
 from brokers.settings.config import OWN_SECTIONS, Config
@@ -93,6 +94,11 @@ class Reloader:
         """Have one part take up its files, as the settings are. Raises as `reload`."""
         async with self._lock:
             await self._take_up(self.config, [part])
+
+    async def take_bridges(self, part: Prepare, bridges: tuple[BridgeSettings, ...]) -> None:
+        """Have exactly these bridges run. Raises as `reload`."""
+        async with self._lock:
+            await self._take_up(attrs.evolve(self.config, bridges=bridges), [part])
 
     async def run(self) -> None:
         """Look at the watched files each minute, until cancelled."""

@@ -51,7 +51,7 @@ class BucketLink:
         return opened_with(self.settings) if self._position is None else None
 
     async def start(self, store: Store) -> None:
-        """Raises NotOurs, BadObject and StoreError."""
+        """Raises ForeignBucket, BadObject and StoreError."""
         if self._position is not None:
             self.follow = Follow(
                 store, self._bucket, self.settings.url, self._position, self.log, self.settings.interval

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from math import inf
 from time import monotonic
-from types import coroutine
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import CoroutineType, coroutine
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -61,11 +61,14 @@ def _until(wait: _Wait) -> Generator[_Wait, None, None]:
     yield wait
 
 
+_Work: TypeAlias = "CoroutineType[_Wait, None, Any]"
+
+
 @attrs.define(eq=False)
 class _Task:
     """A coroutine, and its outcome once `done`."""
 
-    work: Coroutine[_Wait, None, Any]
+    work: "_Work"
     done: bool = False
     result: Any = None
     error: BaseException | None = None
@@ -81,7 +84,8 @@ class BlockingLoop(Loop):
         self._transports: dict[int, BlockingTransport] = {}
         self._poller = select.poll()
         self._using = threading.RLock()
-        self._running = False
+        self._stepped: _Task | None = None
+        """The coroutine that runs, or ran last."""
         self._resting = False
         self.deadline = inf
         """When calls raise TimeoutError; see `Blocking.timeout`."""
@@ -93,24 +97,29 @@ class BlockingLoop(Loop):
         connections are lost, and what runs beside the caller ends.
         """
         with self._using:
-            if self._running:
+            if self.is_running:
                 work.close()
                 raise RuntimeError("a client is called from within one of its own callbacks")
             before = _current.loop
             try:
-                self._running = True
                 _current.loop = self
-                result: Result = self._run(_Task(work))
+                result: Result = self._run(_Task(cast("_Work", work)))
                 return result
             finally:
-                self._running = False
                 _current.loop = before
+
+    @property
+    def is_running(self) -> bool:
+        """Whether one of its coroutines calls this."""
+        return self._stepped is not None and self._stepped.work.cr_running
 
     def _run(self, main: _Task) -> Any:
         self._ready.append(main)
         interrupt: BaseException | None = None
         while not main.done:
             self._resting = False
+            if interrupt is not None and main.work.cr_frame is None:
+                raise interrupt  # it came as the call had ended, and its outcome is lost
             try:
                 if interrupt is not None:
                     self._step(main, interrupt)
@@ -140,6 +149,7 @@ class BlockingLoop(Loop):
 
     def _step(self, task: _Task, error: BaseException | None = None) -> None:
         """Run a coroutine until it waits, or ends. Raises what interrupts it."""
+        self._stepped = task
         try:
             wait = task.work.send(None) if error is None else task.work.throw(error)
         except StopIteration as stop:
@@ -211,7 +221,7 @@ class BlockingLoop(Loop):
         async def run() -> None:
             await work()
 
-        task = _Task(run())
+        task = _Task(cast("_Work", run()))
         self._beside.add(task)
         self._ready.append(task)
 
@@ -380,7 +390,8 @@ _current = _Current()
 
 def current_loop() -> BlockingLoop | None:
     """The loop whose `run` calls this; None outside of any."""
-    return _current.loop
+    loop = _current.loop
+    return loop if loop is not None and loop.is_running else None
 
 
 # -- blocking clients

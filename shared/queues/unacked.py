@@ -89,10 +89,14 @@ class Unacked(Generic[K, Q]):
 
     def take_one(self, delivery_id: K) -> Delivery[K, Q] | None:
         """Remove one delivery. None: it is not here."""
-        delivery = self.get(delivery_id)
-        if delivery is not None:
-            del self.runs[delivery_id]
-            self.count -= 1
+        runs = self.runs
+        delivery = runs.get(delivery_id)
+        if delivery is None or len(delivery[0]) > 1:
+            if not self._split(delivery_id):
+                return None
+            delivery = runs[delivery_id]
+        del runs[delivery_id]
+        self.count -= 1
         return delivery
 
     def take_up_to(self, last: K) -> list[Delivery[K, Q]]:

@@ -95,11 +95,16 @@ class Shipping:
     """Called when somebody begins to wait."""
     shipped_lsn: int = 0
     restorable: bool = False
+    _told_lsn: int = attrs.field(init=False)
+    """Behind the newest batch whose references were told."""
     _error: StoreError | None = None
     _waiting: deque[tuple[int, Ticket]] = attrs.Factory(deque)
     _referred: deque[Referred] = attrs.Factory(deque)
     _read_before: tuple[int, int] = (-1, -1)
     """Where the last read ended, and the LSN of its last batch."""
+
+    def __attrs_post_init__(self) -> None:
+        self._told_lsn = self.start_lsn
 
     @property
     def journal_id(self) -> int:
@@ -107,8 +112,8 @@ class Shipping:
 
     @property
     def synced_lsn(self) -> int:
-        """All below can be read."""
-        return self._journal.synced
+        """All below can be read. A thread syncs a batch before the loop is told to what that refers."""
+        return min(self._journal.synced, self._told_lsn)
 
     @property
     def unsynced(self) -> bool:
@@ -132,8 +137,9 @@ class Shipping:
     # -- calls of the committer
 
     def refers(self, referred: Iterable[Referred]) -> None:
-        """A commit wrote these bytes to logs' files alone."""
+        """A commit is over: it wrote these bytes to logs' files alone."""
         self._referred.extend(referred)
+        self._told_lsn = self._journal.position
 
     def take(self, tickets: dict[Mode, Ticket]) -> None:
         """A batch is durable, and the journal at its end or behind it: keep its ticket that waits for the

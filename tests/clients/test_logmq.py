@@ -10,6 +10,7 @@ from brokers import aio
 from logmq import connector
 from logmq.client import Topic
 from logmq.connector import LogmqError, NoTopic
+from logmq.wire import Refusal
 from shared.client.dial import Disconnected, Unreachable
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.ends import Connect, End
@@ -24,11 +25,12 @@ def test_every_request_has_its_method(end: End, url: Url) -> None:
     async def program(connect: Connect) -> None:
         async with connect(url("logmq")) as client:
             assert await client.produce(topic, b"one") == 0
-            assert await client.append(topic, b"two\nlines") == 7
+            assert await client.produce(topic, b"two\nline\r") == 7
             assert await client.produce_many(topic, [b"a", b"", b"b\n"]) == [20, 25, 29]
             record = await client.consume(topic, 7)
-            assert (record.offset, record.payload, record.next_offset) == (7, b"two\nlines", 20)
+            assert (record.offset, record.payload, record.next_offset) == (7, b"two\nline\r", 20)
             assert await client.consume(topic, 35) is None
+            assert await client.fetch(topic, 35) == []
             assert [each.payload for each in await client.fetch(topic, 20)] == [b"a", b"", b"b\n"]
             assert await client.offsets(topic) == Topic(topic, 0, 35)
             assert Topic(topic, 0, 35) in await client.topics()
@@ -39,10 +41,15 @@ def test_every_request_has_its_method(end: End, url: Url) -> None:
             assert sum(mark.length for mark in await client.marks(topic, 0, 35)) in (0, 35)
             assert await client.batch(topic, "w", 1, [b"x", b"y"]) == 35
             assert await client.batch(topic, "w", 1, [b"x", b"y"]) == 35
+            assert await client.append(topic, b"z") == 45
             await client.ping()
             await client.delete(topic)
             with pytest.raises(NoTopic):
                 await client.offsets(topic)
+            with pytest.raises(Refusal, match="BAD_TOPIC"):
+                await client.produce("a b", b"x")
+            with pytest.raises(TypeError, match="text, not by bytes"):
+                await client.produce(b"t", b"x")  # type: ignore[arg-type]
 
     end.run(program)
 
@@ -54,7 +61,7 @@ def test_records_come_in_order_to_the_end_and_a_tail_is_pushed_what_comes(end: E
     async def program(connect: Connect) -> None:
         async with connect(url("logmq")) as client:
             await client.produce_many(topic, payloads)
-            for size in (1000, 1 << 20):
+            for size in (1, 1000, 1 << 20):
                 reader = client.records(topic, bytes_max=size)
                 assert [record.payload async for record in reader] == payloads
                 assert reader.offset == (await client.offsets(topic)).end

@@ -27,28 +27,6 @@ async def client(peer: Peer) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_every_request_has_its_method(peer: Peer) -> None:
-    async with connect() as client:
-        assert await client.queues() == []
-        await client.create("jobs")
-        await client.create("Über")
-        await client.produce("jobs", b"one")
-        assert await client.produce_many("jobs", [b"two", b"", b"\0" * 4090]) == 0
-        assert await client.queues() == [Queue("jobs", 4), Queue("Über", 0)]
-        async with client.consume("jobs") as messages:
-            first = await anext(messages)
-            assert first.body == b"one"
-            await first.nack()
-            assert peer.queues["jobs"][0][1] == b"one"
-            for body in (b"one", b"two", b"", b"\0" * 4090):
-                message = await anext(messages)
-                assert message.body == body
-                await message.ack()
-        await client.delete("jobs")
-        assert await client.queues() == [Queue("Über", 0)]
-    assert peer.requests[-1] == spec.DISCONNECT, "it says goodbye"
-
-
 async def test_every_status_is_an_exception_of_its_name() -> None:
     for status in Status:
         if status is Status.OK:
@@ -81,15 +59,6 @@ async def test_refusals_are_raised_where_they_belong(peer: Peer, client: Client)
     with pytest.raises(dms.PayloadTooLarge, match="at most 4090 in a queue"):
         await client.produce("jobs", b"x" * 4091)
     assert spec.PRODUCE not in peer.requests[-1:], "what no server would take is not sent"
-
-
-async def test_of_many_messages_those_that_were_refused_are_named(peer: Peer, client: Client) -> None:
-    peer.depth = 100
-    with pytest.raises(dms.QueueFull) as caught:
-        await client.produce_many("jobs", [b"x" * 4000] * 200)
-    assert caught.value.refused == tuple(range(100, 200))
-    assert len(peer.queues["jobs"]) == 100
-    await client.queues()  # the connection is as good as before
 
 
 async def test_of_many_messages_one_that_is_too_large_is_refused_alone(peer: Peer, client: Client) -> None:
@@ -173,21 +142,6 @@ async def test_a_queue_that_is_deleted_ends_the_wait(client: Client) -> None:
         nursery.start_soon(delete)
         with pytest.raises(dms.QueueNotFound):
             await anext(messages)
-
-
-async def test_an_answer_that_is_lost_is_told_and_the_next_request_finds_a_connection(peer: Peer) -> None:
-    async def deaf(stream: trio.StapledStream) -> None:
-        await peer.greet(stream)
-        await read_frame(stream)
-
-    peer.scripts = [deaf]
-    peer.queues["jobs"] = deque()
-    async with connect() as client:
-        with pytest.raises(Disconnected) as caught:
-            await client.produce("jobs", b"x")
-        assert type(caught.value) is Disconnected
-        await client.produce("jobs", b"y")
-        assert [body for _, body in peer.queues["jobs"]] == [b"y"]
 
 
 async def test_again_sends_only_what_had_no_answer(

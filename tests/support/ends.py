@@ -33,7 +33,7 @@ class End:
         elif self.name == "uvloop":
             uvloop.run(asyncio.wait_for(_awaited(program(aio.connect)), PATIENCE_SECONDS))
         else:
-            _run_to_end(_awaited(program(lambda *args, **options: Plain(sync.connect(*args, **options)))))
+            run_to_end(_awaited(program(lambda *args, **options: Plain(sync.connect(*args, **options)))))
 
 
 async def _on_trio(program: Program) -> None:
@@ -45,7 +45,7 @@ async def _awaited(work: Awaitable[None]) -> None:
     await work
 
 
-def _run_to_end(work: Any) -> None:
+def run_to_end(work: Any) -> None:
     with pytest.raises(StopIteration):
         work.send(None)
 

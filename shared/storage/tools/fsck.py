@@ -35,7 +35,7 @@ from shared.storage.tools.view import (
 
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH, "SHIP", "FOLLOW"}
-    | {"control.sock", "admin.token", "admin.sessions", "charts", "users.toml"}
+    | {"control.sock", "admin.token", "admin.sessions", "bridges.json", "charts", "users.toml"}
     | NO_LOGS
 )
 

@@ -126,7 +126,7 @@ class Apart:
         await bucket.create(key, packed)
         journal_id = f"{self.snapshot.journal_id:016x}"
         snapshots = (SnapshotLine(key, lsn, lsn, TIME_MS, 3, 1, journal_id, len(packed)),)
-        manifest = Manifest(1, "writer", journal_id, 3, 4, snapshots, url="file:///bucket")
+        manifest = Manifest(1, "writer", journal_id, 3, 4, snapshots=snapshots, url="file:///bucket")
         await bucket.create(MANIFEST_KEY, manifest.pack())
         await bucket.create(wal_key(3), self._packed(3, lsn, lsn, [], []))
         for number, at in enumerate(range(0, len(self.batches), every), 4):
