@@ -135,6 +135,8 @@ class BlockingLoop(Loop):
         if self._waiting:  # what runs beside the caller moves on
             self._poll(wait=False)
             self._wake()
+        if interrupt is not None and main.error is not interrupt:
+            raise interrupt  # it came beside a call that had ended: what runs beside the caller is gone
         if (failure := main.error) is not None:
             raise failure
         return main.result

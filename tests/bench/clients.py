@@ -8,7 +8,6 @@ in the same round, the median of all rounds.
 
 import argparse
 import asyncio
-import importlib.util
 import json
 import socket
 import tempfile
@@ -20,38 +19,65 @@ from time import perf_counter
 from typing import Any
 
 import trio
+import uvloop
+from pamqp import commands
 
 import brokers
 from brokers import aio, sync
 from brokers.bench.servers import serving
+from dmp.amqp import wire as amqp
+from dmp.properties import NO_PROPERTIES
+from dmp.wire import AMQP_HEADER, Message
 from dms import wire
 from dms.link import hello
 from dms.wire import Type
 from shared.client.login import NOBODY
+from tests.support.ends import Plain, run_to_end
 
-ONE_BY_ONE, TOGETHER = 2000, 100_000
-"""Requests of a round: each behind the answer to the last; and many at once."""
+ONE_BY_ONE, TOGETHER, ACKNOWLEDGED = 2000, 100_000, 20_000
+"""Of a round: requests, each behind the answer to the last; many at once; AMQP messages with their acks."""
 PIECE = 2000
-BODY = b"x" * 100
-URLS = {"logmq": "logmq://{}:{}", "dms": "dms://{}:{}"}
+BODY = b"x" * 99 + b"y"  # it is found at one place
+PLAIN = commands.Basic.Properties(delivery_mode=1)
+URLS = {"logmq": "logmq://{}:{}", "dms": "dms://{}:{}", "dmp": "dmp://{}:{}"}
 ENVIRON = {"BROKERS_DMS_PERSIST": "false", "BROKERS_DMS_DEPTH": "10000000"}
+
+
+AMQP_BODIES = [Message(b"", b"bench", BODY)] * PIECE
 
 
 async def one_by_one(client: Any, protocol: str) -> None:
     for _ in range(ONE_BY_ONE):
-        await (client.ping() if protocol == "logmq" else client.produce("bench", BODY))
+        if protocol == "logmq":
+            await client.ping()
+        elif protocol == "dms":
+            await client.produce("bench", BODY)
+        else:
+            await client.publish("bench", BODY, properties=PLAIN)
 
 
 async def together(client: Any, protocol: str) -> None:
     for _ in range(TOGETHER // PIECE):
-        await client.produce_many("bench", [BODY] * PIECE)
+        if protocol == "dmp":
+            await client.publish_many(AMQP_BODIES)
+        else:
+            await client.produce_many("bench", [BODY] * PIECE)
+
+
+async def acknowledged(client: Any, protocol: str) -> None:
+    """What is in the queue, each message acknowledged by itself."""
+    async with client.consume("bench", prefetch=PIECE) as deliveries:
+        for _ in range(ACKNOWLEDGED):
+            await (await anext(deliveries)).ack()
 
 
 Work = Callable[[Any, str], Awaitable[None]]
 WORKS: dict[str, tuple[Work, int]] = {
     "one by one": (one_by_one, ONE_BY_ONE),
     "together": (together, TOGETHER),
+    "acknowledged": (acknowledged, ACKNOWLEDGED),
 }
+OF_AMQP = {acknowledged}
 
 
 async def timed(connect: Callable[[str], Any], url: str, work: Work, protocol: str) -> float:
@@ -70,21 +96,13 @@ def on_asyncio(url: str, work: Work, protocol: str) -> float:
 
 
 def on_uvloop(url: str, work: Work, protocol: str) -> float:
-    import uvloop  # type: ignore[import-not-found, unused-ignore]
-
-    seconds: float = uvloop.run(timed(aio.connect, url, work, protocol))
-    return seconds
+    return uvloop.run(timed(aio.connect, url, work, protocol))
 
 
 def blocking(url: str, work: Work, protocol: str) -> float:
     with sync.connect(url) as client:
         begun = perf_counter()
-        if work is together:
-            for _ in range(TOGETHER // PIECE):
-                client.produce_many("bench", [BODY] * PIECE)
-        else:
-            for _ in range(ONE_BY_ONE):
-                client.ping() if protocol == "logmq" else client.produce("bench", BODY)
+        run_to_end(work(Plain(client), protocol))
         return perf_counter() - begun
 
 
@@ -92,6 +110,8 @@ def bare(address: tuple[str, int], work: Work, protocol: str) -> float:
     """The same requests from a loop over a socket."""
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if protocol == "dmp":
+            return bare_amqp(sock, work)
         if protocol == "dms":
             sock.sendall(wire.pack(Type.HANDSHAKE, 1, hello(NOBODY)))
             sock.recv(1 << 16)
@@ -110,10 +130,57 @@ def bare(address: tuple[str, int], work: Work, protocol: str) -> float:
         return perf_counter() - begun
 
 
+def fill(url: str, count: int) -> None:
+    with sync.connect(url) as client:
+        client.purge("bench")
+        client.publish_many(AMQP_BODIES[:1] * count)
+
+
+def bare_amqp(sock: socket.socket, work: Work) -> float:
+    """The server confirms several at once: how far it is, the last frame says."""
+
+    def ask(said: bytes) -> bytes:
+        sock.sendall(said)
+        return sock.recv(1 << 18)
+
+    ask(AMQP_HEADER)
+    ask(amqp.encode(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0))
+    ask(
+        amqp.encode(commands.Connection.TuneOk(10, 1 << 17, 0), 0)
+        + amqp.encode(commands.Connection.Open("/"), 0)
+    )
+    ask(amqp.encode(commands.Channel.Open(), 1))
+    properties = PLAIN.marshal() if work is one_by_one else NO_PROPERTIES
+    message = amqp.publish_frame(1, b"", b"bench", work is one_by_one)
+    message += amqp.content_head(1, len(BODY), properties, 1 << 16) + BODY + amqp.FRAME_END
+    if work is acknowledged:
+        ask(amqp.encode(commands.Basic.Qos(0, PIECE, False), 1))
+        begun = perf_counter()
+        data = ask(amqp.encode(commands.Basic.Consume(queue="bench"), 1))
+        seen, acked, rest = data.count(BODY), 0, data[-len(BODY) :]
+        while seen < ACKNOWLEDGED:
+            sock.sendall(b"".join(amqp.ack_frame(1, tag + 1, False) for tag in range(acked, seen)))
+            acked, data = seen, sock.recv(1 << 18)
+            seen += (rest + data).count(BODY) - rest.count(BODY)
+            rest = (rest + data)[-len(BODY) :]
+        sock.sendall(b"".join(amqp.ack_frame(1, tag + 1, False) for tag in range(acked, seen)))
+        return perf_counter() - begun
+    ask(amqp.encode(commands.Confirm.Select(), 1))
+    many, of = (1, ONE_BY_ONE) if work is one_by_one else (PIECE, TOGETHER)
+    begun, data = perf_counter(), b""
+    for number in range(1, of // many + 1):
+        sock.sendall(message * many)
+        while not data or int.from_bytes(data[-10:-2], "big") < number * many:
+            data = (data + sock.recv(1 << 18))[-21:]
+    return perf_counter() - begun
+
+
+def bare_at(address: tuple[str, int], _: str, work: Work, protocol: str) -> float:
+    return bare(address, work, protocol)
+
+
 def rows(rounds: int) -> Iterator[dict[str, Any]]:
-    clients = {"trio": on_trio, "asyncio": on_asyncio, "blocking": blocking}
-    if importlib.util.find_spec("uvloop") is not None:
-        clients["uvloop"] = on_uvloop
+    clients = {"trio": on_trio, "asyncio": on_asyncio, "blocking": blocking, "uvloop": on_uvloop}
     for protocol, form in URLS.items():
         with tempfile.TemporaryDirectory() as folder, serving(Path(folder), protocol, ENVIRON) as bound:
             (address,) = bound.values()
@@ -121,12 +188,19 @@ def rows(rounds: int) -> Iterator[dict[str, Any]]:
             if protocol == "dms":
                 with sync.connect(url) as client:
                     client.create("bench")
+            if protocol == "dmp":
+                with sync.connect(url) as client:
+                    client.declare_queue("bench", durable=False)
             for name, (work, count) in WORKS.items():
+                if work in OF_AMQP and protocol != "dmp":
+                    continue
                 seconds: dict[str, list[float]] = {}
-                for _ in range(rounds):
-                    seconds.setdefault("bare", []).append(bare(address, work, protocol))
-                    for client_name, run in clients.items():
-                        seconds.setdefault(client_name, []).append(partial(run, url, work, protocol)())
+                runs: dict[str, Callable[[str, Work, str], float]]
+                runs = {"bare": partial(bare_at, address), **clients}
+                for client_name, run in list(runs.items()) * rounds:
+                    if protocol == "dmp":
+                        fill(url, ACKNOWLEDGED if work is acknowledged else 0)
+                    seconds.setdefault(client_name, []).append(run(url, work, protocol))
                 for client_name, taken in seconds.items():
                     ratio = median(base / each for base, each in zip(seconds["bare"], taken, strict=True))
                     yield {

@@ -21,7 +21,7 @@ from dms.errors import Denied
 from logmq.connector import LogmqError
 from pubsub.client import Kind
 from shared.access import Rule, Secret, User
-from shared.client.blocking import BlockingTransport
+from shared.client.blocking import BlockingLoop, BlockingTransport
 from shared.client.dial import Disconnected
 from tests.e2e.users import server_of
 from tests.support.ends import Connect, End
@@ -287,6 +287,19 @@ def test_an_interrupt_of_a_producer_at_work_is_told_and_its_next_call_too(url: U
         with pytest.raises(Disconnected, match="the producer was interrupted"):
             program()
         client.delete("interrupted")
+
+
+def test_an_interrupt_of_what_runs_beside_a_call_that_has_ended_is_told() -> None:
+    loop = BlockingLoop()
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def call() -> None:
+        loop.start_soon(interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(call())
 
 
 def test_a_full_tail_that_blocking_code_leaves_costs_nothing(url: Url) -> None:
