@@ -18,7 +18,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import nlargest
 from pathlib import Path
@@ -161,12 +161,13 @@ class Charts:
         path: Path,
         log: structlog.stdlib.BoundLogger,
         wall: Callable[[], float] = time.time,
+        in_thread: Callable[..., Awaitable[Any]] | None = None,
     ) -> None:
         self._everything = everything
         self._path = path
         self._log = log
         self._wall = wall
-        self._in_thread = Threads()
+        self._in_thread = in_thread or Threads()
         self._totals: dict[int, tuple[float, Values]] = {}
         """Of columns that grow: when they were read last, and what they were."""
         self._told = False

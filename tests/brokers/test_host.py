@@ -36,6 +36,7 @@ class FakeStore:
 
     done: list[str]
     read_only: StoreError | None = None
+    follows: bool = False
     crash: Exception | None = None
     close_error: StoreError | None = None
     broken: trio.Event = attrs.field(factory=trio.Event)
