@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 GROUP = "brokers.protocols"
 
-OWN_SECTIONS = frozenset({"serve", "net", "tls", "access", "admin", "client", "storage", "record"})
+OWN_SECTIONS = frozenset(
+    {"serve", "net", "tls", "access", "admin", "attention", "client", "storage", "record", "ship"}
+)
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 
 

@@ -141,7 +141,7 @@ def _said(row: Mapping[str, Any]) -> Mapping[str, Any]:
     "restore",
     "brokers restore /backups/2026-03-01 --data-dir /var/lib/brokers",
     "brokers restore s3://bucket/prefix --data-dir /var/lib/brokers",
-    "brokers restore s3://bucket/prefix --at '10m ago' --only 'logmq:orders*' --data-dir /tmp/look",
+    "brokers restore s3://bucket --at '10m ago' --only 'logmq:*' --data-dir d",
 )
 def restore(
     source: Annotated[str, Parameter(help="A backup, as `brokers backup` made it, or a bucket's URL.")],

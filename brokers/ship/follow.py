@@ -62,7 +62,7 @@ def read_follow(folder: Path) -> tuple[str, Position] | None:
     """The bucket that a folder follows, and where; None: it follows none. Raises StoreFormat."""
     try:
         lines = format.unpack_lines((folder / FOLLOW_PATH).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # what is no folder is refused by its store
         return None
     try:
         (fields,) = lines or [{}]

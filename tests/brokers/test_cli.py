@@ -148,7 +148,7 @@ def test_a_bug_is_not_hidden() -> None:
         (["status", "--data-dir", ""], "a path is needed"),
         (["backup", ""], "a path is needed"),
         (["restore", ""], "a path is needed"),
-        (["pipeline", "archive", "", "--path", "data"], "a path is needed"),
+        (["pipeline", "archive", "", "--path", "data"], "FOLDER: say where the archive is, or --table"),
         (["pipeline", "archived", ""], "a path is needed"),
         (["pipeline", "report", "data", "--to", ""], "a path is needed"),
         (["thing", "ask", "--data-dir", ""], "a path is needed"),

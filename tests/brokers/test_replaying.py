@@ -17,6 +17,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving.folder import opened as archive_folder
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Part
 from brokers.pipeline.archiving.names import log_key
+from brokers.pipeline.archiving.places import place_of
 from brokers.replaying import cli, engine, sources
 from brokers.replaying.engine import Pace, Progress, SourcedRecord
 from dmp import amqp_client
@@ -197,7 +198,7 @@ def archived(folder: Path, origin: str, log: str, payloads: Sequence[bytes]) -> 
     batch = batch_of(payloads, log)
     end = sum(4 + len(payload) for payload in payloads)
     part = Part(log_key(log), log, "2030-01-01", 0, end, len(payloads), 1, "made")
-    with archive_folder(folder, origin) as archive:
+    with archive_folder(place_of(folder), origin) as archive:
         path = folder / part.fresh_path
         path.parent.mkdir(parents=True)
         parquet.write_table(pa.Table.from_batches([batch]).drop_columns(["topic"]), path)
@@ -223,7 +224,7 @@ def test_an_archive_of_topics_or_of_a_recording_is_read_from_any_place(tmp_path:
         assert [list(half) for half in halves] == [found[:1], found[1:]]
     with pytest.raises(Failure, match="was deleted since"):
         list(sources.records_of(source, {"other log": (0, 1)}, pytest.fail))
-    with archive_folder(tmp_path / "lives", "a data folder's dms") as archive:
+    with archive_folder(place_of(tmp_path / "lives"), "a data folder's dms") as archive:
         archive.commit(archive.manifest.advance((), 0))
     with pytest.raises(Failure, match="archive of a data folder's dms"):
         sources.opened(f"archive:{tmp_path / 'lives'}", tmp_path, sources.Chosen())

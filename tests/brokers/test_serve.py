@@ -42,7 +42,7 @@ def test_status_tells_what_runs_and_its_exit_code_that_it_is_well(
     shared_server: Server, command: Run
 ) -> None:
     folder = ("--data-dir", str(shared_server.data))
-    code, out, _ = command("status", "--json", *folder)
+    code, out, _ = command("status", "--ready", "--json", *folder)
     assert code == 0
     status = json.loads(out)
     assert (status["state"], status["pid"]) == ("ready", shared_server.pid)

@@ -233,7 +233,7 @@ SPEAKING = (
     ("pubsub", "publish", "a", "--int", "1"),
     ("dmp", "declare", "queue", "jobs"),
     ("dms", "queues"),
-    ("status",),
+    ("status", "--ready"),
 )
 
 

@@ -14,7 +14,7 @@ from dmp.data_types import short, take_short
 from dmp.principal import open_principal
 from dmp.settings import DmpSettings
 from shared.client.dial import Address
-from shared.client.trio_loop import trio_loop
+from shared.client.trio_loop import open_stream, trio_loop
 from shared.net.settings import TlsSettings
 from shared.net.tls import client_context
 from tests.dmp.served import Served, served
@@ -52,7 +52,7 @@ def _pem(folder: Path) -> Path:
 
 async def open_leased(address: Address, lease: bytes) -> tuple[trio.abc.Stream, bytes]:
     """A DMP connection by that lease, and what has come behind its answer."""
-    stream, data = await address.open(), b""
+    stream, data = await open_stream(address), b""
     await stream.send_all(wire.DMP_HEADER + short(lease))
     for _ in ("the greeting", "the answer to the lease"):
         while (text := take_short(data)) is None:

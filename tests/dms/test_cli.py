@@ -285,7 +285,13 @@ def test_without_p_nothing_is_kept_and_with_it_everything(tmp_path: Path) -> Non
                 assert client.queues() == kept
         if not kept:
             left = [path for path in server.data.rglob("*") if path.is_file() and path.name != "RESERVE"]
-            assert {path.suffix or path.name for path in left} == {"LOCK", "FORMAT", "CATALOG", ".wal"}
+            assert {path.suffix or path.name for path in left} == {
+                "LOCK",
+                "FORMAT",
+                "CATALOG",
+                ".wal",
+                "charts",
+            }
             assert not any(b"order #42" in path.read_bytes() for path in left)
             assert sum(path.stat().st_size for path in left) < 200_000
 

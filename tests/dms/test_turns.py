@@ -149,11 +149,21 @@ def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
 def test_a_connection_says_what_passed_on_it_what_it_holds_and_what_it_waits_for() -> None:
     world = World()
     peer, _ = holding(world)
-    assert peer.session.traffic == {"messages_in": COUNT, "messages_out": COUNT, "held": COUNT}
+    assert peer.session.traffic == {
+        "messages_in": COUNT,
+        "messages_out": COUNT,
+        "held": COUNT,
+        "client": "test",
+    }
     peer.consume("orders", 3)
     assert peer.session.waits_for == ["3 messages of orders"]
     peer.produce("orders", b"x")
-    assert peer.session.traffic == {"messages_in": COUNT + 1, "messages_out": COUNT + 1, "held": COUNT + 1}
+    assert peer.session.traffic == {
+        "messages_in": COUNT + 1,
+        "messages_out": COUNT + 1,
+        "held": COUNT + 1,
+        "client": "test",
+    }
     assert peer.session.waits_for == ["2 messages of orders"]
 
 

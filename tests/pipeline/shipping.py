@@ -65,7 +65,9 @@ async def _ship(data: Path, bucket: Bucket, time_ms: int) -> None:
     try:
         there, etag = await bucket.get(MANIFEST_KEY)
     except Missing:
-        await bucket.create(MANIFEST_KEY, Manifest(1, "w", journal_id, 1, 1, (line_of,)).pack())
+        await bucket.create(MANIFEST_KEY, Manifest(1, "w", journal_id, 1, 1, snapshots=(line_of,)).pack())
         return
     before = unpack_manifest(there).snapshots
-    await bucket.replace(MANIFEST_KEY, Manifest(1, "w", journal_id, 1, 1, (*before, line_of)).pack(), etag)
+    await bucket.replace(
+        MANIFEST_KEY, Manifest(1, "w", journal_id, 1, 1, snapshots=(*before, line_of)).pack(), etag
+    )

@@ -101,7 +101,7 @@ def test_columns_that_are_not_asked_for_are_not_read(spark: "SparkSession", fold
 
 def test_sql_reads_through_a_temporary_view(spark: "SparkSession", folder: Path) -> None:
     what = f"logs USING logmq OPTIONS (path '{folder}', subscribe 'bills', endingOffsets '{{\"bills\": 20}}')"
-    spark.sql(f"CREATE TEMPORARY VIEW {what}")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW {what}")
     try:
         found = spark.sql("SELECT topic, offset, value FROM logs")
         assert rows(found) == expected("bills", BILLS[:2])
