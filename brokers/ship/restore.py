@@ -214,6 +214,8 @@ class Restore:
     ) -> None:
         """Raises UsageError."""
         self.missing: list[str] = []
+        self._gaps: list[str] = []
+        """Of the logs in the snapshot, which no part has."""
         self.head: WalHead | None = None
         """Of the newest object that was put in place."""
         self._bucket = bucket
@@ -264,7 +266,10 @@ class Restore:
                 await self._fetch_parts(parts)
                 await self._in_thread(self._complete)
                 await self._follow_wal(found.snapshot.wal, dict(found.wal))
-                if made.position < found.line.whole_from:
+                early = made.position < found.line.whole_from
+                if early or self.missing:  # else the journal says that these logs have gone, too
+                    self.missing += self._gaps
+                if early:
                     self.missing.append(f"{found.line.key} is whole from LSN {found.line.whole_from} on only")
                 if self.head is None:  # nothing came behind the snapshot
                     self.head = await wal_head(self._bucket, found.snapshot.wal - 1)
@@ -365,7 +370,7 @@ class Restore:
             gone = self._assembler.complete(log_id, self._good(log_id, sections))
             if gone:
                 lost = sum(end - start for start, end in gone)
-                self.missing.append(f"{line.namespace}/{line.name}: {lost} bytes from offset {gone[0][0]} on")
+                self._gaps.append(f"{line.namespace}/{line.name}: {lost} bytes from offset {gone[0][0]} on")
 
     def _good(self, log_id: int, sections: list[tuple[int, bytes]]) -> Iterator[IndexEntry]:
         for _, raw in sections:
