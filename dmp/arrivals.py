@@ -1,5 +1,6 @@
 """Messages that have come to a queue and are not ready yet, since they wait for the disk."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -42,6 +43,10 @@ class Arrivals:
         self.body_bytes += run.head.body_bytes * count
         if run.offset < 0:
             self.unlogged += count
+
+    def first_offset(self) -> float:
+        """Where in the log the first record of these stands; inf where there is none."""
+        return next((run.offset for _, runs in self.waiting for run in runs if run.offset >= 0), math.inf)
 
     def synced(self) -> "Iterator[tuple[Ticket | None, list[Run]]]":
         """Take out what the disk has or refuses, as far as nothing before it waits."""

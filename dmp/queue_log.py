@@ -26,7 +26,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
@@ -164,6 +164,8 @@ class QueueLog:
     cold_at: int | None = attrs.field(default=None, init=False)
     _places: RecordPlaces = attrs.field(factory=RecordPlaces, init=False)
     """Of the messages in memory that have a record."""
+    arriving_from: Callable[[], float] = attrs.field(default=lambda: math.inf, init=False)
+    """From there on stands what is not ready yet. It may be visible: where it waits for a bucket."""
     _copying: bool = attrs.field(default=False, init=False)
     _unreadable: int = attrs.field(default=-1, init=False)
     """What stands there could not be read, and is not copied: it holds the log until it has left."""
@@ -292,12 +294,13 @@ class QueueLog:
 
     def _tidy(self) -> None:
         log = self.log
-        dead = log.visible - log.first - self._live_bytes
+        end = min(log.visible, self.arriving_from())
+        dead = end - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return
         if dead > self._live_bytes and not self._copying:
             self.copy_oldest()
-        below = min(log.visible, self._places.lowest)
+        below = min(end, self._places.lowest)
         if self.cold_at is not None:
             below = min(below, self.cold_at)
         if below - log.first >= SLACK_BYTES:

@@ -192,6 +192,7 @@ class Queue(QueueBase):
                 self._context.log_changed(log)
 
         self.log = self.row.log = log
+        log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
         if self.row.ready.in_order:
             self.row.cold = Cold(log.log, log, self)

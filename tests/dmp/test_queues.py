@@ -11,6 +11,8 @@ from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.properties import NO_PROPERTIES
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared.queues.runs import Run
+from shared.storage.log import Ticket
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.world import PERSISTENT, Taker, World, head, ready, singles
 
@@ -253,6 +255,23 @@ async def test_a_queue_that_is_drained_keeps_its_log_small(world: World) -> None
     queue.requeue([kept])
     after = await world.again()
     assert ready(after.broker.queues[b"q"]) == [b"stays"]
+
+
+async def test_a_log_keeps_what_is_visible_and_waits_for_a_bucket(world: World) -> None:
+    queue = world.queue(durable=True)
+    taker = Taker(no_ack=False)
+    queue.add_consumer(taker)
+    world.publish(b"", b"q", *[bytes(1000)] * 600, properties=PERSISTENT)
+    world.settle()
+    assert queue.log is not None
+    log = queue.log.log
+    offset, _ = log.append(b"\0\0\0\1x", 1)
+    world.settle()
+    assert log.visible > offset
+    queue.arrivals.add(Run(taker.messages[0].head, [b"x"], queue.numbered, 0, offset, 5), Ticket())
+    queue.settle(taker.messages)
+    world.settle()
+    assert 0 < log.first <= offset
 
 
 @pytest.mark.parametrize("count", [1, 3])
