@@ -76,7 +76,7 @@ def test_one_dead_letter_goes_back_where_it_came_from(served: Api) -> None:
     second = positions(served, dead)[1]
     assert served.post(f"{dead}/redrive?dry_run=1", {"position": second})["moved"] == 1
     assert served.post(f"{dead}/redrive", {"position": second}) == {"moved": 1, "left": 2}
-    assert texts(served, path) == ["two"]
+    until(lambda: texts(served, path) == ["two"])
     assert served.ask(f"{path}/redrive", {"position": 1}, "POST")[0] == 400
 
 

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     "words",
     [
-        ("archive", "s3://b/ar", "--path", "data"),
         ("archive", "ar", "--path", "s3://b/data"),
-        ("archived", "s3://b/ar"),
         ("report", "s3://b/data"),
         ("report", "data", "--to", "s3://b/page"),
         ("sql", "s3://b/data", "lag"),
