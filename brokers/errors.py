@@ -79,7 +79,10 @@ def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
         file = Path(error.filename) if isinstance(error.filename, str) else folder
         # The error names a file relative to the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
-        why = "Not a folder" if isinstance(error, FileExistsError) else error.strerror
+        no_folder = isinstance(error, FileExistsError) or (
+            isinstance(error, NotADirectoryError) and where == folder
+        )
+        why = "Not a folder" if no_folder else error.strerror
         raise Failure(f"{what} {where}: {why}{advice_of(error)}", ExitCode.DATA_FOLDER) from error
 
 
