@@ -1,5 +1,6 @@
 """Keys: so many of a key at a time, priorities first, then order or turns; judged by a list and a counter."""
 
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -124,14 +125,24 @@ def test_any_order_of_calls_is_that_of_priorities_numbers_and_turns() -> None:
 @pytest.mark.parametrize("fair", [False, True])
 def test_all_that_was_taken_and_released_leaves_nothing_behind(fair: bool) -> None:
     keys = Keys(1, fair=fair, priority_max=3)
-    for number in range(1000):
-        keys.add(Run(None, [b""], number), number % 4, f"key {number % 100}")
-    while keys.count:
-        assert keys.first() is not None
-        number = keys.take(10).first
-        keys.release(f"key {number % 100}")
-    assert keys.first() is None
-    assert not keys._keys
+
+    def pass_through(rounds: int) -> int:
+        """Memory behind so many rounds, each of other keys."""
+        for number in range(1000 * rounds):
+            keys.add(Run(None, [b""], number), number % 4, f"key {rounds} {number % 100}")
+            if number % 100 == 99:
+                while (first := keys.first()) is not None:
+                    assert keys.take(10) is first
+                    keys.release(f"key {rounds} {first.first % 100}")
+        assert (keys.count, keys.ready_keys) == (0, 0)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = pass_through(1)
+        assert pass_through(10) < before + 20_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_one_tenants_many_wait_and_anothers_one_goes_in_its_turn() -> None:

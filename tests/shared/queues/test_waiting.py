@@ -75,9 +75,13 @@ def test_an_item_takes_no_more_than_200_bytes_beside_itself() -> None:
 
 def test_what_is_put_off_again_and_again_leaves_little_behind() -> None:
     many: Waiting[bytes] = Waiting()
-    for due in range(10_000):
-        many.add(1, due, b"")
-        many.add(2, due, b"")
-        many.take(2)
-    assert len(many._heap) <= 2 + 2 * waiting.STALE_MIN + 2
-    assert len(many._changed) <= 2 + 2 * waiting.STALE_MIN + 2
+    tracemalloc.start()
+    try:
+        for due in range(20_000):
+            many.add(1, due, b"")
+            many.add(2, due, b"")
+            many.take(2)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size < 60_000
