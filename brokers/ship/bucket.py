@@ -2,9 +2,9 @@
 
 A `Bucket` is asked from the loop; its store works in threads, a few at a time. What the store answers is told
 by errors: `Exists`, `Stale`, `Missing`, and `Away` for all that may be better later. An answer may be lost
-after the store has done what was asked, and a store may refuse because another request was under way (409).
-So where an object is said to be there already, or to have changed, it is read back. Where it has the very bytes
-that were to be written, they were written by us; where nothing is as was said, the store is asked again later.
+after the store has done what was asked, and a store may refuse since another request was under way (409). So
+where an object is said to be there already, or to have changed, it is read back. Where it has the very bytes
+that were to be written, they were written by us; where nothing is as was said, it is `Away`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
