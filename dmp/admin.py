@@ -218,10 +218,10 @@ class Admin:
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
-            return {"purged": queue.depth, "held": queue.unacked}
+            return {"purged": queue.depth, "held": queue.held}
         count, ticket = self._broker.topology.purge_queue(queue)
         await self._settled(ticket)
-        return {"purged": count, "held": queue.unacked}
+        return {"purged": count, "held": queue.held}
 
     @changing(
         "delete", "Delete it, with its messages and bindings.", answers=("deleted", "messages", "bindings")
@@ -633,7 +633,7 @@ def _consumer(found: tuple[Queue, Taker]) -> dict[str, Any] | None:
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
-    "held": attrgetter("unacked"),
+    "held": attrgetter("held"),
     "delayed": lambda _: 0,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
@@ -652,7 +652,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
         oldest = queue.row.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
-    return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
+    return arrived, arrived - queue.depth - queue.held - queue.arrivals.count, oldest
 
 
 def _exchange_name(text: str) -> bytes:

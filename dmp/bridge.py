@@ -85,7 +85,7 @@ class _Taking:
             self._queue.dispatch()
 
     def lag(self) -> int:
-        return self._queue.depth + self._queue.unacked + self._context.inbox.waiting * self.no_ack
+        return self._queue.depth + self._queue.held + self._context.inbox.waiting * self.no_ack
 
     def close(self) -> None:
         if self._closed:
@@ -383,7 +383,7 @@ class DmpBridgeEnds:
 
     def lag_of(self, service: "DmpService", place: str, positions: Positions) -> int | None:
         queue = None if exchange_and_key(place) else service.broker.queues.get(unescaped(place))
-        return None if queue is None else queue.depth + queue.unacked
+        return None if queue is None else queue.depth + queue.held
 
 
 ENDS = DmpBridgeEnds()

@@ -182,9 +182,11 @@ class Feed:
         while back and not queue.deleted:
             head, bodies = back.pop()
             following = queue.first_number()
-            broker.memory.take(head.cost_bytes * len(bodies))
+            run = queue.number(head, bodies, following - len(bodies))
+            queue.charge_runs((run,))
+            broker.memory.changed()
             broker.counts.delivered -= len(bodies)
-            queue.return_front((queue.number(head, bodies, following - len(bodies)),))
+            queue.return_front((run,))
             yield
         queue.all_returned()
 

@@ -35,7 +35,7 @@ from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
-from shared.queues.base import QueueBase
+from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join, split_by
 from shared.storage.lost import Lost
@@ -114,9 +114,10 @@ class Application:
 
 
 @attrs.define(eq=False, repr=False)
-class Queue(QueueBase):
+class Queue(RunQueue):
     """One queue. `owner`: the application that it is exclusive to."""
 
+    memory: Memory = attrs.field(init=False)
     name: bytes
     kind: QueueKind
     _context: QueueContext
@@ -136,7 +137,6 @@ class Queue(QueueBase):
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
-    unacked: int = attrs.field(default=0, init=False)
     feed_lease: object | None = attrs.field(default=None, init=False)
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     used: float = attrs.field(init=False)
@@ -151,7 +151,10 @@ class Queue(QueueBase):
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
-        self.row = Row(self._context.memory, arguments.priority_max)
+        self.memory = self._context.memory
+        if arguments.priority_max:
+            self.ready = Priorities(arguments.priority_max)
+        self.row = Row(self.memory, self.ready)
         self.takers = Takers(arguments.single_active)
         self.limits_changed()
         self.used = self._context.timers.now()
@@ -165,7 +168,7 @@ class Queue(QueueBase):
         self.capped = self._drop_messages > 0 or self.kind.arguments.rejects
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
+        return f"<Queue {self.name!r} {self.depth} ready, {self.held} unacknowledged>"
 
     @property
     def durable(self) -> bool:
@@ -181,7 +184,7 @@ class Queue(QueueBase):
     def empty(self) -> bool:
         """Whether nothing stands before a message that would come now."""
         row = self.row
-        return not (row.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
+        return not (self.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
         """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
@@ -248,7 +251,14 @@ class Queue(QueueBase):
         if self.tick != context.waits.tick and self.row.ready.in_order:
             # Not with priorities: what has them goes in another order.
             context.waits.take_sample(self, run.first)
-        context.memory.take(head.cost_bytes * len(run.bodies), head.payer)
+        size = head.cost_bytes * len(run.bodies)
+        memory = self.memory
+        self.loaded_bytes += size
+        memory.loaded_bytes += size
+        if head.payer is not None:
+            head.payer.add(size)
+        if memory.loaded_bytes - memory.loaded_charged >= SLACK_BYTES:
+            memory.sync()
         if head.large:
             for body in run.bodies:
                 context.bodies.hold(body)
@@ -294,6 +304,8 @@ class Queue(QueueBase):
             run.expires = self._expires(run.head, self._started)
         self.numbered = following
         self.lost = lost
+        self.charge_runs(runs)
+        self.memory.changed()
         self.row.load(runs)
         self._context.counts.recovered += len(self.row)
 
@@ -321,7 +333,8 @@ class Queue(QueueBase):
             self._expire_ready()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            self.row.add(run, may_cool=may_cool)
+            if not self.row.add(run, may_cool=may_cool):
+                self._leave_memory((run,))
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -398,6 +411,8 @@ class Queue(QueueBase):
         for run in runs:
             if run.tries:
                 run.expires = self._expires(run.head, self._started)
+        self.charge_runs(runs)
+        self.memory.changed()
         self.row.load(runs)
         if self._timed:
             self._arm()
@@ -469,10 +484,10 @@ class Queue(QueueBase):
                 runs = [run for run in runs if not run.head.large]
         if not runs:
             return
-        count = _messages_in(runs)
-        self._context.counts.delivered += count
+        self._context.counts.delivered += _messages_in(runs)
         if not taker.no_ack:
-            self.unacked += count
+            for run in runs:
+                self.hold(run)
         try:
             taker.deliver(runs)
         except Exception as error:
@@ -493,7 +508,7 @@ class Queue(QueueBase):
         if no_ack:
             self.leave((run,))
         else:
-            self.unacked += 1
+            self.hold(run)
         return run
 
     def take_front(self, most: int) -> list[Run]:
@@ -522,7 +537,7 @@ class Queue(QueueBase):
         for damaged, part in split_by(run, [bodies[body].damaged for body in run.bodies]):
             if damaged:
                 self.lost = True
-                self._context.memory.leave((part,))
+                self._leave_memory((part,))
             else:
                 self.row.put_back((part,))
 
@@ -535,57 +550,76 @@ class Queue(QueueBase):
                 self._context.log_changed(self.log)
 
     def forget(self, runs: Sequence[Run]) -> None:
-        """The messages no longer take memory, and let go of large bodies. The caller sees to their
-        records."""
+        """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
+        sees to their records."""
+        self._drop_bodies(runs)
+        self._leave_memory(runs)
+
+    def _leave_memory(self, runs: Iterable[Run]) -> None:
+        """Messages that nobody holds are not in memory any more."""
+        self.uncharge_runs(runs)
+        self._unpay(runs)
+
+    def _drop_bodies(self, runs: Iterable[Run]) -> None:
         for run in runs:
             if run.head.large:
                 for body in run.bodies:
                     self._context.bodies.drop(body)
-        self._context.memory.leave(runs)
 
-    # -- what became of unacknowledged ones
+    def _unpay(self, runs: Iterable[Run]) -> None:
+        """The messages do not count for their publishers any more. Publishers who wait go on once that is
+        enough."""
+        for run in runs:
+            head = run.head
+            if head.payer is not None:
+                head.payer.add(-head.cost_bytes * len(run.bodies))
+        self.memory.changed()
+
+    # -- what became of held ones
 
     def settle(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged."""
-        count = _messages_in(runs)
-        self._context.counts.acknowledged += count
-        if self.deleted:
-            self.forget(runs)
-            return
-        self.unacked -= count
-        self.leave(runs)
+        self._context.counts.acknowledged += _messages_in(runs)
+        if self.log is not None and not self.deleted:
+            self.log.take(runs)
+            self._context.log_changed(self.log)
+        self._gone(runs)
 
     def settle_written(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
         if self.log is not None:
             self.log.left(runs)
-        if not self.deleted:
-            self.unacked -= _messages_in(runs)
-            if self.log is not None:
+            if not self.deleted:
                 self._context.log_changed(self.log)
-        self.forget(runs)
+        self._gone(runs)
+
+    def _gone(self, runs: Sequence[Run]) -> None:
+        """Held messages have left."""
+        self._drop_bodies(runs)
+        self.release(runs)
+        self._unpay(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
-        count = _messages_in(runs)
-        self._context.counts.rejected += count
+        self._context.counts.rejected += _messages_in(runs)
         if self.deleted:
-            self.forget(runs)
+            self._gone(runs)
             return
-        self.unacked -= count
+        self.release(runs)
+        self.charge_runs(runs)
         self._context.dead_letter(self, runs, "rejected")
 
     def requeue(self, runs: Sequence[Run], *, seen: bool = True) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
         That they were to leave may be in a record that the disk has refused. The caller dispatches."""
-        count = _messages_in(runs)
-        self._context.counts.requeued += count
+        self._context.counts.requeued += _messages_in(runs)
         if self.log is not None:
             self.log.stay(runs)
         if self.deleted:
-            self.forget(runs)
+            self._gone(runs)
             return
-        self.unacked -= count
+        self.release(runs)
+        self.charge_runs(runs)
         for run in runs:
             run.tries += seen
         self.return_front(runs)
@@ -706,7 +740,7 @@ class Queue(QueueBase):
             context.log_changed(log)
         for reference in large:  # these go at the next flush, behind the record
             context.bodies.drop(reference)
-        context.work.add(_freed(context, ready))
+        context.work.add(_freed(self, ready))
         if whole is not None:
             _resolve_when_written(whole, log)
         return count
@@ -717,7 +751,7 @@ class Queue(QueueBase):
         context = self._context
         self.forget(self.arrivals.clear())
         _, large = self.row.drop_cold()
-        context.work.add(_freed(context, self.row.clear()))
+        context.work.add(_freed(self, self.row.clear()))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()
@@ -733,14 +767,10 @@ def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
 
-def _freed(context: QueueContext, ready: Priorities) -> Iterator[None]:
+def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    while ready:
-        run = ready.take(ITEMS)
-        context.memory.leave((run,))
-        if run.head.large:
-            for body in run.bodies:
-                context.bodies.drop(body)
+    while runs:
+        queue.forget((runs.pop(),))
         yield
 
 

@@ -191,7 +191,7 @@ class Admin:
         if row:
             spans.append((queue.head, row))
         ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
-        queue.drop_row()
+        queue.drop_front(row)
         queue.take_returned()
         queue.drop(returned)
         self._engine.counts.purged += purged
@@ -283,7 +283,7 @@ class Admin:
                 if queue.ready.requeued:
                     taken = [queue.ready.take_requeued(RUN_MOST)]
                 else:
-                    taken = queue.front(min(end - queue.head, RUN_MOST))
+                    taken = queue.take_front(min(end - queue.head, RUN_MOST))
                 if not taken:
                     break
                 looked += sum(map(len, taken))

@@ -66,7 +66,7 @@ async def test_a_peek_takes_nothing_and_is_no_delivery(world: World) -> None:
     assert one["time"].endswith("Z")
     assert two["time"] is None, "it is in memory alone"
     assert len((await call(world, queue, "peek", limit=1))["items"]) == 1
-    assert (queue.depth, queue.unacked, world.broker.counts.delivered) == (2, 0, 0)
+    assert (queue.depth, queue.held, world.broker.counts.delivered) == (2, 0, 0)
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     queue.dispatch()

@@ -90,7 +90,7 @@ async def test_nothing_is_left_of_a_requester_that_has_gone(end: str) -> None:
         requester.method(close.Close(200, "", 0, 0), 1 if end == "channel" else 0)
     server.publish("", to, b"late", mandatory=True)
     assert server.names()[0] == "Basic.Return"
-    assert (world.broker.reply_queues, world.broker.memory.held_bytes) == ({}, 0)
+    assert (world.broker.reply_queues, world.broker.memory.total_bytes) == ({}, 0)
 
 
 @pytest.mark.parametrize(
