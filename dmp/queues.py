@@ -38,13 +38,13 @@ from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join, split_by
+from shared.storage.log import Ticket
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
-    from shared.storage.store import Ticket
 
 
 class QueueContext(Protocol):
@@ -178,7 +178,8 @@ class Queue(RunQueue):
     @property
     def depth(self) -> int:
         """How many are ready."""
-        return len(self.row)
+        depth = len(self.row)
+        return depth if not self.aside else depth + sum([len(run) for runs in self.aside for run in runs])
 
     @property
     def empty(self) -> bool:
@@ -524,6 +525,9 @@ class Queue(RunQueue):
     def return_front(self, runs: Sequence[Run]) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
         their bodies are not deleted. The caller dispatches."""
+        if self.deleted:
+            self.forget(runs)
+            return
         for run in runs:
             if run.head.large:
                 self._return_large(run)
@@ -726,7 +730,7 @@ class Queue(RunQueue):
         are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
         takes back all of it or nothing.
         """
-        count, log, context = self.depth, self.log, self._context
+        count, log, context = len(self.row), self.log, self._context
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
@@ -772,6 +776,15 @@ def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     while runs:
         queue.forget((runs.pop(),))
         yield
+
+
+def when_left(queue: Queue) -> Ticket | None:
+    """What has left the queue is to be written now; None: nothing is."""
+    if queue.log is None:
+        return None
+    whole = Ticket()
+    _resolve_when_written(whole, queue.log)
+    return whole
 
 
 def _resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:

@@ -585,7 +585,7 @@ class Queue(RunQueue):
         self.ready.requeue(run)
         return 0
 
-    def take_front(self, most: int) -> list[Run]:
+    def take_row(self, most: int) -> list[Run]:
         """Take messages off the row's loaded front. They stay in the queue, aside, and in memory."""
         runs: list[Run] = []
         while most > 0 and self.ready.loaded:
@@ -598,7 +598,7 @@ class Queue(RunQueue):
     def drop_front(self, count: int) -> None:
         """Messages of the row's front leave, in memory or not."""
         first = self.head
-        self.uncharge_runs(self.take_front(min(count, self.ready.loaded)))
+        self.uncharge_runs(self.take_row(min(count, self.ready.loaded)))
         self.head = first + count
         self.leave(count)
 
@@ -1156,15 +1156,15 @@ class Engine:
         runs: Sequence[Run],
         letters: Sequence[bytes],
         reason: Reason,
-    ) -> None:
-        """Move messages that are aside in one queue to the end of another; or nothing happens. Raises
-        Refusal.
+    ) -> Ticket | None:
+        """Move messages that are aside in one queue to the end of another; or nothing happens. The ticket: of
+        their arrival there; None: done. Raises Refusal.
 
         `letters`: the messages of all `runs` by number, as they arrive.
         """
         size = bodies_bytes(letters)
         if source.log is None or target.log is None:
-            target.produce(letters, size, moved=True)
+            ticket = target.produce(letters, size, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
@@ -1179,6 +1179,7 @@ class Engine:
             target.log.appended(letters, size, offset, first, ticket)
             target.on_produced(len(letters))
         source.drop(runs)
+        return ticket
 
     # -- consumers
 
