@@ -234,7 +234,7 @@ class Admin:
         if memory.full:
             raise Refusal(Code.RESOURCE_ERROR, memory.why)
         for queue in queues:
-            if queue.capped and not queue.room_for(head, 1):
+            if queue.capacity.capped and not queue.capacity.room_for(head, 1):
                 raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
         if dry_run:
             return
@@ -432,7 +432,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
-    "full_percent": attrgetter("full_percent"),
+    "full_percent": attrgetter("capacity.full_percent"),
     "durable": attrgetter("durable"),
 }
 

@@ -280,7 +280,7 @@ class DmpTarget:
         memory = self._payer or broker.memory
         if memory.full:
             raise BridgeRefusal("full", memory.why)
-        if any(queue.capped and not queue.room_for(head, 1) for queue in queues):
+        if any(queue.capacity.capped and not queue.capacity.room_for(head, 1) for queue in queues):
             raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         return head, queues
 
@@ -290,8 +290,8 @@ class DmpTarget:
         other = (at for at, body in enumerate(bodies) if len(body) != size)
         count = next(other, count)
         for queue in queues:
-            if queue.capped:
-                count = min(count, queue.room_for(head, count))
+            if queue.capacity.capped:
+                count = min(count, queue.capacity.room_for(head, count))
         some = bodies if count == len(bodies) else bodies[:count]
         broker.counts.published += count
         broker.counts.published_bytes += count * size

@@ -7,7 +7,7 @@ that a start finds in a log counts for nobody.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
@@ -18,6 +18,7 @@ from shared.budget import Account, CacheBytes, Caches, OverBudget
 from shared.queues.core import SLACK_BYTES, QueueMemory
 
 if TYPE_CHECKING:
+    from shared.queues.runs import Run
     from shared.queues.timers import Timers
 
 _K = TypeVar("_K")
@@ -84,6 +85,15 @@ class Memory(QueueMemory):
     @property
     def total_bytes(self) -> int:
         return self.loaded_bytes + self.held_bytes
+
+    def left(self, runs: Iterable[Run]) -> None:
+        """Messages are not in memory any more, which the queue has counted: nor do they count for their
+        publishers. Publishers who wait go on once that is enough."""
+        for run in runs:
+            head = run.head
+            if head.payer is not None:
+                head.payer.add(-head.cost_bytes * len(run.bodies))
+        self.changed()
 
     def take_bounds(self, bytes_max: int, hot_bytes: int) -> None:
         """Hold to these from now on."""

@@ -12,7 +12,7 @@ from dmp import shown_properties
 from dmp.bodies import part_bytes
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.queue_records import operations
-from dmp.queues import Queue, when_left
+from dmp.queues import Queue, resolve_when_written
 from shared.access import WRITE, asker_may
 from shared.objects import SHOWN_BYTES_MAX, MessageRows
 from shared.queues.runs import Run
@@ -121,16 +121,18 @@ class Messages(MessageActions[Queue]):
         queue.return_front(runs)
 
     def room(self, target: Queue, run: Run | None) -> float:
-        if run is None or not target.capped:
+        if run is None or not target.capacity.capped:
             return math.inf
-        return target.room_for(run.head, len(run))
+        return target.capacity.room_for(run.head, len(run))
 
     def send(self, queue: Queue, run: Run, target: Queue) -> Ticket | None:
         return self._broker.dead_letters.send_to(queue, run, target)
 
     def drop(self, queue: Queue, run: Run) -> Ticket | None:
         queue.leave((run,))
-        return when_left(queue)
+        whole = Ticket()
+        resolve_when_written(whole, queue.log)
+        return whole
 
     async def settle(self, ticket: Ticket | None = None) -> None:
         await settled(self._broker, ticket)

@@ -25,6 +25,7 @@ import attrs
 
 from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
+from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head
@@ -38,13 +39,13 @@ from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join, split_by
-from shared.storage.log import Ticket
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
+    from shared.storage.store import Ticket
 
 
 class QueueContext(Protocol):
@@ -123,7 +124,7 @@ class Queue(RunQueue):
     _context: QueueContext
     owner: Application | None = None
     _limited: bool = True  # by the settings, as all queues that clients declare
-    capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
+    capacity: Capacity = attrs.field(init=False)
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
@@ -142,11 +143,8 @@ class Queue(RunQueue):
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
-    _warn_messages: int = attrs.field(init=False)  # 0: no limit
-    _drop_messages: int = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
-    _warned: bool = attrs.field(default=False, init=False)
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
@@ -156,16 +154,10 @@ class Queue(RunQueue):
             self.ready = Priorities(arguments.priority_max)
         self.row = Row(self.memory, self.ready)
         self.takers = Takers(arguments.single_active)
-        self.limits_changed()
+        self.capacity = Capacity(self, self._limited)
+        self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
         self._timed = arguments.ttl_ms is not None
-
-    def limits_changed(self) -> None:
-        """The limits for all queues are others, or its own."""
-        settings = self._context.settings
-        self._warn_messages = settings.queue_warn_messages * self._limited
-        self._drop_messages = settings.queue_drop_messages * self._limited
-        self.capped = self._drop_messages > 0 or self.kind.arguments.rejects
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.held} unacknowledged>"
@@ -240,12 +232,6 @@ class Queue(RunQueue):
             run.expires = self._expires(head, self._context.timers.now())
         return run
 
-    def first_number(self) -> int:
-        """The smallest number of what is ready in memory, or waits for the disk; else the next message's."""
-        if self.row.ready:
-            return self.row.ready.first_number()
-        return self.arrivals.waiting[0][1][0].first if self.arrivals.waiting else self.numbered
-
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
         context, head = self._context, run.head
@@ -267,35 +253,6 @@ class Queue(RunQueue):
             self._make_ready((run,))
         elif self.arrivals.add(run, ticket) and ticket is not None:
             ticket.when_done(self._synced)
-
-    @property
-    def full_percent(self) -> int | None:
-        """How much of its room is taken, in percent; None: it always makes room."""
-        arguments, depth = self.kind.arguments, self.depth
-        parts = [100 * depth // self._drop_messages] if self._drop_messages else []
-        if arguments.rejects:
-            if arguments.messages_max is not None:
-                parts.append(100 * depth // max(arguments.messages_max, 1))
-            if arguments.bytes_max is not None:
-                parts.append(100 * self.row.all_body_bytes // max(arguments.bytes_max, 1))
-        return max(parts, default=None)
-
-    def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
-        """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
-        waiting, waiting_bytes = self.depth + before, self.row.all_body_bytes + before_bytes
-        if self.paused or not self.takers.have_room():  # else these do not stay
-            waiting += self.arrivals.count
-            waiting_bytes += self.arrivals.body_bytes
-        room = count
-        if self._drop_messages:
-            room = min(room, self._drop_messages - waiting)
-        arguments = self.kind.arguments
-        if arguments.rejects:
-            if arguments.messages_max is not None:
-                room = min(room, arguments.messages_max - waiting)
-            if arguments.bytes_max is not None:
-                room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
-        return max(room, 0)
 
     def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
@@ -355,7 +312,7 @@ class Queue(RunQueue):
         if (arguments.messages_max is not None or arguments.bytes_max is not None) and not arguments.rejects:
             over: list[Run] = []
             turn = Turn()
-            while (surplus := self._surplus()) > 0 and row.load_front():
+            while (surplus := self.capacity.surplus()) > 0 and row.load_front():
                 join(over, row.take_run(min(surplus, ITEMS)))
                 if turn.over_now():
                     self._goes_on = True
@@ -366,22 +323,8 @@ class Queue(RunQueue):
                 self._context.dead_letter(self, over, "maxlen")
                 if self._timed:
                     self._arm()
-        warn = self._warn_messages
-        if warn and len(row) > warn and not self._warned:
-            self._warned = True
+        if self.capacity.passes_warning():
             self._context.queue_above_warning(self)
-        elif self._warned and len(row) * 2 < warn:
-            self._warned = False
-
-    def _surplus(self) -> int:
-        """How many of the next ones are too much, if they are alike; maybe more than there are."""
-        arguments, row, surplus = self.kind.arguments, self.row, 0
-        if arguments.messages_max is not None:
-            surplus = len(row) - arguments.messages_max
-        if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max and row.load_front():
-            size = max(row.ready.first().head.body_bytes, 1)
-            surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
-        return surplus
 
     # -- what is cold
 
@@ -556,28 +499,13 @@ class Queue(RunQueue):
     def forget(self, runs: Sequence[Run]) -> None:
         """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
         sees to their records."""
-        self._drop_bodies(runs)
+        self._context.bodies.drop_all(runs)
         self._leave_memory(runs)
 
     def _leave_memory(self, runs: Iterable[Run]) -> None:
         """Messages that nobody holds are not in memory any more."""
         self.uncharge_runs(runs)
-        self._unpay(runs)
-
-    def _drop_bodies(self, runs: Iterable[Run]) -> None:
-        for run in runs:
-            if run.head.large:
-                for body in run.bodies:
-                    self._context.bodies.drop(body)
-
-    def _unpay(self, runs: Iterable[Run]) -> None:
-        """The messages do not count for their publishers any more. Publishers who wait go on once that is
-        enough."""
-        for run in runs:
-            head = run.head
-            if head.payer is not None:
-                head.payer.add(-head.cost_bytes * len(run.bodies))
-        self.memory.changed()
+        self.memory.left(runs)
 
     # -- what became of held ones
 
@@ -599,9 +527,9 @@ class Queue(RunQueue):
 
     def _gone(self, runs: Sequence[Run]) -> None:
         """Held messages have left."""
-        self._drop_bodies(runs)
+        self._context.bodies.drop_all(runs)
         self.release(runs)
-        self._unpay(runs)
+        self.memory.left(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -668,7 +596,7 @@ class Queue(RunQueue):
         """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
-        self.limits_changed()
+        self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
@@ -746,7 +674,7 @@ class Queue(RunQueue):
             context.bodies.drop(reference)
         context.work.add(_freed(self, ready))
         if whole is not None:
-            _resolve_when_written(whole, log)
+            resolve_when_written(whole, log)
         return count
 
     def delete(self) -> None:
@@ -778,16 +706,7 @@ def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
         yield
 
 
-def when_left(queue: Queue) -> Ticket | None:
-    """What has left the queue is to be written now; None: nothing is."""
-    if queue.log is None:
-        return None
-    whole = Ticket()
-    _resolve_when_written(whole, queue.log)
-    return whole
-
-
-def _resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
+def resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
     """`whole` is done when the record that messages have left is on disk."""
     try:
         ticket = None if log is None else log.flush()

@@ -37,7 +37,7 @@ import structlog
 from dms.cold import ColdRow
 from dms.delivery_ids import DeliveryIds
 from dms.expiry import EVER, Expiry
-from dms.memory import Memory
+from dms.memory import MessageMemory
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Arrival, QueueLog
@@ -268,7 +268,7 @@ class Queue(RunQueue):
         "text",
     )
 
-    memory: Memory
+    memory: MessageMemory
     ready: Ready
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
@@ -771,7 +771,7 @@ class Engine:
         self.unacked = budget.account("unacked", budget.limit_bytes // 2)
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
-        self.memory = Memory(self.messages, self.unacked)
+        self.memory = MessageMemory(self.messages, self.unacked)
         self.queue_memory = budget.account("queues")
         self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)

@@ -7,7 +7,7 @@ from shared.queues.core import QueueMemory
 
 
 @attrs.define(eq=False)
-class Memory(QueueMemory):
+class MessageMemory(QueueMemory):
     """An account for the messages that wait, and one for those that are held: CONSUMEs are refused where the
     second is full, and PRODUCEs where the first is."""
 
