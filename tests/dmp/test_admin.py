@@ -223,3 +223,20 @@ async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None
         await admin_of(world).objects[0].actions[3].call(dead, {}, False)
     assert ready(dead) == [b"1", b"2"]
     assert (queue.stops, dead.stops) == (0, 0)
+
+
+@pytest.mark.parametrize("source_durable", [False, True])
+async def test_a_move_answers_once_the_other_queue_shows_it_and_takes_nothing_that_the_disk_refuses(
+    world: World, source_durable: bool
+) -> None:
+    source, target = world.queue(b"from", durable=source_durable), world.queue(b"to", durable=True)
+    world.publish(b"", b"from", b"1", b"2", properties=PERSISTENT)
+    world.settle()
+    assert await call(world, source, "move", to="to") == {"moved": 2, "left": 0}
+    assert (ready(source), ready(target)) == ([], [b"1", b"2"]), "with no turn in between"
+    world.publish(b"", b"from", b"3", properties=PERSISTENT)
+    world.settle()
+    world.refuse_a_write()
+    with pytest.raises(ExceptionGroup):
+        await call(world, source, "move", to="to")
+    assert (ready(source), ready(target)) == ([b"3"], [b"1", b"2"])
