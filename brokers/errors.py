@@ -6,6 +6,7 @@ The numbers above 2 are those of BSD's sysexits.h, which init systems and shells
 import difflib
 import enum
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,10 +80,8 @@ def copy_errors(folder: Path, what: str = "backup") -> Iterator[None]:
         file = Path(error.filename) if isinstance(error.filename, str) else folder
         # The error names a file relative to the folder.
         where = file if file.is_absolute() or file in (folder, *folder.parents) else folder / file
-        no_folder = isinstance(error, FileExistsError) or (
-            isinstance(error, NotADirectoryError) and where == folder
-        )
-        why = "Not a folder" if no_folder else error.strerror
+        # mkdir says of a file in a folder's place that it exists.
+        why = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
         raise Failure(f"{what} {where}: {why}{advice_of(error)}", ExitCode.DATA_FOLDER) from error
 
 

@@ -63,7 +63,7 @@ def test_a_folder_in_use_names_the_process_and_does_not_disturb_it(
 
 def test_a_folder_that_cannot_be_written_is_named_and_left_as_it_is(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file")
-    assert f"data folder {tmp_path}/data: Not a folder" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
+    assert f"data folder {tmp_path}/data: Not a directory" in refused(command, tmp_path, ExitCode.DATA_FOLDER)
     assert (tmp_path / "data").read_text() == "a file"
 
 
