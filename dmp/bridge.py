@@ -15,7 +15,7 @@ from dmp.data_types import SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head
-from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
+from dmp.properties import NO_PROPERTIES, PERSISTENT, UNREADABLE, unpack
 from dmp.refusals import Refusal
 from dmp.shown_properties import show_value
 from shared.access import READ, WRITE
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 UNACKED_MAX = 2048
 """Messages that a source holds."""
-PERSISTENT = b"\x10\x00\x02"
-"""Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
 _SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
