@@ -103,15 +103,23 @@ class Broker:
         self._ask(move)
 
     def rows(self, kind: str, protocol: str | None = None) -> Sequence[Mapping[str, Any]]:
-        """The server's objects of a kind, as `queues`, `topics` or `groups`: rows of the API's lists."""
+        """The server's objects of a kind, as `queues`, `topics` or `groups`: rows of the API's lists.
+
+        Raises ValueError for a kind that nobody has, or not that protocol.
+        """
 
         async def rows() -> list[Mapping[str, Any]]:
-            rows: list[Mapping[str, Any]] = []
-            for name, objects in self._objects(protocol):
-                if objects.kind.name == kind:
-                    listed = map(objects.row, objects.items())
-                    rows += [{"protocol": name, **row} for row in listed if row is not None]
-            return rows
+            of = list(self._objects(protocol))
+            chosen = [(name, objects) for name, objects in of if objects.kind.name == kind]
+            if not chosen:
+                there = sorted({objects.kind.name for _, objects in of})
+                raise ValueError(f"{protocol or 'the server'} has no {kind!r}; there are {', '.join(there)}")
+            return [
+                {"protocol": name, **row}
+                for name, objects in chosen
+                for row in map(objects.row, objects.items())
+                if row is not None
+            ]
 
         return self._ask(rows)
 
@@ -153,7 +161,8 @@ def _fail(error: Exception) -> NoReturn:
 def serve(settings: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[Broker]:
     """Serve all protocols, each with fresh data. `settings`: by protocol, as `{"dms": {"depth": 20}}`.
 
-    What the server logs goes to `logging`, unless structlog is set up already.
+    Raises Failure for a protocol that is not installed, and what its settings raise for those that they
+    do not take. What the server logs goes to `logging`, unless structlog is set up already.
     """
     configured = structlog.is_configured()
     if not configured:
@@ -198,15 +207,17 @@ async def _serve(
     started: Callable[[Broker], None],
     stop: trio.Event,
 ) -> None:
-    store = await Store.open(folder / "data", STORAGE, clock=_Clock(clock), in_thread=_at_once)
     log = structlog.stdlib.get_logger("brokers.testing")
+    for name in settings:
+        plugins.load(name)
+    own = [(plugin, plugin.settings(**settings.get(plugin.name, {}))) for plugin in plugins.load_all()[0]]
+    store = await Store.open(folder / "data", STORAGE, clock=_Clock(clock), in_thread=_at_once)
     async with trio.open_nursery() as nursery:
         await nursery.start(store.run)
         services: dict[str, Service] = {}
         ports: dict[str, int] = {}
-        for plugin in plugins.load_all()[0]:
-            own = plugin.settings(**settings.get(plugin.name, {}))
-            service = services[plugin.name] = await plugin.open(Context(store, log), own)
+        for plugin, limits in own:
+            service = services[plugin.name] = await plugin.open(Context(store, log), limits)
             network = Network(NetSettings())
             group = Group(plugin.name, network, after_turn=store.commit_pending, log=log, tls=None)
             ports[plugin.name] = _bind(group, service, plugin.name)

@@ -90,7 +90,9 @@ def subscriber(
     "subscribe 'hall/*' --json | jq -r .value",
 )
 def subscribe(
-    *topics: Annotated[str, Parameter(name="TOPIC", help="Topics or patterns.")],
+    *topics: Annotated[
+        str, Parameter(name="TOPIC", help="Topics or patterns: + is one level, * any number of them.")
+    ],
     max_: Max = None,
     timeout: Timeout = None,
     server: Server,

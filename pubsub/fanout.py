@@ -174,10 +174,15 @@ class Fanout:
                     self.trail = trail
         self.trail = ()
         keeping, self._keeping = self._keeping, []
+        kept = self._sessions.kept
         for frame, away in keeping:
+            message = kept.message(frame)
             for batch in batched(away):
-                self._sessions.keep(batch, frame)
+                self._sessions.keep(batch, message)
                 yield
+            kept.write(message)
+        if keeping:
+            kept.flush()
 
     def _go_on(self, turn: Turn) -> bool:
         """Deliver what waits, until the turn is over. Returns whether all is done."""

@@ -1,6 +1,6 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import trio
@@ -20,9 +20,10 @@ from shared.errors import StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
+from shared.storage.inventory import KEEP_ALL
 from shared.storage.log import WholeRecords
 from shared.storage.lost import describe_lost
-from shared.storage.store import Log, Namespace
+from shared.storage.store import Namespace
 from shared.storage.table import Table
 from shared.task_turns import TaskTurn
 from shared.tracing import Observer, Tap
@@ -37,18 +38,11 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
     namespace = context.store.namespace(NAMESPACE, settings.durability)
     table = await Table.open(namespace, SESSIONS_LOG)
     counts = Counts()
-    reported = False
-
-    def on_failure(error: StoreError) -> None:
-        nonlocal reported
-        if not reported:
-            reported = True
-            context.log.error(
-                "subscriptions cannot be written: a restart forgets them; look at the disk",
-                error=str(error),
-            )
-
-    save = saver(table, counts, on_failure)
+    save = saver(
+        table,
+        counts,
+        _once(context, "subscriptions cannot be written: a restart forgets them; look at the disk"),
+    )
     absences = Absences(await Table.open(namespace, AWAY_LOG))
     sessions = Sessions(
         settings,
@@ -67,26 +61,35 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
             "some that had ended may be back",
             **describe_lost(table.lost),
         )
-    kept = namespace.logs.get(KEPT_LOG)
-    if kept is not None:
-        await _restore_kept(sessions, kept, context)
+    await _restore_kept(sessions, namespace, context)
     sessions.restored(trio.current_time())
-    return PubsubService(context, settings, sessions, namespace)
+    return PubsubService(context, settings, sessions)
 
 
-async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None:
-    """Read back the messages that the last run kept. Damaged ones are lost, and logged. Raises StoreError."""
-    reader = WholeRecords(kept, kept.first, READ_BYTES)
+async def _restore_kept(sessions: Sessions, namespace: Namespace, context: Context) -> None:
+    """Read what is kept, and go on with its log. What is damaged is lost, and logged. Raises StoreError."""
+    log = namespace.logs.get(KEPT_LOG) or namespace.create(KEPT_LOG, reserved=True)[0]
+    log.retention = KEEP_ALL
+    kept = sessions.kept
+    reader = WholeRecords(log, log.first, READ_BYTES)
     while records := await reader.read():
-        sessions.kept.restore(records)
+        kept.read(reader.offset, records)
     if reader.lost:
         sessions.counts.kept_lost += sum(each.records for each in reader.lost)
         context.log.error(
             "messages that were kept for clients that are away are lost to damage: these clients do not get "
-            "them; look at the disk",
-            path=kept.file.path,
+            "them, and some may get again what they have had; look at the disk",
+            path=log.file.path,
             **describe_lost(reader.lost),
         )
+    kept.open(
+        log,
+        _once(
+            context,
+            "what is kept for clients that are away cannot be written: it is in memory "
+            "alone, and a restart loses it; look at the disk",
+        ),
+    )
     astray = [client_id for client_id in sessions.kept.clients() if client_id not in sessions.clients]
     for client_id in astray:
         sessions.adopt(client_id)
@@ -98,15 +101,25 @@ async def _restore_kept(sessions: Sessions, kept: Log, context: Context) -> None
         )
 
 
+def _once(context: Context, text: str) -> Callable[[StoreError], None]:
+    """A function that logs the first error that it is called with."""
+    reported = False
+
+    def on_failure(error: StoreError) -> None:
+        nonlocal reported
+        if not reported:
+            reported = True
+            context.log.error(text, error=str(error))
+
+    return on_failure
+
+
 class PubsubService:
     """Pub/sub on its two endpoints, which have one port number."""
 
-    def __init__(
-        self, context: Context, settings: PubsubSettings, sessions: Sessions, namespace: Namespace
-    ) -> None:
+    def __init__(self, context: Context, settings: PubsubSettings, sessions: Sessions) -> None:
         self.sessions = sessions
         self._context = context
-        self._namespace = namespace
         recorder = context.recorder
         fanout = self.fanout = Fanout(
             sessions, None if recorder is None else FrameTrack(recorder), context.access
@@ -138,13 +151,13 @@ class PubsubService:
         self.sessions.settings = self.sessions.kept.settings = settings
 
     async def run(self) -> None:
-        """Note absences and end old sessions, until cancelled; then write kept messages to their log."""
+        """Note absences and end old sessions, until cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._finish_published)
+                nursery.start_soon(self._commit_unturned)
                 await self._look_after_sessions()
         finally:
-            self._put_away()
             for _ in self._note_absences():
                 pass
 
@@ -159,11 +172,15 @@ class PubsubService:
             else:
                 await turn.others()
 
+    async def _commit_unturned(self) -> None:
+        """Commit what no turn does: what connections leave as they end."""
+        while True:
+            left = trio.Event()
+            self.sessions.on_unturned = left.set
+            await left.wait()
+            self._context.store.commit_pending()
+
     async def _look_after_sessions(self) -> None:
-        kept = self._namespace.logs.get(KEPT_LOG)
-        if kept is not None and kept.end > kept.first:
-            # From here on each message is sent at most once: a crash loses it, but never repeats it.
-            kept.drop_below(kept.end)
         while True:
             await trio.sleep(LOOK_SECONDS)
             await self._end_long_away()
@@ -222,22 +239,6 @@ class PubsubService:
     def _open_syslog(self, intake: Intake, connection: Connection) -> SyslogSession:
         seconds = self.sessions.settings.command_seconds
         return SyslogSession(connection, intake, seconds, self._context.access)
-
-    def _put_away(self) -> None:
-        """Append kept messages to their log; the store writes them as it closes."""
-        sessions = self.sessions
-        try:
-            kept = self._namespace.logs.get(KEPT_LOG)
-            for records, count in sessions.kept.records():
-                if kept is None:
-                    kept, _ = self._namespace.create(KEPT_LOG, reserved=True)
-                kept.append(records, count, reserved=True)
-        except StoreError as error:
-            self._context.log.error(
-                "what was kept for clients that are away cannot be written: they do not get all of it; "
-                "look at the disk",
-                error=str(error),
-            )
 
     async def _end_session(self, client: ClientSession) -> None:
         """End the session of a client that is away, and return when a restart does not bring it back.

@@ -18,7 +18,10 @@ class Counts:
     messages_kept: int = counter("messages_kept_total", "Messages kept for clients that were away.")
     kept_dropped: int = counter("kept_dropped_total", "Of these, dropped: too many, or too large.")
     """Kept messages dropped for newer ones, or for lack of memory."""
-    kept_lost: int = counter("kept_lost_total", "Of these, lost to damage of the log that a stop writes.")
+    kept_unwritten: int = counter(
+        "kept_unwritten_total", "Of these, in memory alone: the store took no more."
+    )
+    kept_lost: int = counter("kept_lost_total", "Of these, lost to damage of their log.")
     """The number is from the log's index, which damage may have shortened."""
     frames_dropped: int = counter("frames_dropped_total", "Messages dropped: a subscriber did not read.")
     subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pubsub.absences import Absences
-from pubsub.kept import Kept
+from pubsub.kept import Kept, KeptFrames, Message
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
 from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault
@@ -55,7 +55,7 @@ class ClientSession:
     `wild`: how many of the patterns are wild (`shared.routing.syntax`).
     """
 
-    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "wild", "written")
+    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "unread_at", "wild", "written")
 
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
@@ -64,6 +64,8 @@ class ClientSession:
         self.name = client_id.decode("ascii")
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
+        self.unread_at: int | None = None
+        """Where what its last connection leaves unread has its place (`Kept.reserve`)."""
         self.connection: Connection | None = None
         self.written = self.dropped = 0
         """Frames for its connection, and those of them lost because the client did not read."""
@@ -119,6 +121,8 @@ class Sessions:
         self.wild = 0
         """How many of them are wild."""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_unturned: Callable[[], None] = lambda: None
+        """Called with records that no turn may commit."""
         self._log = log
         self._write = save
         self.saved: Ticket | None = None
@@ -179,6 +183,7 @@ class Sessions:
         client.connection = connection
         self.absences.over(client_id)
         client.written = client.dropped = 0
+        client.unread_at = None
         connection.outbox.on_clear = partial(self._on_unsent, client)
         limit_slow_receiver(
             connection,
@@ -189,11 +194,7 @@ class Sessions:
         self.counts.connected += 1
         self._say(f"New client {client.name} connected from {connection.peer}.")
         self.away.drop(client)
-        if client_id in self.kept:
-            frames = self.kept.take(client_id)
-            connection.write(frames)
-            client.written = len(frames) // FRAME_BYTES
-            self.counts.messages_delivered += client.written
+        self._hand_over(client, connection)
         for topic in client.topics:
             self.live.subscribe(client, topic)
         if client.topics:
@@ -202,8 +203,10 @@ class Sessions:
 
     def leave(self, client: ClientSession) -> None:
         """The client's connection has ended."""
-        now = client.connection.now if client.connection is not None else 0.0
-        client.connection = None
+        connection, client.connection = client.connection, None
+        now = connection.now if connection is not None else 0.0
+        if connection is not None:
+            client.unread_at = self.kept.reserve(connection.outbox.size // FRAME_BYTES + 1)
         self.counts.connected -= 1
         self._say(f"Client {client.name} disconnected.")
         if not client.topics:
@@ -222,10 +225,35 @@ class Sessions:
         if connection is None:  # it has left meanwhile
             return
         if connection.mute:
-            self._keep_unread(client, frames, self.kept.append)
+            self._keep_unread(client, frames)
             return
         client.written += len(frames) // FRAME_BYTES
         connection.write(frames)
+
+    def _hand_over(self, client: ClientSession, connection: Connection) -> None:
+        """Write what is kept for a client that has returned. It is kept until it is sent."""
+        messages = self.kept.hand_over(client.id)
+        if not messages:
+            return
+
+        def sent(count: int) -> None:
+            if self.clients.get(client.id) is client:
+                self.kept.sent(client.id, messages[count - 1])
+            self.on_unturned()
+
+        def release() -> None:
+            unsent = messages[frames.done :]
+            if unsent and not connection.mute:  # they are dropped: the client does not read
+                self.count_dropped(client, len(unsent))
+                sent(len(messages))
+            elif unsent and any(client.topics.values()):
+                self.kept.unsent(client.id, unsent, messages[-1])
+
+        frames = KeptFrames(messages, sent)
+        frames.release = release
+        client.written = len(messages)
+        self.counts.messages_delivered += len(messages)
+        connection.write_file(frames)
 
     def _on_unsent(self, client: ClientSession, chunks: Sequence[Chunk], begun: Chunk | None) -> None:
         """Its connection is gone, and these chunks were not sent, or the first of them only in part."""
@@ -233,17 +261,21 @@ class Sessions:
         if begun is not None and parts and not isinstance(begun, FileRange):
             cut = (len(begun) - len(parts[0])) // FRAME_BYTES * FRAME_BYTES
             parts[0] = memoryview(begun)[cut:]  # a message that was sent in part was not read
-        self._keep_unread(client, b"".join(parts), self.kept.put_back)
+        self._keep_unread(client, b"".join(parts))
 
-    def _keep_unread(
-        self, client: ClientSession, frames: bytes, keep: Callable[[bytes, Sequence[bytes]], None]
-    ) -> None:
-        """Keep frames that a client of type 3 cannot have read. `keep` takes its id and the frames."""
+    def _keep_unread(self, client: ClientSession, data: bytes) -> None:
+        """Keep frames that a client of type 3 cannot have read."""
         if not any(client.topics.values()):
             return
-        keep(client.id, [frames[at : at + FRAME_BYTES] for at in range(0, len(frames), FRAME_BYTES)])
+        frames: Sequence[bytes] = [data[at : at + FRAME_BYTES] for at in range(0, len(data), FRAME_BYTES)]
         if not all(client.topics.values()):
-            self.kept.restrict(client.id, _keeping_patterns(client))
+            frames = self.kept.matching(frames, _keeping_patterns(client))
+        if client.unread_at is None:
+            self.kept.append(client.id, frames)
+        else:
+            self.kept.put_back(client.id, frames, client.unread_at)
+        self.kept.flush()
+        self.on_unturned()
 
     def count_dropped(self, client: ClientSession, frames: int) -> None:
         """Count `frames` that the connection lost because the client does not read."""
@@ -258,16 +290,16 @@ class Sessions:
         client.dropped += frames
         counts.frames_dropped += frames
 
-    def keep(self, clients: Iterable[ClientSession], frame: bytes) -> None:
+    def keep(self, clients: Iterable[ClientSession], message: Message) -> None:
         """Keep a message for absent clients. Clients that have returned meanwhile are sent it."""
         away = []
         for client in clients:
             if client.connection is not None:
-                self.write(client, frame)
+                self.write(client, message.frame.ljust(FRAME_BYTES, b"\0"))
                 self.counts.messages_delivered += 1
             elif self.clients.get(client.id) is client:  # the session still exists
                 away.append(client.id)
-        self.kept.add(away, frame)
+        self.kept.share(message, away)
 
     # Subscriptions.
 

@@ -23,7 +23,7 @@ def _port_setting() -> Any:
 
 @attrs.frozen
 class PubsubSettings:
-    """Section `[pubsub]`. Subscriptions are on disk; messages pass through memory."""
+    """Section `[pubsub]`. Subscriptions and what is kept are on disk; other messages pass through memory."""
 
     port: int = limit(7070, 0, 65535, restart=True)
     """The port of both TCP and UDP; 0 picks a free one."""
@@ -39,7 +39,8 @@ class PubsubSettings:
     """Networks whose datagrams are accepted. Empty: all, which is allowed on loopback only. A sender's
     address can be forged."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"), metadata=RESTART)
-    """The durability of subscriptions. Commands get no answers, so no client waits for the disk."""
+    """The durability of subscriptions and of what is kept. Nothing gets an answer, so no client waits for the
+    disk."""
     subscriber_bytes_max: int = limit(64 * MIB, 1, 1024 * MIB)
     """Bytes that may wait for a subscriber that does not read."""
     slow_subscriber: Literal["drop", "disconnect"] = "drop"

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pubsub.kept import unpacked
 from pubsub.settings import KEPT_LOG, NAMESPACE, SESSIONS_LOG
 from pubsub.wire import (
     DATA_AT,
@@ -182,14 +183,41 @@ def _subscription(payload: bytes) -> Mapping[str, Any] | None:
 
 
 def kept(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A row for each message that waits for a client (`kept.py`); a clean stop writes them."""
-    return rows_of(batch, kept_schema(), NAMESPACE, "it is no message of a client", _kept)
+    """A row for each client of a message that was kept, and for each end of such messages (`kept.py`)."""
+    return rows_of(batch, KEPT_SCHEMA, NAMESPACE, "it is no message of a client", _kept)
 
 
-def _kept(payload: bytes) -> Mapping[str, Any] | None:
-    client, nul, frame = payload.partition(b"\0")
-    reader = client.decode(errors="backslashreplace")
-    return {"reader": reader, "messages": 1, "bytes": len(frame)} if nul else None
+def _kept(payload: bytes) -> Sequence[Mapping[str, Any]] | None:
+    record = unpacked(payload)
+    if record is None:
+        return None
+    number, clients, frame = record
+    bytes_ = None if frame is None else len(frame)
+    return [
+        {
+            "reader": client.decode(errors="backslashreplace"),
+            "messages": 1,
+            "bytes": bytes_,
+            "number": number,
+            "gone": frame is None,
+        }
+        for client in clients
+    ]
+
+
+KEPT_SCHEMA = pa.schema([*kept_schema(), ("number", pa.int64()), ("gone", pa.bool_())])
+"""What is decoded. `gone`: the reader has had, or lost, all up to that number."""
+_GATHERED = ", ".join(kept_schema().names)
+WAITING = f"""
+WITH ended AS (SELECT reader AS of, max(number) AS through FROM {{decoded}} WHERE gone GROUP BY reader),
+each AS (
+  SELECT *, row_number() OVER (PARTITION BY reader, number ORDER BY `offset`) AS copy
+  FROM {{decoded}} LEFT JOIN ended ON reader = of
+)
+SELECT {_GATHERED} FROM each
+WHERE fault IS NOT NULL OR (NOT gone AND number > coalesce(through, -1) AND (copy = 1 OR number = 0))
+"""
+"""What still waits: each message once, though the log may have copies of it."""
 
 
 LOG = RecordedLog(
@@ -214,10 +242,11 @@ TABLES: Sequence[LogTable] = (
     ),
     LogTable(
         KEPT,
-        "what a clean stop has kept for clients that were away: a row a message",
+        "what is kept for clients that are away: a row a message and client",
         namespace=NAMESPACE,
         logs=KEPT_LOG,
-        schema=kept_schema(),
+        schema=KEPT_SCHEMA,
         decode=kept,
+        gather=WAITING,
     ),
 )

@@ -36,6 +36,7 @@ from shared.bridging import (
 )
 from shared.errors import StoreError
 from shared.metrics import counter, counter_by
+from shared.rates import TokenBucket
 from shared.storage.log import CommitBatch
 from shared.storage.store import Ticket
 
@@ -137,9 +138,7 @@ class Bridge:
         """How many messages of the current run are done."""
         self._retry_at = -math.inf
         self._delay = 0.0
-        self._rate = None if settings.rate is None else settings.rate.per_second
-        self._tokens = self._rate or math.inf
-        self._filled_at = -math.inf
+        self._bucket = None if settings.rate is None else TokenBucket(settings.rate)
         self._told: dict[str, float] = {}
 
     # -- control
@@ -314,8 +313,8 @@ class Bridge:
         self._host.store.commit_pending()
         if self._retry_at > now:
             return self._retry_at - now
-        if self._tokens < 1 and self._rate:
-            return (1 - self._tokens) / self._rate
+        if self._bucket is not None and self._bucket.wait_seconds > 0:
+            return self._bucket.wait_seconds
         return 0.0 if worked or not flushed else None
 
     def _store_positions(self, now: float) -> float | None:
@@ -371,20 +370,13 @@ class Bridge:
             runs.append(run)
             left -= len(run)
             size += run.size
-        if self._rate:
-            self._tokens -= sum(map(len, runs))
+        if self._bucket is not None:
+            self._bucket.take(sum(map(len, runs)))
         return runs
 
     def _allowance(self) -> int:
         most = MESSAGES_PER_STEP if self.settings.form == "raw" else FORMED_PER_STEP
-        rate = self._rate
-        if rate is None:
-            return most
-        now = self._host.now()
-        if self._filled_at > -math.inf:
-            self._tokens = min(max(rate, 1.0), self._tokens + (now - self._filled_at) * rate)
-        self._filled_at = now
-        return min(most, int(self._tokens))
+        return most if self._bucket is None else min(most, self._bucket.allowance(self._host.now()))
 
     def _carry(self, runs: list[MessageRun]) -> None:
         """Write and confirm runs in one entry, up to the first message that the target refuses."""
@@ -417,8 +409,8 @@ class Bridge:
     def _put_back(self, runs: Sequence[MessageRun]) -> None:
         """Hold back what was gathered and is not settled."""
         self._held.extendleft(reversed([run for run in runs if len(run)]))
-        if self._rate:
-            self._tokens += sum(map(len, runs))
+        if self._bucket is not None:
+            self._bucket.give_back(sum(map(len, runs)))
 
     def _written(self, ticket: Ticket, entry: _Entry) -> None:
         """The disk has taken or refused an entry."""

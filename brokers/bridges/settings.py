@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pkgutil import resolve_name
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, cast
 
 import attrs
 from attrs import validators
@@ -20,13 +20,12 @@ from shared.addresses import split
 from shared.bridging import BridgeEnds
 from shared.globs import matcher
 from shared.plugin import Plugin
+from shared.rates import Rate
 
 Form = Literal["raw", "text", "json"]
 SECTION = "bridge"
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 BRIDGES_MAX = 256
-RATE_MAX = 10_000_000
-_RATE = re.compile(r"(\d+(?:\.\d+)?)/s")
 
 Ends = Callable[[str], BridgeEnds | None]
 """The ends of a protocol; None if it has none or is not installed."""
@@ -41,25 +40,6 @@ def ends_of(plugins: Sequence[Plugin]) -> Ends:
         return None if where is None else cast(BridgeEnds, resolve_name(where))
 
     return ends
-
-
-@attrs.frozen
-class Rate:
-    """Messages a second, written as `1000/s`."""
-
-    per_second: float
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises ValueError."""
-        match = _RATE.fullmatch(text)
-        rate = float(match[1]) if match else 0.0
-        if not 0 < rate <= RATE_MAX:
-            raise ValueError('is so many messages a second, as "1000/s"')
-        return cls(rate)
-
-    def __str__(self) -> str:
-        return f"{self.per_second:g}/s"
 
 
 def start_of(text: str) -> str:

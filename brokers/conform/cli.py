@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from brokers import plugins
 from brokers.commands.flags import host_command
@@ -14,7 +14,10 @@ from brokers.commands.render import Following
 from brokers.conform.playing import PATIENCE_SECONDS, Conversation, Difference, Link, Player, conversations
 from brokers.errors import ExitCode, Failure
 from shared.cli.options import Json, flag
-from shared.net.listeners import format_address
+from shared.net.listeners import CannotListen, bind_each, format_address
+
+BACKLOG = 16
+"""Clients under test that wait to be taken."""
 
 
 @host_command(
@@ -28,7 +31,13 @@ def conform(
         str, Parameter(help="dms, logmq, pubsub, kqmsgq, dmp, or another that is installed.")
     ],
     host: Annotated[str, Parameter(help="Of the server; with --serve the address to bind.")],
-    port: Annotated[int, Parameter(help="Its port, for datagrams too; with --serve 0 picks one.")],
+    port: Annotated[
+        int,
+        Parameter(
+            help="Its port, for datagrams too; with --serve 0 picks one.",
+            validator=validators.Number(gte=0, lte=65535),
+        ),
+    ],
     /,
     *,
     serve: Annotated[bool, flag("Be the server, and check the client that connects.")] = False,
@@ -56,16 +65,14 @@ def played(
 ) -> Iterator[Mapping[str, str]]:
     """A row for each conversation, as it ends; with `serve` one with the address comes first.
 
-    Raises Failure at the end if some differ, and OSError.
+    Raises Failure at the end if some differ, and where nobody answers or the address cannot be bound.
     """
     different = 0
     with ExitStack() as stack:
         listening: dict[str, socket.socket] = {}
         if serve:
-            listening = {"tcp": stack.enter_context(socket.create_server((host, port), family=_family(host)))}
+            listening = _bound(stack, host, port)
             host, port = listening["tcp"].getsockname()[:2]
-            listening["udp"] = stack.enter_context(socket.socket(_family(host), socket.SOCK_DGRAM))
-            listening["udp"].bind((host, port))
             yield {"result": "listening", "address": format_address(host, port)}
         for conversation in chosen:
             try:
@@ -81,8 +88,33 @@ def played(
         raise Failure(f"{different} of {len(chosen)} conversations differ")
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
+def _bound(stack: ExitStack, host: str, port: int) -> dict[str, socket.socket]:
+    """Sockets at the first address of the host, both with one port. Raises Failure."""
+
+    def reuse(sock: socket.socket, _: str) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    bound: dict[str, socket.socket] = {}
+    try:
+        for name, kind, backlog in (("tcp", socket.SOCK_STREAM, BACKLOG), ("udp", socket.SOCK_DGRAM, None)):
+            sockets = bind_each(host, port, kind, reuse, backlog=backlog)
+            for sock in sockets:
+                stack.enter_context(sock)
+            bound[name] = sockets[0]
+            bound[name].setblocking(True)
+            host, port = bound[name].getsockname()[:2]
+    except CannotListen as error:
+        raise Failure(str(error), ExitCode.CONFIGURATION) from None
+    return bound
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    """Raises Failure where nobody answers: then no conversation says anything about a server."""
+    try:
+        return socket.create_connection((host, port), PATIENCE_SECONDS)
+    except OSError as error:
+        why = f"no server answers ({error.strerror or error})"
+        raise Failure(f"{format_address(host, port)}: {why}", ExitCode.UNAVAILABLE) from None
 
 
 def _links(
@@ -99,7 +131,7 @@ def _links(
             elif listening:
                 sock = stack.enter_context(listening[kind].accept()[0])
             else:
-                sock = stack.enter_context(socket.create_connection((host, port), PATIENCE_SECONDS))
+                sock = stack.enter_context(_connected(host, port))
             links[name] = Link(sock)
         return links[name]
 

@@ -132,7 +132,8 @@ class Player:
                     self._hear(step)
             except (Differs, OSError) as error:
                 text = f"byte {error.at}: {error.text}" if isinstance(error, Differs) else str(error)
-                raise Difference(number, f"{step.connection}, {step.about}", text) from None
+                about = f"{step.connection}, {step.about}" if step.about else step.connection
+                raise Difference(number, about, text) from None
         if self._is_client:
             for name, kind in conversation.connections.items():
                 if kind == "tcp" and (rest := self._rest(name)):

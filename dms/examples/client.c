@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 enum dms_type {
@@ -30,6 +31,9 @@ enum { DMS_OK = 0, DMS_TIMEOUT = 4, DMS_TOO_LARGE = 8, DMS_LOST = -1 };
 #define DMS_MAGIC 0xDEADBEEFu
 #define DMS_HEADER 16
 #define DMS_PAYLOAD_MAX 4096
+#ifndef DMS_PATIENCE_SECONDS
+#define DMS_PATIENCE_SECONDS 10 /* for the answer to the handshake: another protocol's server may give none */
+#endif
 
 static const char *const dms_statuses[] = {
     "OK", "QUEUE_FULL", "QUEUE_NOT_FOUND", "QUEUE_EXISTS", "TIMEOUT", "PROTOCOL_ERROR",
@@ -131,7 +135,8 @@ static int dms_settle(struct dms *dms, uint32_t delivery, int type) {
 
 static int dms_connect(struct dms *dms, const char *host, const char *port) {
     struct addrinfo *first, *each, hints = {.ai_socktype = SOCK_STREAM};
-    int on = 1;
+    struct timeval patience = {.tv_sec = DMS_PATIENCE_SECONDS}, for_ever = {0};
+    int on = 1, status;
     memset(dms, 0, sizeof *dms);
     strcpy(dms->payload, "no server answers there");
     dms->socket = -1;
@@ -148,7 +153,16 @@ static int dms_connect(struct dms *dms, const char *host, const char *port) {
     if (dms->socket < 0)
         return DMS_LOST;
     setsockopt(dms->socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    return dms_call(dms, DMS_HANDSHAKE, NULL, "example", 7);
+    setsockopt(dms->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    status = dms_call(dms, DMS_HANDSHAKE, NULL, "example", 7);
+    if (status == DMS_LOST) {
+        strcpy(dms->payload, "no DMS server answers there");
+        close(dms->socket);
+        dms->socket = -1;
+        return status;
+    }
+    setsockopt(dms->socket, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof for_ever);
+    return status;
 }
 
 static void dms_close(struct dms *dms) {
@@ -171,7 +185,10 @@ static int take(struct dms *dms, const char *queue, long count, int how) {
             return status;
         fwrite(dms->payload, 1, dms->length, stdout);
         putchar('\n');
-        fflush(stdout); /* what is acknowledged is out */
+        if (fflush(stdout)) { /* what is acknowledged is out */
+            strcpy(dms->payload, "standard output cannot be written");
+            return DMS_LOST;
+        }
         if ((status = dms_settle(dms, dms->id, how)))
             return status;
     }
@@ -190,19 +207,33 @@ static int list(struct dms *dms) {
     return status;
 }
 
+/* Whether the words behind HOST and PORT are a command; `number`: the COUNT of consume, 1 unless given. */
+static int is_command(int count, char **words, long *number) {
+    static const char *const names[] = {"list", "create", "delete", "nack", "consume", "produce"};
+    static const int least[] = {1, 2, 2, 2, 2, 3}, most[] = {1, 2, 2, 2, 3, 1 << 30};
+    char *end = "";
+    int what = 0;
+    while (what < 6 && (count < 1 || strcmp(words[0], names[what])))
+        what++;
+    *number = 1;
+    if (what == 4 && count == 3 && ((*number = strtol(words[2], &end, 10)), end == words[2]))
+        *number = -1;
+    return what < 6 && count >= least[what] && count <= most[what] && !*end && *number >= 0;
+}
+
 int main(int count, char **words) {
     struct dms dms;
-    const char *what = count > 3 ? words[3] : "", *queue = count > 4 ? words[4] : NULL;
-    int is_list = !strcmp(what, "list");
-    if (count < 4 || (!is_list && !queue)) {
-        fprintf(stderr, "usage: %s HOST PORT create|delete|produce|consume|nack|list [QUEUE] [TEXT...|COUNT]\n",
+    long number;
+    if (!is_command(count - 3, words + 3, &number)) {
+        fprintf(stderr, "usage: %s HOST PORT list | create|delete|nack QUEUE | consume QUEUE [COUNT] | produce QUEUE TEXT...\n",
                 words[0]);
         return 2;
     }
+    const char *what = words[3], *queue = words[4];
     int status = dms_connect(&dms, words[1], words[2]);
     if (status)
         ;
-    else if (is_list)
+    else if (!strcmp(what, "list"))
         status = list(&dms);
     else if (!strcmp(what, "create"))
         status = dms_call(&dms, DMS_CREATE_QUEUE, queue, NULL, 0);
@@ -212,11 +243,9 @@ int main(int count, char **words) {
         for (int at = 5; at < count && !status; at++)
             status = dms_call(&dms, DMS_PRODUCE, queue, words[at], strlen(words[at]));
     else if (!strcmp(what, "consume"))
-        status = take(&dms, queue, count > 5 ? atol(words[5]) : 1, DMS_ACK);
-    else if (!strcmp(what, "nack"))
-        status = take(&dms, queue, 1, DMS_NACK);
+        status = take(&dms, queue, number, DMS_ACK);
     else
-        return 2;
+        status = take(&dms, queue, 1, DMS_NACK);
     if (status)
         fprintf(stderr, "%s: %s\n", status > 0 && status <= 10 ? dms_statuses[status] : "refused or lost",
                 dms.payload);

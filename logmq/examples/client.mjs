@@ -21,23 +21,27 @@ const LF = 0x0a;
 
 export class Client {
   // One connection. Requests may be sent without waiting for answers, which come in their order.
-  static connect(host, port) {
+  // For an answer it waits `answerMs`; another protocol's server may give none.
+  static connect(host, port, answerMs = 10_000) {
     return new Promise((resolve, reject) => {
       const socket = net.connect({ host, port, noDelay: true }, () => {
         socket.off("error", reject);
-        resolve(new Client(socket));
+        resolve(new Client(socket, answerMs));
       });
       socket.once("error", reject);
     });
   }
 
-  constructor(socket) {
+  constructor(socket, answerMs) {
     this.socket = socket;
     this.waiting = []; // of each request under way: { resolve, reject, onRecord }
     this.input = Buffer.alloc(0);
     this.lost = null;
     socket.on("data", (data) => this.#receive(data));
     socket.on("error", (error) => this.#lose(error.message));
+    socket.setTimeout(answerMs, () => {
+      if (this.waiting.length && !this.waiting[0].onRecord) socket.destroy(new Error("no answer came"));
+    });
     socket.on("close", () => this.#lose("the connection was closed"));
   }
 
@@ -100,7 +104,10 @@ export class Client {
     }
     // MESSAGE <offset> <length> <payload> LF: the payload may hold any bytes, so it is taken by its length.
     const head = /^MESSAGE (\d+) (\d+) /.exec(input.toString("latin1", 0, 60));
-    if (head === null) return false;
+    if (head === null) {
+      if (input.length >= 60) this.socket.destroy(new Error("no answer of LogMQ"));
+      return false;
+    }
     const start = head[0].length;
     const length = Number(head[2]);
     if (input.length < start + length + 1) return false;
@@ -135,8 +142,9 @@ export class Client {
 }
 
 async function main([host, port, what, topic, ...rest]) {
-  if (!topic || !["produce", "consume", "tail"].includes(what)) {
-    console.error("usage: node client.mjs HOST PORT produce|consume|tail TOPIC [MESSAGE...|OFFSET]");
+  const given = what === "produce" ? rest.length > 0 : rest.length < 2 && /^\d+$/.test(rest[0] ?? "0");
+  if (!topic || !["produce", "consume", "tail"].includes(what) || !given) {
+    console.error("usage: node client.mjs HOST PORT produce TOPIC MESSAGE... | consume|tail TOPIC [OFFSET]");
     return 2;
   }
   const print = ({ offset, message }) =>

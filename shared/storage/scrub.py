@@ -22,8 +22,8 @@ logger = structlog.stdlib.get_logger("brokers.storage")
 
 _IDLE_SECONDS = 10.0
 _LOOK_BYTES = 64 * KIB
-"""An entry counts for so many bytes at least: a disk seeks for it, and so many logs of a record each do not keep
-the loop and a thread busy."""
+"""An entry counts for so many bytes at least: the disk seeks for it, and logs of one record each do not keep
+the loop busy."""
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)

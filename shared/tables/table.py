@@ -159,21 +159,24 @@ def rows_of(
     schema: "pa.Schema",
     protocol: str,
     fault: str,
-    columns_of: Callable[[bytes], Mapping[str, Any] | None],
+    columns_of: Callable[[bytes], Mapping[str, Any] | Sequence[Mapping[str, Any]] | None],
 ) -> "pa.RecordBatch":
     """Decode records one by one, a row each: for logs of few records.
 
-    `columns_of` makes the row's own columns from a payload. None: it cannot be read, and the row gets a
-    `fault`. Empty: the record has no row.
+    `columns_of` makes the row's own columns from a payload, or those of several rows. None: it cannot be
+    read, and the row gets a `fault`. Empty: the record has no row.
     """
     import pyarrow as pa
 
     rows: list[dict[str, Any]] = []
     for record in batch.select(["topic", "offset", "timestamp", "value"]).to_pylist():
         columns = columns_of(record["value"])
-        if columns is None or columns:
-            row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
-            rows.append(row | ({"fault": fault} if columns is None else {"protocol": protocol, **columns}))
+        row = {"log": record["topic"], "offset": record["offset"], "time": record["timestamp"]}
+        if columns is None:
+            rows.append({**row, "fault": fault})
+        elif columns:
+            each = [columns] if isinstance(columns, Mapping) else columns
+            rows += [{**row, "protocol": protocol, **own} for own in each]
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 

@@ -220,6 +220,27 @@ def test_a_client_that_says_something_else_is_told_to_differ() -> None:
         next(rows)
 
 
+def test_where_nobody_answers_nothing_differs(command: Run) -> None:
+    code, out, said = command("conform", "logmq", "127.0.0.1", "1")
+    assert (code, out) == (ExitCode.UNAVAILABLE, "")
+    assert said == "brokers: 127.0.0.1:1: no server answers (Connection refused)\n"
+
+
+def test_a_port_that_is_taken_is_told(command: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out, said = command("conform", "logmq", "127.0.0.1", str(port), "--serve")
+    assert (code, out) == (ExitCode.CONFIGURATION, "")
+    assert said == f"brokers: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_what_is_no_port_is_a_mistake(port: str, command: Run) -> None:
+    code, _, said = command("conform", "logmq", "127.0.0.1", port)
+    assert code == ExitCode.USAGE
+    assert "PORT" in said
+
+
 def test_names_that_are_not_there_are_a_mistake(command: Run) -> None:
     code, _, said = command("conform", "logmq", "127.0.0.1", "1", "--name", "nix")
     assert code == ExitCode.USAGE

@@ -84,6 +84,17 @@ def test_every_protocol_goes_by_the_time_that_is_moved() -> None:
         assert broker.metric("pubsub_sessions") == 0
 
 
+def test_a_name_that_is_mistyped_is_an_error_and_no_empty_list(broker: Broker) -> None:
+    assert broker.rows("queues", "dms") == []
+    with pytest.raises(ValueError, match=r"the server has no 'queue'; there are .*queues"):
+        broker.rows("queue")
+    with pytest.raises(ValueError, match="logmq has no 'queues'; there are "):
+        broker.rows("queues", "logmq")
+    for settings, said in (({"dsm": {}}, "did you mean dms"), ({"dms": {"dept": 1}}, "dept")):
+        with pytest.raises(Exception, match=said), serve(settings):
+            raise AssertionError("it serves")
+
+
 async def test_a_test_of_trio_uses_it(broker: Broker) -> None:
     async with brokers.connect(broker.url("logmq")) as client:
         assert await client.produce("visits", b"/") == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.silent import silent
 from tests.support.server import Server
 from tests.support.vectors import played_server
 
@@ -44,8 +45,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]
 
     def compile_(source: Path) -> Path:
         program = folder / source.stem
-        flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-I", str(SOURCE.parent))
-        subprocess.run([compiler, *flags, "-o", str(program), str(source)], check=True)
+        flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-DDMS_PATIENCE_SECONDS=1")
+        subprocess.run(
+            [compiler, *flags, "-I", str(SOURCE.parent), "-o", str(program), str(source)], check=True
+        )
         return program
 
     return compile_
@@ -83,6 +86,33 @@ def test_consumers_in_c_share_a_queue_and_each_message_comes_once(
         assert said("list") == "orders 0\n"
         said("delete", "orders")
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "orders"],
+        ["create"],
+        ["buy", "orders"],
+        ["produce", "orders"],
+        *(["consume", "orders", count] for count in ("x", "-1", "")),
+    ],
+)
+def test_words_that_are_no_command_are_told_how_it_is_used(
+    compiled: Callable[[Path], Path], words: list[str]
+) -> None:
+    done = subprocess.run(
+        [str(compiled(SOURCE)), "127.0.0.1", "1", *words], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: ")
+
+
+def test_a_server_that_says_nothing_is_none_of_dms(compiled: Callable[[Path], Path]) -> None:
+    with silent() as port:
+        words = [str(compiled(SOURCE)), "127.0.0.1", str(port), "list"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "refused or lost: no DMS server answers there\n")
 
 
 def test_the_client_in_c_says_what_the_vectors_have(compiled: Callable[[Path], Path], tmp_path: Path) -> None:

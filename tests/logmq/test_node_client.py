@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.silent import silent
 from tests.support.server import Server
 from tests.support.vectors import played_server
 
@@ -19,6 +20,12 @@ const answers = await Promise.all([
   client.consume("orders", 15),
 ]);
 console.log(JSON.stringify(answers.map((each) => each?.message?.toString() ?? each)));
+await client.close();
+"""
+UNANSWERED = """
+import { Client } from "%s";
+const client = await Client.connect("127.0.0.1", %d, 50);
+try { await client.consume("orders", 0); } catch (error) { console.log(error.message); }
 await client.close();
 """
 BYTES = """
@@ -57,6 +64,19 @@ def ran(node: str, script: str, port: int) -> str:
 def test_the_client_for_node_says_what_the_vectors_have(node: str) -> None:
     with played_server("logmq", "produce and consume") as port:
         assert ran(node, SCRIPT, port) == '[0,"hello-world",null]\n'
+
+
+def test_a_server_that_says_nothing_is_given_up(node: str) -> None:
+    with silent() as port:
+        assert ran(node, UNANSWERED, port) == "LOST no answer came\n"
+
+
+@pytest.mark.parametrize("words", [["produce", "orders"], ["consume", "orders", "x"], ["buy", "orders"], []])
+def test_words_that_are_no_command_are_told_how_it_is_used(node: str, words: list[str]) -> None:
+    call = [node, str(SOURCE), "127.0.0.1", "1", *words]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: ")
 
 
 def test_the_client_for_node_on_a_real_server(node: str, tmp_path: Path) -> None:

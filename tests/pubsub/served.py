@@ -21,5 +21,5 @@ def served(
     changes: list[Changed] = []
     sessions = Sessions(settings, Counts(), LOG, save=changes.append, say=lambda line: None)
     store = cast(Any, SimpleNamespace(read_only=None))
-    service = PubsubService(Context(store, LOG), settings, sessions, cast(Any, None))
+    service = PubsubService(Context(store, LOG), settings, sessions)
     return serving(Serving, "pubsub", service, tls=tls)

@@ -83,18 +83,21 @@ def is_written(folder: Path, data: bytes) -> bool:
     return any(data in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_kept_survives_a_clean_stop_and_is_sent_once(new_server: NewServer) -> None:
+def test_what_is_kept_survives_kill_9_and_a_clean_stop_and_is_sent_once(new_server: NewServer) -> None:
     server = new_server().start()
     subscribed(server.address("pubsub"), b"A", encode_command(Command.KEEP, b"k/*")).close()
     until(lambda: '"peer": null' in rows(server) and '"subscriptions": 1' in rows(server))
     publish(server.address("pubsub"), *(b"k/%d" % number for number in range(20)))
     until(lambda: '"kept": 20' in rows(server))
+    server.kill()
+    server.start()
     assert server.stop() == 0
     assert '"kept": 20' in rows(server), "asked on the folder itself, which changes nothing"
     server.start()
     with subscribed(server.address("pubsub"), b"A") as again:
         assert topics_of(again, 20) == [b"k/%d" % number for number in range(20)]
-    assert server.stop() == 0
+        until(lambda: '"kept": 0' in rows(server))
+        server.kill()
     server.start()
     assert '"kept": 0' in rows(server)
 

@@ -5,10 +5,9 @@ import pyarrow as pa
 from pubsub.kept import Kept
 from pubsub.metrics import Counts
 from pubsub.settings import PubsubSettings
-from pubsub.tables import kept, subscriptions
-from shared.storage.format import length_at
+from pubsub.tables import KEPT_SCHEMA, kept, subscriptions
 from shared.storage.table import Table
-from shared.tables.table import kept_schema, places_schema, records_schema
+from shared.tables.table import places_schema, records_schema
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import NONE, open_store, read_all
 
@@ -39,21 +38,23 @@ async def test_a_subscription_is_a_row_and_so_is_its_end() -> None:
     assert subscriptions(batch_of([b"", b"\3\0\0", b"\1\0\xff"])).column("fault").null_count == 0
 
 
-def test_what_is_kept_is_a_row_a_message() -> None:
+async def test_what_is_kept_is_a_row_a_message_and_client() -> None:
+    store = await open_store(FakeDisk())
+    log, _ = store.namespace("pubsub", NONE).create("kept")
     keeps = Kept(PubsubSettings(), Counts())
-    for frame in (b"one\0\0", b"three"):
-        keeps.add([b"c1"], frame)
-    ((records, count),) = keeps.records()
-    payloads, at = [], 0
-    while at < len(records):
-        end = at + 4 + length_at(records, at)[0]
-        payloads.append(records[at + 4 : end])
-        at = end
-    batch = kept(batch_of([*payloads, b"nobody's"]))
-    assert batch.schema == kept_schema()
+    keeps.open(log, lambda error: None)
+    keeps.add([b"c1", b"c2"], b"one\0\0")
+    keeps.add([b"c1"], b"three")
+    keeps.forget(b"c1")
+    store.commit_pending()
+    batch = kept(batch_of([*await read_all(log), b"c1\0older", b"nobody's"]))
+    assert batch.schema == KEPT_SCHEMA
     rows = batch.to_pylist()
-    assert [(row["reader"], row["messages"], row["bytes"]) for row in rows[:count]] == [
-        ("c1", 1, 3),
-        ("c1", 1, 5),
+    assert [(row["reader"], row["number"], row["bytes"], row["gone"]) for row in rows[:-1]] == [
+        ("c1", 1, 3, False),
+        ("c2", 1, 3, False),
+        ("c1", 2, 5, False),
+        ("c1", 2, None, True),
+        ("c1", 0, 5, False),
     ]
-    assert rows[count]["fault"]
+    assert rows[-1]["fault"]

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from brokers.bridges.settings import BridgeFilter, BridgeSettings, Rate, parse_bridges
+from brokers.bridges.settings import BridgeFilter, BridgeSettings, parse_bridges
 from brokers.errors import InvalidSettings
 from brokers.plugins import load_working
 from brokers.settings.config import load
+from shared.rates import Rate
 from tests.brokers.bridges.world import ends
 
 FILE = """\

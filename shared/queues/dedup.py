@@ -1,0 +1,80 @@
+"""Keys by which a message is taken once: of messages that are in the queue, and of those that came lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shared.queues.waiting import Waiting
+
+
+class SeenKeys:
+    """The keys that a queue knows, each with the number of its message.
+
+    A key is known while its message is in the queue, and until its window ends. Times are whole numbers of
+    the protocol's clock. What a restart needs: the messages that are in the queue, in their own records; and
+    those that have left it, as `left_keys` tells them.
+    """
+
+    __slots__ = ("_inside", "_numbers", "_windows")
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._inside: set[int] = set()
+        self._windows: Waiting[str] = Waiting()
+        """The keys by their numbers, until their windows end."""
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number_of(self, key: str, now: float) -> int | None:
+        """The number of the message that has come with this key. None: the key is not known any more."""
+        self.forget(now)
+        return self._numbers.get(key)
+
+    def waiting(self, key: str) -> int | None:
+        """The number of the message in the queue that has this key; None: there is none."""
+        number = self._numbers.get(key)
+        return number if number in self._inside else None
+
+    def add(self, key: str, number: int, until: int) -> None:
+        """A message comes with a key that was not known; `until`: when its window ends, 0: it has none."""
+        self._numbers[key] = number
+        self._inside.add(number)
+        if until:
+            self._windows.add(number, until, key)
+
+    def leave(self, key: str) -> None:
+        """The message has left the queue; its key stays until its window ends."""
+        number = self._numbers.get(key)
+        if number is not None:
+            self._inside.discard(number)
+            if number not in self._windows:
+                del self._numbers[key]
+
+    def undo(self, key: str) -> None:
+        """The disk has refused the message: its key was never seen."""
+        number = self._numbers.pop(key, None)
+        if number is not None:
+            self._inside.discard(number)
+            self._windows.take(number)
+
+    def back(self, key: str, number: int) -> None:
+        """The message has not left after all."""
+        self._numbers[key] = number
+        self._inside.add(number)
+
+    def forget(self, now: float) -> None:
+        """Forget the keys whose windows have ended, and whose messages have left."""
+        while (ended := self._windows.pop(now)) is not None:
+            number, key = ended
+            if number not in self._inside:
+                del self._numbers[key]
+
+    def left_keys(self) -> Iterator[tuple[str, int, int]]:
+        """Key, number and end of the window of each message that has left."""
+        for number, until, key in self._windows:
+            if number not in self._inside:
+                yield key, number, until
+
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
