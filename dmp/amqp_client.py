@@ -31,7 +31,7 @@ from pamqp import base, commands
 from dmp.amqp import wire
 from dmp.amqp.wire import FRAME_END, encode
 from dmp.principal import PORT, Arrived, Contents, Refused, ServerFrames, error_for, logged_in
-from dmp.properties import unpack_readable
+from dmp.properties import NO_PROPERTIES, PERSISTENT, unpack_readable
 from dmp.refusals import Refusal
 from dmp.wire import Message
 from shared.client.dial import Address, Disconnected, How
@@ -55,7 +55,6 @@ UNSENT_BYTES_MAX = 1024 * 1024  # while more waits to be sent, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535
-_PERSISTENT = 2
 
 Properties = commands.Basic.Properties
 M = TypeVar("M", bound=base.Frame)
@@ -194,14 +193,12 @@ class _Channel:
         self.connection.write(data)
         return await asked.wait()
 
-    async def publish(
-        self, exchange: str, key: str, properties: Properties, body: bytes, mandatory: bool
-    ) -> None:
+    async def publish(self, exchange: str, key: str, properties: bytes, body: bytes, mandatory: bool) -> None:
         method = encode(
             commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
         )
         published = _Published(_Answer(self.connection.loop), exchange, key, body, mandatory)
-        self._post(method, properties.marshal(), body, published)
+        self._post(method, properties, body, published)
         await self.connection.wait_for_room()
         await published.confirmed.wait()
 
@@ -215,7 +212,8 @@ class _Channel:
                 published.append(_Published(_Answer(loop), exchange, key, message.body, mandatory=True))
             else:
                 published.append(_Published(_Answer(loop)))
-            self._post(method, message.properties, message.body, published[-1])
+            properties = PERSISTENT if message.properties == NO_PROPERTIES else message.properties
+            self._post(method, properties, message.body, published[-1])
             await self.connection.wait_for_room()
         for one in published:
             await one.confirmed.wait()
@@ -528,15 +526,15 @@ class Client:
         missing exchange say, closes the channel that all tasks share. Their calls that wait fail too, and may
         or may not have been carried out.
         """
-        if properties is None:
-            properties = Properties(delivery_mode=_PERSISTENT)
+        packed = PERSISTENT if properties is None else properties.marshal()
         channel = await self._opened()
-        await channel.publish(exchange, key, properties, bytes(body), mandatory)
+        await channel.publish(exchange, key, packed, bytes(body), mandatory)
 
     async def publish_many(self, messages: Iterable[Message], *, mandatory: bool = False) -> None:
         """Publish in order, and wait until the server has them all. What no queue takes is dropped.
 
-        Raises as `publish` does; then the server may have some of them.
+        A message without properties is persistent. Raises as `publish` does; then the server may have some
+        of them.
         """
         channel = await self._opened()
         await channel.publish_many(messages, mandatory)

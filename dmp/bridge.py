@@ -15,7 +15,7 @@ from dmp.data_types import SHORT_BYTES_MAX
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
 from dmp.message import Head
-from dmp.properties import NO_PROPERTIES, UNREADABLE, unpack
+from dmp.properties import NO_PROPERTIES, PERSISTENT, UNREADABLE, unpack
 from dmp.refusals import Refusal
 from dmp.shown_properties import show_value
 from shared.access import READ, WRITE
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 UNACKED_MAX = 2048
 """Messages that a source holds."""
-PERSISTENT = b"\x10\x00\x02"
-"""Property flags and the delivery mode: what a bridge publishes is kept where the queue is durable."""
 HEADS_MAX = 256
 """Heads that a target remembers, by key, length and trail."""
 _SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
@@ -85,7 +83,7 @@ class _Taking:
             self._queue.dispatch()
 
     def lag(self) -> int:
-        return self._queue.depth + self._queue.unacked + self._context.inbox.waiting * self.no_ack
+        return self._queue.depth + self._queue.held + self._context.inbox.waiting * self.no_ack
 
     def close(self) -> None:
         if self._closed:
@@ -280,7 +278,7 @@ class DmpTarget:
         memory = self._payer or broker.memory
         if memory.full:
             raise BridgeRefusal("full", memory.why)
-        if any(queue.capped and not queue.room_for(head, 1) for queue in queues):
+        if any(queue.capacity.capped and not queue.capacity.room_for(head, 1) for queue in queues):
             raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         return head, queues
 
@@ -290,8 +288,8 @@ class DmpTarget:
         other = (at for at, body in enumerate(bodies) if len(body) != size)
         count = next(other, count)
         for queue in queues:
-            if queue.capped:
-                count = min(count, queue.room_for(head, count))
+            if queue.capacity.capped:
+                count = min(count, queue.capacity.room_for(head, count))
         some = bodies if count == len(bodies) else bodies[:count]
         broker.counts.published += count
         broker.counts.published_bytes += count * size
@@ -383,7 +381,7 @@ class DmpBridgeEnds:
 
     def lag_of(self, service: "DmpService", place: str, positions: Positions) -> int | None:
         queue = None if exchange_and_key(place) else service.broker.queues.get(unescaped(place))
-        return None if queue is None else queue.depth + queue.unacked
+        return None if queue is None else queue.depth + queue.held
 
 
 ENDS = DmpBridgeEnds()

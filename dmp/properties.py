@@ -50,6 +50,8 @@ FIELDS = (
 )
 _UNUSED_FLAGS = 0x0003
 NO_PROPERTIES = b"\x00\x00"
+PERSISTENT = b"\x10\x00\x02"
+"""Property flags and the delivery mode alone: where its queue is durable the message is kept."""
 UNREADABLE = (Refusal, ValueError, TypeError, ArithmeticError, OSError, struct.error)
 """What `unpack` raises for well-formed properties with a value that Python has none of."""
 _READ: Mapping[int, Callable[[bytes], Any]] = {

@@ -4,10 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
-from pamqp import commands
-
 from dmp.amqp_client import Unroutable, open_amqp
 from dmp.data_types import SHORT_BYTES_MAX
+from dmp.properties import PERSISTENT
 from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, Message, take_messages
 from shared.addresses import exchange_and_key
 from shared.errors import NotThere, RemoteProtocolError
@@ -22,8 +21,8 @@ class Published(NamedTuple):
     properties: bytes
 
 
-_OTHERS = Published(b"", commands.Basic.Properties(delivery_mode=2).marshal())
-"""A message of another protocol is persistent."""
+_OTHERS = Published(b"", PERSISTENT)
+"""A message of another protocol is persistent, and so is a recorded one that had no properties."""
 
 
 @asynccontextmanager

@@ -24,9 +24,10 @@ from pamqp import commands
 
 import brokers
 from brokers import aio, sync
+from brokers.bench.dmp import leased
+from brokers.bench.load import STAMP_BYTES
 from brokers.bench.servers import serving
 from dmp.amqp import wire as amqp
-from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, Message
 from dms import wire
 from dms.link import hello
@@ -35,7 +36,8 @@ from shared.client.login import NOBODY
 from tests.support.ends import Plain, run_to_end
 
 ONE_BY_ONE, TOGETHER, ACKNOWLEDGED = 2000, 100_000, 20_000
-"""Of a round: requests, each behind the answer to the last; many at once; AMQP messages with their acks."""
+"""Of a round: requests, each behind the answer to the last; many at once, and from a sink to a feed; AMQP
+messages with their acks."""
 PIECE = 2000
 BODY = b"x" * 99 + b"y"  # it is found at one place
 PLAIN = commands.Basic.Properties(delivery_mode=1)
@@ -43,7 +45,8 @@ URLS = {"logmq": "logmq://{}:{}", "dms": "dms://{}:{}", "dmp": "dmp://{}:{}"}
 ENVIRON = {"BROKERS_DMS_PERSIST": "false", "BROKERS_DMS_DEPTH": "10000000"}
 
 
-AMQP_BODIES = [Message(b"", b"bench", BODY)] * PIECE
+AMQP_BODIES = [Message(b"", b"bench", BODY, PLAIN.marshal())] * PIECE
+SINK_BODIES = [(b"bench", BODY)] * PIECE
 
 
 async def one_by_one(client: Any, protocol: str) -> None:
@@ -71,13 +74,23 @@ async def acknowledged(client: Any, protocol: str) -> None:
             await (await anext(deliveries)).ack()
 
 
+async def sunk(client: Any, protocol: str) -> None:
+    """From a sink of DMP to a feed."""
+    async with client.feed([("amq.fanout", "")]) as feed, client.sink("amq.fanout") as sink:
+        for _ in range(TOGETHER // PIECE):
+            await sink.send_many(SINK_BODIES)
+            for _ in range(PIECE):
+                await anext(feed)
+
+
 Work = Callable[[Any, str], Awaitable[None]]
 WORKS: dict[str, tuple[Work, int]] = {
     "one by one": (one_by_one, ONE_BY_ONE),
     "together": (together, TOGETHER),
     "acknowledged": (acknowledged, ACKNOWLEDGED),
+    "sink to feed": (sunk, TOGETHER),
 }
-OF_AMQP = {acknowledged}
+OF_AMQP = {acknowledged, sunk}
 
 
 async def timed(connect: Callable[[str], Any], url: str, work: Work, protocol: str) -> float:
@@ -108,6 +121,8 @@ def blocking(url: str, work: Work, protocol: str) -> float:
 
 def bare(address: tuple[str, int], work: Work, protocol: str) -> float:
     """The same requests from a loop over a socket."""
+    if work is sunk:
+        return bare_dmp(address)
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if protocol == "dmp":
@@ -150,9 +165,8 @@ def bare_amqp(sock: socket.socket, work: Work) -> float:
         + amqp.encode(commands.Connection.Open("/"), 0)
     )
     ask(amqp.encode(commands.Channel.Open(), 1))
-    properties = PLAIN.marshal() if work is one_by_one else NO_PROPERTIES
     message = amqp.publish_frame(1, b"", b"bench", work is one_by_one)
-    message += amqp.content_head(1, len(BODY), properties, 1 << 16) + BODY + amqp.FRAME_END
+    message += amqp.content_head(1, len(BODY), PLAIN.marshal(), 1 << 16) + BODY + amqp.FRAME_END
     if work is acknowledged:
         ask(amqp.encode(commands.Basic.Qos(0, PIECE, False), 1))
         begun = perf_counter()
@@ -173,6 +187,23 @@ def bare_amqp(sock: socket.socket, work: Work) -> float:
         while not data or int.from_bytes(data[-10:-2], "big") < number * many:
             data = (data + sock.recv(1 << 18))[-21:]
     return perf_counter() - begun
+
+
+def bare_dmp(address: tuple[str, int]) -> float:
+    with leased(address, [b"bench"], len(BODY), 1, 1) as fan:
+        feed, sink = (socket.create_connection(address) for _ in "fs")
+        with feed, sink:
+            feed.sendall(fan.hello_consumer(0))
+            sink.sendall(fan.hello_producer(0))
+            feed.recv(1 << 16)  # its greeting
+            pieces, size = fan.message(0, bytes(STAMP_BYTES)) * PIECE, fan.delivered_bytes * PIECE
+            begun = perf_counter()
+            for _ in range(TOGETHER // PIECE):
+                sink.sendall(pieces)
+                left = size
+                while left > 0:
+                    left -= len(feed.recv(1 << 18))
+            return perf_counter() - begun
 
 
 def bare_at(address: tuple[str, int], _: str, work: Work, protocol: str) -> float:

@@ -179,6 +179,19 @@ def test_a_queue_is_consumed_and_its_messages_leave_it_once_they_are_shown(here:
     assert json.loads(here("delete", "queue", "taken", "--json")[1])["messages"] == 0
 
 
+def test_what_put_says_was_confirmed_is_kept_where_the_queue_is_durable(
+    server: Server, here: Command
+) -> None:
+    here("declare", "queue", "kept")
+    assert here("put", "", "one", "two", "-k", "kept", "--json") == (0, '{"sink": "", "messages": 2}\n', "")
+    modes = [
+        row["properties"]["delivery_mode"]
+        for row in map(json.loads, here("peek", "kept", "--json")[1].splitlines())
+    ]
+    assert modes == [2, 2]
+    here("delete", "queue", "kept")
+
+
 def test_a_reader_that_leaves_leaves_the_rest_in_the_queue(server: Server, here: Command) -> None:
     here("declare", "queue", "left")
     here("put", "", *map(str, range(100)), "-k", "left")
