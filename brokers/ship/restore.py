@@ -67,7 +67,7 @@ PIECE_BYTES = 4 * MIB
 """A piece is of so many bytes, or of one longer index entry."""
 APART_BYTES_MAX = 64 * KIB
 """What lies between two wanted places is fetched with them, if it is no longer."""
-WAL_BYTES_MAX = 32 * MIB
+WAL_BYTES_MAX = 16 * MIB
 """WAL objects are fetched ahead up to so many bytes, while as many are put in place."""
 _STORAGE = StorageSettings(
     segment_bytes=64 * KIB,
