@@ -28,8 +28,8 @@ from shared.units import KIB, MIB
 Verify = Literal["quick", "full"]
 Url = Annotated[str, Parameter(help="The bucket and a prefix in it, as ship.url: s3://bucket/prefix.")]
 KEPT_BYTES, BLOCK_BYTES_MAX = 1 * MIB, 256 * KIB
-"""Of what a restore has freed. Malloc would keep the objects that passed, in an arena for each thread: 180 MiB
-in all for 300 MiB that are restored. It is 95 MiB for these and for 900 MiB, and 160 with `encrypt`."""
+"""Of what a restore has freed. Malloc would keep the objects that passed, in an arena for each thread: 180
+MiB in all for 300 MiB that are restored. It is 95 MiB for these and for 900 MiB, and 160 with `encrypt`."""
 PROMOTED_SECONDS = 60.0
 """So long `promote` waits for the follower; asked once more it goes on waiting."""
 
