@@ -126,7 +126,7 @@ def _once(context: Context, text: str) -> Callable[[StoreError], None]:
 
     def on_failure(error: StoreError) -> None:
         nonlocal reported
-        if not reported:
+        if not (reported or context.store.follows):
             reported = True
             context.log.error(text, error=str(error))
 
