@@ -40,7 +40,10 @@ REASONS = {
     7: "cancelled",
 }
 OUTCOMES = {
-    **{"ttl": "expired", "max_deliveries": "exhausted", "purged": "purged", "redriven": "redriven"},
+    "ttl": "expired",
+    "max_deliveries": "exhausted",
+    "purged": "purged",
+    "redriven": "redriven",
     "cancelled": "cancelled",
 }
 
