@@ -1,8 +1,8 @@
 """What is lost with a machine, beside a peer: litestream on SQLite, and a server with each `ack`.
 
-One client writes a row after the other, each once the one before is acknowledged, and notes when it was. Then
-writer and replicator are killed, their disk is not looked at any more, and the replica is counted. All of them
-replicate each second, to a folder: the figures are of what each promises, and of no network.
+One client writes a row after the other, each once the one before is acknowledged, and notes when it was.
+Then writer and replicator are killed, their disk is not looked at any more, and the replica is counted. All
+of them replicate each second, to a folder: the figures are of what each promises, and of no network.
 """
 
 import os
@@ -88,16 +88,18 @@ def _of_server(ack: str, place: Path) -> Loss:
     place.mkdir()
     url = f"file://{place}/bucket"
     environ = {"BROKERS_SHIP_URL": url, "BROKERS_SHIP_ACK": ack}
-    with Server(place, "--enable", "logmq", environ=environ) as server:
-        with socket.create_connection(server.address("logmq"), timeout=_READY_SECONDS) as connection:
+    with (
+        Server(place, "--enable", "logmq", environ=environ) as server,
+        socket.create_connection(server.address("logmq"), timeout=_READY_SECONDS) as connection,
+    ):
 
-            def write() -> None:
-                connection.sendall(b"PRODUCE rows %s\n" % os.urandom(50).hex().encode())
-                assert connection.recv(100).startswith(b"OK")
+        def write() -> None:
+            connection.sendall(b"PRODUCE rows %s\n" % os.urandom(50).hex().encode())
+            assert connection.recv(100).startswith(b"OK")
 
-            told = _written(write)
-            server.kill()
-            cut = time.monotonic()
+        told = _written(write)
+        server.kill()
+        cut = time.monotonic()
     back = place / "back"
     restored = run("restore", url, "--data-dir", str(back))
     assert restored.returncode == 0, restored.stderr
