@@ -1,37 +1,27 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from itertools import chain, islice
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import attrs
-import trio
 
 from dmp import shown_properties
-from dmp.bodies import part_bytes
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TYPES, Exchange
+from dmp.exchanges import DEFAULT, TYPES, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
-from dmp.queue_records import operations
+from dmp.messages import DEFAULT_NAME, Messages, arrived_ms, settled
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import Taker, room_of
 from dmp.wire import RECORDED_PUBLISHES, envelope
-from shared.access import ASKER, WRITE, asker_may
+from shared.access import ASKER
 from shared.actions import (
     BODY,
-    DISCARD,
-    MOVE,
-    PEEK,
-    PEEK_MAX,
     PURGE,
-    REDRIVE,
-    SIFTED_MAX,
     changing,
     putting,
 )
@@ -42,25 +32,16 @@ from shared.objects import (
     EXCHANGES,
     LEASES,
     QUEUES,
-    SHOWN_BYTES_MAX,
     Argument,
     BadArgument,
-    MessageRows,
     Objects,
     a_body,
-    a_count,
     a_table,
     a_text,
-    an_optional_count,
     key_of,
 )
 from shared.queues import pausing
-from shared.queues.runs import Run
-from shared.storage.log import RecordTimes, read_records
-from shared.storage.store import Ticket
-from shared.task_turns import TaskTurn
 
-DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
 NOT_ASKED = attrs.asdict(QueueArguments())
 ANY_NUMBER = 1 << 20
@@ -86,6 +67,7 @@ class Admin:
     def __init__(self, broker: Broker, definitions: Sequence[DefinitionSection]) -> None:
         self._broker = broker
         self._definitions = definitions
+        messages = Messages(broker)
         self._values = {
             **_QUEUE_VALUES,
             "oldest_seconds": self._oldest_seconds,
@@ -99,7 +81,7 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    *(self._peek, self._put, self._move, self._redrive, self._discard),
+                    *(messages.peek, self._put, messages.move, messages.redrive, messages.discard),
                     *(self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
@@ -164,10 +146,10 @@ class Admin:
         return self._broker.queues.get(parts[0].encode())
 
     def _oldest_seconds(self, queue: Queue) -> float | None:
-        arrived_ms = _arrived_ms(queue, queue.row.ready.first()) if queue.row.ready else None
-        if arrived_ms is None:
+        arrived = arrived_ms(queue, queue.ready.first()) if queue.ready else None
+        if arrived is None:
             return None
-        return round(max(self._broker.wall_seconds() - arrived_ms / 1000, 0.0), 3)
+        return round(max(self._broker.wall_seconds() - arrived / 1000, 0.0), 3)
 
     def _queue(self, queue: Queue) -> dict[str, Any] | None:
         if queue.deleted:
@@ -218,10 +200,10 @@ class Admin:
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
-            return {"purged": queue.depth, "held": queue.unacked}
+            return {"purged": queue.depth, "held": queue.held}
         count, ticket = self._broker.topology.purge_queue(queue)
-        await self._settled(ticket)
-        return {"purged": count, "held": queue.unacked}
+        await settled(self._broker, ticket)
+        return {"purged": count, "held": queue.held}
 
     @changing(
         "delete", "Delete it, with its messages and bindings.", answers=("deleted", "messages", "bindings")
@@ -230,76 +212,8 @@ class Admin:
         messages, bindings = queue.depth, len(queue.bound)
         if not dry_run:
             messages, ticket = self._broker.topology.delete_queue(queue)
-            await self._settled(ticket)
+            await settled(self._broker, ticket)
         return {"deleted": 1, "messages": messages, "bindings": bindings}
-
-    @PEEK
-    async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
-        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX), a_text(arguments, "contains", ""))
-        least = a_count(arguments, "from", 0, 0, 1 << 63)
-        following = None
-        turn = TaskTurn()
-        async with aclosing(self._waiting(queue, queue.depth)) as messages:
-            async for message in messages:
-                await turn.item()
-                if message.first < least:
-                    continue
-                if not rows.left:
-                    following = message.first
-                    break
-                head = message.head
-                rows.add(
-                    message.first,
-                    await self._beginning(message.bodies[0]) if head.large else message.bodies[0],
-                    _arrived_ms(queue, message),
-                    size=head.body_bytes,
-                    properties=shown_properties.show(head.properties),
-                    exchange=_text(head.exchange) or DEFAULT_NAME,
-                    key=_text(head.key),
-                    redelivered=message.tries > 0,
-                )
-        return {"items": rows.items, "next": following}
-
-    async def _waiting(self, queue: Queue, most: int) -> AsyncGenerator[Run]:
-        """The first of what is ready, as it was when this began, each as a run: those in memory, then those
-        in the log."""
-        cold, log = queue.row.cold, queue.log
-        copies: list[Run] = []  # what is ready may be cut meanwhile
-        count = 0
-        for run in queue.row.ready:
-            if count >= most:
-                break
-            copies.append(run.part(0, len(run)))
-            count += len(run)
-        ready = islice(chain.from_iterable(run.singles() for run in copies), most)
-        count = min(count, most)
-        first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
-        for message in ready:
-            yield message
-        while left and count < most and log is not None and cold is not None:
-            data = await read_records(log.log, offset, READ_BYTES)
-            if not data:
-                return
-            for record in cold.messages_in(data, offset, first):
-                if isinstance(record, Run) and left and count < most:
-                    count += 1
-                    left -= 1
-                    first = record.end
-                    yield record
-            offset += len(data)
-
-    async def _beginning(self, reference: bytes) -> bytes:
-        """The beginning of a large body, as much as is shown. Raises StoreError."""
-        log = self._broker.bodies[reference].log
-        parts: list[bytes] = []
-        offset = log.first
-        while sum(map(len, parts)) < SHOWN_BYTES_MAX:
-            data = await read_records(log, offset, SHOWN_BYTES_MAX)
-            if not data:
-                break
-            parts += [part_bytes(op, data, start, end) for op, start, end in operations(data)]
-            offset += len(data)
-        return b"".join(parts)
 
     @putting(PROPERTIES)
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -320,7 +234,7 @@ class Admin:
         if memory.full:
             raise Refusal(Code.RESOURCE_ERROR, memory.why)
         for queue in queues:
-            if queue.capped and not queue.room_for(head, 1):
+            if queue.capacity.capped and not queue.capacity.room_for(head, 1):
                 raise Refusal(Code.RESOURCE_ERROR, f"queue {shown(queue.name)} is full")
         if dry_run:
             return
@@ -332,128 +246,12 @@ class Admin:
             track = broker.recorder.track(RECORDED_PUBLISHES, name=head.exchange, source=b"api")
             track.record(1, envelope(head.exchange, head.key, head.properties, len(body)) + body)
         if queues:
-            await self._settled(broker.publish(head, queues, [body]))
+            await settled(self._broker, broker.publish(head, queues, [body]))
         else:
             broker.counts.unroutable += 1
 
-    @REDRIVE
-    async def _redrive(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        letters, wanted = self._broker.dead_letters, an_optional_count(arguments, "position")
-
-        def goes_to(message: Run) -> Queue | None:
-            return letters.origin(queue, message) if wanted in (None, message.first) else None
-
-        moved, left = await self._sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
-        if wanted is not None and not moved:
-            raise BadArgument(f"position: {wanted} is no dead letter that waits here and can go back")
-        return {"moved": moved, "left": left}
-
-    @MOVE
-    async def _move(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name, wanted = a_text(arguments, "to"), an_optional_count(arguments, "position")
-        target = self._find_queue([name])
-        if target is None or target is queue:
-            raise BadArgument(f"to: there is no other queue {name}")
-        if not asker_may(self._broker.access, WRITE, target.name):
-            raise BadArgument(f"to: the user may not write to {name}")
-        most = a_count(arguments, "limit", 0, 1, 1 << 63) if "limit" in arguments else queue.depth
-
-        def goes_to(message: Run) -> Queue | None:
-            return target if wanted in (None, message.first) else None
-
-        if wanted is None and dry_run:
-            moved = min(most, queue.depth)
-            return {"moved": moved, "left": queue.depth - moved}
-        moved, left = await self._sift(queue, goes_to, most if wanted is None else 1, dry_run=dry_run)
-        if wanted is not None and not moved:
-            raise BadArgument(f"position: {wanted} does not wait here, or {name} is full")
-        return {"moved": moved, "left": left}
-
-    @DISCARD
-    async def _discard(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
-        discarded, _ = await self._sift(
-            queue, lambda message: queue if message.first == wanted else None, 1, dry_run=dry_run
-        )
-        if not discarded:
-            raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
-        return {"discarded": discarded}
-
-    async def _sift(
-        self,
-        queue: Queue,
-        goes_to: Callable[[Run], Queue | None],
-        most: int | None,
-        *,
-        dry_run: bool,
-    ) -> tuple[int, int]:
-        """Take `most` waiting messages out, or all that go somewhere: (how many, how many are left).
-
-        `goes_to`: the queue that gets a message; the queue itself: none, it is deleted; None: it stays.
-        """
-        letters = self._broker.dead_letters
-        gone = 0
-        turn = TaskTurn()
-        if dry_run:
-            async with aclosing(self._waiting(queue, SIFTED_MAX)) as messages:
-                async for message in messages:
-                    gone += goes_to(message) is not None
-                    if gone == most:
-                        break
-                    await turn.item()
-            return gone, queue.depth - gone
-        moving: Ticket | None = None
-        stay: list[Run] = []
-
-        def refused(done: Ticket) -> None:
-            nonlocal gone
-            gone -= done.error is not None
-
-        def on_moving(ticket: Ticket) -> None:
-            nonlocal moving
-            moving = ticket
-            ticket.when_done(refused)
-
-        left = queue.depth
-        queue.await_returns()  # what is ready keeps its order, whatever others do meanwhile
-        try:
-            while left and gone != most and len(stay) < SIFTED_MAX:
-                if queue.deleted or self._broker.memory.full:
-                    break
-                front = queue.take_front(1)
-                if not front and not await self._loaded(queue):
-                    break
-                left -= len(front)
-                stay += front  # also where the disk refuses to move it
-                target = goes_to(front[0]) if front else None
-                if target is queue:
-                    queue.leave(front)
-                if target is queue or (target and letters.send_to(queue, front[0], target, on_moving)):
-                    gone += 1
-                    stay.pop()
-                if turn.over():
-                    await self._settled(None)
-                    await turn.others()
-        finally:
-            if queue.deleted:
-                queue.forget(stay)
-            else:
-                queue.return_front(stay)
-            queue.all_returned()
-        await self._settled(moving)
-        return gone, queue.depth
-
-    async def _loaded(self, queue: Queue) -> bool:
-        """Wait for messages that are on their way from the log. False: none are."""
-        if not queue.row.is_loading:
-            return False
-        warm = trio.Event()
-        queue.row.when_loaded(warm.set)
-        await warm.wait()
-        return True
-
     async def _set_paused(self, queue: Queue, paused: bool) -> None:
-        await self._settled(self._broker.topology.set_paused(queue, paused))
+        await settled(self._broker, self._broker.topology.set_paused(queue, paused))
 
     # Exchanges.
 
@@ -518,7 +316,7 @@ class Admin:
         self._broker.topology.check_deletable(exchange.name)
         bindings = len(exchange.bindings) + len(exchange.bound)
         if not dry_run:
-            await self._settled(self._broker.topology.delete_exchange(exchange.name))
+            await settled(self._broker, self._broker.topology.delete_exchange(exchange.name))
         return {"deleted": 1, "bindings": bindings}
 
     # Bindings.
@@ -566,8 +364,9 @@ class Admin:
         broker = self._broker
         destination = broker.topology.destinations_of(binding.to_exchange).get(binding.destination)
         if not dry_run:
-            await self._settled(
-                broker.topology.unbind(binding.source, destination, binding.key, binding.arguments)
+            await settled(
+                self._broker,
+                broker.topology.unbind(binding.source, destination, binding.key, binding.arguments),
             )
         return {"unbound": 1}
 
@@ -585,14 +384,8 @@ class Admin:
         """Create what a row of a definitions document describes; returns how many were missing."""
         (make,) = (each.make for each in self._definitions if each.section == section)
         made = await make(row, dry_run, lambda *_: None)
-        await self._settled(made.ticket)
+        await settled(self._broker, made.ticket)
         return int(made.new)
-
-    async def _settled(self, ticket: Ticket | None) -> None:
-        """What was changed goes to the disk, and what waits for it goes on."""
-        self._broker.flush()
-        self._broker.store.commit_pending()
-        await self._broker.store.wait(ticket)
 
 
 def _connection_of(taker: Taker) -> Any:
@@ -633,13 +426,13 @@ def _consumer(found: tuple[Queue, Taker]) -> dict[str, Any] | None:
 _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
-    "held": attrgetter("unacked"),
+    "held": attrgetter("held"),
     "delayed": lambda _: 0,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
-    "full_percent": attrgetter("full_percent"),
+    "full_percent": attrgetter("capacity.full_percent"),
     "durable": attrgetter("durable"),
 }
 
@@ -648,11 +441,11 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.row.ready:
-        oldest = queue.row.ready.first().first
+    if queue.ready:
+        oldest = queue.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
-    return arrived, arrived - queue.depth - queue.unacked - queue.arrivals.count, oldest
+    return arrived, arrived - queue.depth - queue.held - queue.arrivals.count, oldest
 
 
 def _exchange_name(text: str) -> bytes:
@@ -673,11 +466,3 @@ def _lease_id(lease: Lease) -> str:
 
 def _text(name: bytes) -> str:
     return name.decode(errors="replace")
-
-
-def _arrived_ms(queue: Queue, message: Run) -> int | None:
-    """When the first message of a run arrived, in Unix ms; None where no record says so."""
-    log = queue.log
-    if log is None or message.offset < 0 or log.is_copy(message.first):
-        return None
-    return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)

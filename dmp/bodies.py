@@ -38,6 +38,7 @@ from shared.storage.settings import Durability
 if TYPE_CHECKING:
     import structlog
 
+    from shared.queues.runs import Run
     from shared.storage.store import Log, Namespace, Store, Ticket
 
 BODIES = "dmp-bodies"  # where their logs stand
@@ -223,6 +224,13 @@ class Bodies:
         if not body.held:
             self._left[body] = None
         self.let_go(reference)
+
+    def drop_all(self, runs: Iterable[Run]) -> None:
+        """Let go of the large bodies among messages that have left their queue."""
+        for run in runs:
+            if run.head.large:
+                for body in run.bodies:
+                    self.drop(body)
 
     def refer(self, reference: bytes) -> Body:
         """Count one more reference."""

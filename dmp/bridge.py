@@ -83,7 +83,7 @@ class _Taking:
             self._queue.dispatch()
 
     def lag(self) -> int:
-        return self._queue.depth + self._queue.unacked + self._context.inbox.waiting * self.no_ack
+        return self._queue.depth + self._queue.held + self._context.inbox.waiting * self.no_ack
 
     def close(self) -> None:
         if self._closed:
@@ -278,7 +278,7 @@ class DmpTarget:
         memory = self._payer or broker.memory
         if memory.full:
             raise BridgeRefusal("full", memory.why)
-        if any(queue.capped and not queue.room_for(head, 1) for queue in queues):
+        if any(queue.capacity.capped and not queue.capacity.room_for(head, 1) for queue in queues):
             raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         return head, queues
 
@@ -288,8 +288,8 @@ class DmpTarget:
         other = (at for at, body in enumerate(bodies) if len(body) != size)
         count = next(other, count)
         for queue in queues:
-            if queue.capped:
-                count = min(count, queue.room_for(head, count))
+            if queue.capacity.capped:
+                count = min(count, queue.capacity.room_for(head, count))
         some = bodies if count == len(bodies) else bodies[:count]
         broker.counts.published += count
         broker.counts.published_bytes += count * size
@@ -381,7 +381,7 @@ class DmpBridgeEnds:
 
     def lag_of(self, service: "DmpService", place: str, positions: Positions) -> int | None:
         queue = None if exchange_and_key(place) else service.broker.queues.get(unescaped(place))
-        return None if queue is None else queue.depth + queue.unacked
+        return None if queue is None else queue.depth + queue.held
 
 
 ENDS = DmpBridgeEnds()

@@ -175,14 +175,14 @@ class Broker:
     ) -> Ticket | None:
         """Put a run into its queues. A confirm waits for the ticket; None: for nothing.
 
-        A queue that is full (`Queue.room_for`) is left out. `send_return`: each message goes to the queues
+        A queue that is full (`Capacity.room_for`) is left out. `send_return`: each message goes to the queues
         that can deliver it now, or else back to its publisher (`immediate`). Raises StoreError where durable
         queues cannot be written; then no queue has got anything.
         """
         if send_return is None:
             count = len(bodies)
             for queue in queues:
-                if queue.capped and queue.room_for(head, count) < count:
+                if queue.capacity.capped and queue.capacity.room_for(head, count) < count:
                     break
             else:
                 return self.append([(queue, head, bodies) for queue in queues])
@@ -197,7 +197,7 @@ class Broker:
 
     def with_room(self, head: Head, queues: Sequence[Queue]) -> list[Queue]:
         """The queues without those that are full; what these miss is counted."""
-        open_ = [queue for queue in queues if not queue.capped or queue.room_for(head, 1)]
+        open_ = [queue for queue in queues if not queue.capacity.capped or queue.capacity.room_for(head, 1)]
         self.counts.dropped_full += len(queues) - len(open_)
         return open_
 

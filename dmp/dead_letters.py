@@ -14,7 +14,7 @@ second longer.
 import datetime
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from dmp.message import Head
 from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
-from shared.access import WRITE, asker_may
 from shared.errors import StoreError
 from shared.queues.runs import Run
 from shared.turns import Turn
@@ -71,44 +70,35 @@ class DeadLetters:
             self._turns.append(queue)
         letters += [(run, reason) for run in runs]
 
-    def send_to(
-        self, queue: Queue, message: Run, target: Queue, on_moving: "Callable[[Ticket], None]"
-    ) -> bool:
-        """Have a message, a run of one that was taken off the front of `queue`, be in another one.
-        `on_moving` gets the ticket where that must be written. Where the disk refuses it the message is back.
-
-        False, and it is still yours: that queue is full. Raises StoreError.
+    def send_to(self, queue: Queue, run: Run, target: Queue) -> "Ticket | None":
+        """Have messages that were taken off the front of `queue` be in another one. The ticket: of their
+        arrival there; where the disk refuses it they are back. Raises StoreError, and they are still yours.
         """
-        if target.capped and not target.room_for(message.head, 1):
-            return False
-        head = message.head.sent_to(b"", target.name, message.head.properties)
+        head = run.head.sent_to(b"", target.name, run.head.properties)
 
         def moved(done: "Ticket") -> None:
             if self._broker.was_taken_back(done):
-                queue.return_front([message])
+                queue.return_front([run])
                 queue.dispatch()
 
-        moving = self._move(queue, message, head, [target])
+        moving = self._move(queue, run, head, [target])
         if moving is not None:
             moving.when_done(moved)
-            on_moving(moving)
-        return True
+        return moving
 
-    def origin(self, queue: Queue, message: Run) -> Queue | None:
-        """The other queue in which a message, a run of one, has died last; None where that is not there, or
-        who asks may not write to it.
+    def origin(self, queue: Queue, head: Head, number: int) -> Queue | None:
+        """The other queue in which a message with that head has died last; None where that is not there.
 
         Versions before did not mark what they wrote. So of an older message it must be plausible: that
         queue sends its dead letters where this one came from.
         """
-        head = message.head
-        older = not head.died and message.first < queue.marked_from
+        older = not head.died and number < queue.marked_from
         if not (head.died or older):
             return None
         deaths = _deaths_in(head)
         name = deaths[0].get("queue") if deaths else None
         found = self._broker.queues.get(name.encode()) if isinstance(name, str) else None
-        if found is None or found is queue or not asker_may(self._broker.access, WRITE, found.name):
+        if found is None or found is queue:
             return None
         arguments = found.kind.arguments
         came = arguments.dead_letter_exchange == head.exchange
@@ -198,37 +188,35 @@ class DeadLetters:
             broker.counts.dead_letters_lost += 1
         return len(targets)
 
-    def _move(self, queue: Queue, message: Run, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
+    def _move(self, queue: Queue, run: Run, head: Head, targets: Sequence[Queue]) -> "Ticket | None":
         """Into the targets and out of the queue, in one batch where both are durable. Raises StoreError.
 
-        The ticket tells whether the disk has that batch; where it has not, the message is still yours. None:
-        nothing waits for the disk.
+        The ticket tells whether the disk has that batch; where it has not, the messages are still yours.
+        None: nothing waits for the disk.
         """
         broker, log = self._broker, queue.log
-        runs = [(target, head, message.bodies) for target in targets]
-        if (
-            log is None
-            or message.offset < 0
-            or queue.deleted
-            or not any(target.durable for target in targets)
-        ):
-            broker.append(runs)
-            queue.leave([message])
-            return None
-        ticket = broker.append(runs, {queue: [message]}, reserved=True)
+        coming = [(target, head, run.bodies) for target in targets]
+        if log is None or run.offset < 0 or queue.deleted or not any(target.durable for target in targets):
+            log, ticket = None, broker.append(coming)
+        else:
+            ticket = broker.append(coming, {queue: [run]}, reserved=True)
         if ticket is None:
-            queue.leave([message])
+            queue.leave([run])
             return None
-        log.part([message])
+        if log is not None:
+            log.part([run])
 
         def moved(done: "Ticket") -> None:
             if broker.was_taken_back(done):
-                log.stay([message])
-                return
-            log.left([message])
-            queue.forget([message])
-            if not queue.deleted:
-                broker.log_changed(log)
+                if log is not None:
+                    log.stay([run])
+            elif log is None:
+                queue.leave([run])
+            else:
+                log.left([run])
+                queue.forget([run])
+                if not queue.deleted:
+                    broker.log_changed(log)
 
         ticket.when_done(moved)
         return ticket

@@ -181,10 +181,12 @@ class Feed:
                 yield
         while back and not queue.deleted:
             head, bodies = back.pop()
-            following = queue.first_number()
-            broker.memory.take(head.cost_bytes * len(bodies))
+            following = _first_number(queue)
+            run = queue.number(head, bodies, following - len(bodies))
+            queue.charge_runs((run,))
+            broker.memory.changed()
             broker.counts.delivered -= len(bodies)
-            queue.return_front((queue.number(head, bodies, following - len(bodies)),))
+            queue.return_front((run,))
             yield
         queue.all_returned()
 
@@ -220,6 +222,13 @@ class Feed:
             if part:
                 found.append((exchange, part))
         return found
+
+
+def _first_number(queue: Queue) -> int:
+    """The smallest number of what is ready in memory, or waits for the disk; else the next message's."""
+    if queue.ready:
+        return queue.ready.first_number()
+    return queue.arrivals.waiting[0][1][0].first if queue.arrivals.waiting else queue.numbered
 
 
 def _next_message(whole: bytes | memoryview, written: int) -> int:

@@ -59,7 +59,7 @@ class DmpService:
         self.broker.take_settings(settings)
         turn = TaskTurn()
         for queue in list(self.broker.queues.values()):
-            queue.limits_changed()
+            queue.capacity.changed(settings)
             await turn.item()
 
     async def run(self) -> None:

@@ -15,6 +15,7 @@ import attrs
 
 from dmp.refusals import Code, Refusal
 from shared.budget import Account, CacheBytes, Caches, OverBudget
+from shared.queues.core import SLACK_BYTES, QueueMemory
 
 if TYPE_CHECKING:
     from shared.queues.runs import Run
@@ -27,8 +28,6 @@ _TENTH = 0.1  # of the bound: publishers go on when so much is free, and not at 
 UNUSED_MAX = 64
 """Entries of a cache in a row of which none was found again. Behind them one in `TRIED_AGAIN` is made."""
 TRIED_AGAIN = 32
-STEP_BYTES = 64 << 10
-"""Messages are charged to the budget in such steps: one that comes and leaves costs nothing more."""
 LEAST_BYTES = 1 << 20
 """Messages may always hold so much, whatever else the budget is used for. A publisher that waits then waits
 for messages to leave, and not for bindings that may stay for good."""
@@ -48,9 +47,10 @@ def check(account: Account, size: int, code: Code = Code.PRECONDITION_FAILED, *,
 
 
 @attrs.define(eq=False)
-class Memory:
-    """`held_bytes`: bodies and their books, in all queues and unacknowledged. Above `hot_bytes`, or where it
-    is full, memory is `scarce`: what durable queues have on disk is not kept here, too.
+class Memory(QueueMemory):
+    """`total_bytes`: of messages that wait or are held, of transactions, and of the books of large bodies.
+    Above `hot_bytes`, or where it is full, memory is `scarce`: what durable queues have on disk is not kept
+    here, too.
 
     It is full above `bytes_max`, or where the budget has no room; `why` says which. Publishers' connections
     are then not read until there is room again (or are refused, where they hold unacknowledged messages
@@ -62,12 +62,9 @@ class Memory:
     hot_bytes: int
     _account: Account
     _timers: Timers
-    held_bytes: int = 0
-    full: bool = False
     why: str = ""
     deadline: float = math.inf
     scheduled: float = math.inf
-    _charged_bytes: int = 0  # what the account knows of
     _payers: WeakValueDictionary[str, UserMemory] = attrs.Factory(WeakValueDictionary)
     _waiting: dict[object, _Waiter] = attrs.Factory(dict)
     _ahead: dict[object, _Waiter] = attrs.Factory(dict)  # of those
@@ -83,39 +80,46 @@ class Memory:
 
     @property
     def scarce(self) -> bool:
-        return self.held_bytes > self.hot_bytes or self.full
+        return self.loaded_bytes + self.held_bytes > self.hot_bytes or self.full
 
-    def leave(self, runs: Iterable[Run]) -> None:
-        """Give back what messages take that are not in memory any more."""
-        payer, size = None, 0
+    @property
+    def total_bytes(self) -> int:
+        return self.loaded_bytes + self.held_bytes
+
+    def left(self, runs: Iterable[Run]) -> None:
+        """Messages are not in memory any more, which the queue has counted: nor do they count for their
+        publishers. Publishers who wait go on once that is enough."""
         for run in runs:
             head = run.head
-            if head.payer is not payer:
-                self.give(size, payer)
-                payer, size = head.payer, 0
-            size += head.cost_bytes * len(run.bodies)
-        self.give(size, payer)
+            if head.payer is not None:
+                head.payer.add(-head.cost_bytes * len(run.bodies))
+        self.changed()
 
     def take_bounds(self, bytes_max: int, hot_bytes: int) -> None:
         """Hold to these from now on."""
         self.bytes_max, self.hot_bytes = bytes_max, hot_bytes
-        self._charge()
+        self.sync()
 
     def take(self, size: int, payer: UserMemory | None = None) -> None:
-        """Charge for bytes that are held from now on."""
+        """Charge for bytes beside those of the queues."""
         if payer is not None:
             payer.add(size)
-        self.held_bytes += size
-        if self.held_bytes - self._charged_bytes >= STEP_BYTES:
-            self._charge()
+        self.loaded_bytes += size
+        self.changed()
 
     def give(self, size: int, payer: UserMemory | None = None) -> None:
         """Give bytes back. Publishers who wait go on once that is enough."""
         if payer is not None:
             payer.add(-size)
-        self.held_bytes -= size
-        if self._charged_bytes - self.held_bytes >= STEP_BYTES or self.held_bytes <= 0:
-            self._charge()
+        self.loaded_bytes -= size
+        self.changed()
+
+    def changed(self) -> None:
+        """The queues' messages take more, or less: charge that once it is enough."""
+        size = self.loaded_bytes + self.held_bytes
+        more = size - self.loaded_charged - self.held_charged
+        if not -SLACK_BYTES < more < SLACK_BYTES or (more and size <= 0):
+            self.sync()
 
     def when_free(
         self,
@@ -145,15 +149,15 @@ class Memory:
 
     def expire(self, now: float) -> None:
         """The timers': look whether others have given something back, or shares are others."""
-        self._charge()
+        self.sync()
         for payer in [*self._payers.values()]:
             if payer.over:
                 payer.look()
 
-    def _charge(self) -> None:
-        held, account = self.held_bytes, self._account
-        account.charge(held - self._charged_bytes)
-        self._charged_bytes = held
+    def sync(self) -> None:
+        held, account = self.total_bytes, self._account
+        account.charge(held - self.loaded_charged - self.held_charged)
+        self.loaded_charged, self.held_charged = self.loaded_bytes, self.held_bytes
         small, has_left = held <= LEAST_BYTES, held <= math.floor(self.bytes_max * (1 - _TENTH))
         over = not small and account.over
         if held > self.bytes_max or over:
@@ -186,7 +190,7 @@ class Memory:
         self.why = "memory_bytes_max is reached"
         if over:
             try:
-                self._account.check(STEP_BYTES)
+                self._account.check(SLACK_BYTES)
             except OverBudget as error:
                 self.why = str(error)
 
@@ -232,7 +236,7 @@ class UserMemory:
     def add(self, size: int) -> None:
         """Messages take so many bytes more, or less."""
         self.held_bytes += size
-        if not -STEP_BYTES < self.held_bytes - self._counted_bytes < STEP_BYTES or self.held_bytes <= 0:
+        if not -SLACK_BYTES < self.held_bytes - self._counted_bytes < SLACK_BYTES or self.held_bytes <= 0:
             self.look()
 
     def look(self) -> None:

@@ -105,7 +105,7 @@ GAUGES = (
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",
-        lambda b: b.memory.held_bytes,
+        lambda b: b.memory.total_bytes,
     ),
 )
 """Read from the broker."""

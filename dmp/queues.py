@@ -25,6 +25,7 @@ import attrs
 
 from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
+from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.memory import Memory
 from dmp.message import Head
@@ -35,7 +36,7 @@ from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
-from shared.queues.base import QueueBase
+from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join, split_by
 from shared.storage.lost import Lost
@@ -114,15 +115,16 @@ class Application:
 
 
 @attrs.define(eq=False, repr=False)
-class Queue(QueueBase):
+class Queue(RunQueue):
     """One queue. `owner`: the application that it is exclusive to."""
 
+    memory: Memory = attrs.field(init=False)
     name: bytes
     kind: QueueKind
     _context: QueueContext
     owner: Application | None = None
     _limited: bool = True  # by the settings, as all queues that clients declare
-    capped: bool = attrs.field(init=False)  # it may refuse what comes: ask `room_for`
+    capacity: Capacity = attrs.field(init=False)
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
@@ -136,36 +138,29 @@ class Queue(QueueBase):
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
-    unacked: int = attrs.field(default=0, init=False)
     feed_lease: object | None = attrs.field(default=None, init=False)
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
-    _warn_messages: int = attrs.field(init=False)  # 0: no limit
-    _drop_messages: int = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
-    _warned: bool = attrs.field(default=False, init=False)
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
-        self.row = Row(self._context.memory, arguments.priority_max)
+        self.memory = self._context.memory
+        if arguments.priority_max:
+            self.ready = Priorities(arguments.priority_max)
+        self.row = Row(self.memory, self.ready)
         self.takers = Takers(arguments.single_active)
-        self.limits_changed()
+        self.capacity = Capacity(self, self._limited)
+        self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
         self._timed = arguments.ttl_ms is not None
 
-    def limits_changed(self) -> None:
-        """The limits for all queues are others, or its own."""
-        settings = self._context.settings
-        self._warn_messages = settings.queue_warn_messages * self._limited
-        self._drop_messages = settings.queue_drop_messages * self._limited
-        self.capped = self._drop_messages > 0 or self.kind.arguments.rejects
-
     def __repr__(self) -> str:
-        return f"<Queue {self.name!r} {self.depth} ready, {self.unacked} unacknowledged>"
+        return f"<Queue {self.name!r} {self.depth} ready, {self.held} unacknowledged>"
 
     @property
     def durable(self) -> bool:
@@ -175,13 +170,14 @@ class Queue(QueueBase):
     @property
     def depth(self) -> int:
         """How many are ready."""
-        return len(self.row)
+        depth = len(self.row)
+        return depth if not self.aside else depth + sum([len(run) for runs in self.aside for run in runs])
 
     @property
     def empty(self) -> bool:
         """Whether nothing stands before a message that would come now."""
         row = self.row
-        return not (row.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
+        return not (self.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
         """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
@@ -236,19 +232,20 @@ class Queue(QueueBase):
             run.expires = self._expires(head, self._context.timers.now())
         return run
 
-    def first_number(self) -> int:
-        """The smallest number of what is ready in memory, or waits for the disk; else the next message's."""
-        if self.row.ready:
-            return self.row.ready.first_number()
-        return self.arrivals.waiting[0][1][0].first if self.arrivals.waiting else self.numbered
-
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
         context, head = self._context, run.head
         if self.tick != context.waits.tick and self.row.ready.in_order:
             # Not with priorities: what has them goes in another order.
             context.waits.take_sample(self, run.first)
-        context.memory.take(head.cost_bytes * len(run.bodies), head.payer)
+        size = head.cost_bytes * len(run.bodies)
+        memory = self.memory
+        self.loaded_bytes += size
+        memory.loaded_bytes += size
+        if head.payer is not None:
+            head.payer.add(size)
+        if memory.loaded_bytes - memory.loaded_charged >= SLACK_BYTES:
+            memory.sync()
         if head.large:
             for body in run.bodies:
                 context.bodies.hold(body)
@@ -256,35 +253,6 @@ class Queue(QueueBase):
             self._make_ready((run,))
         elif self.arrivals.add(run, ticket) and ticket is not None:
             ticket.when_done(self._synced)
-
-    @property
-    def full_percent(self) -> int | None:
-        """How much of its room is taken, in percent; None: it always makes room."""
-        arguments, depth = self.kind.arguments, self.depth
-        parts = [100 * depth // self._drop_messages] if self._drop_messages else []
-        if arguments.rejects:
-            if arguments.messages_max is not None:
-                parts.append(100 * depth // max(arguments.messages_max, 1))
-            if arguments.bytes_max is not None:
-                parts.append(100 * self.row.all_body_bytes // max(arguments.bytes_max, 1))
-        return max(parts, default=None)
-
-    def room_for(self, head: Head, count: int, before: int = 0, before_bytes: int = 0) -> int:
-        """How many of so many messages it will have, where it is `capped`; `before`: so many come before."""
-        waiting, waiting_bytes = self.depth + before, self.row.all_body_bytes + before_bytes
-        if self.paused or not self.takers.have_room():  # else these do not stay
-            waiting += self.arrivals.count
-            waiting_bytes += self.arrivals.body_bytes
-        room = count
-        if self._drop_messages:
-            room = min(room, self._drop_messages - waiting)
-        arguments = self.kind.arguments
-        if arguments.rejects:
-            if arguments.messages_max is not None:
-                room = min(room, arguments.messages_max - waiting)
-            if arguments.bytes_max is not None:
-                room = min(room, (arguments.bytes_max - waiting_bytes) // max(head.body_bytes, 1))
-        return max(room, 0)
 
     def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
@@ -294,6 +262,8 @@ class Queue(QueueBase):
             run.expires = self._expires(run.head, self._started)
         self.numbered = following
         self.lost = lost
+        self.charge_runs(runs)
+        self.memory.changed()
         self.row.load(runs)
         self._context.counts.recovered += len(self.row)
 
@@ -321,7 +291,8 @@ class Queue(QueueBase):
             self._expire_ready()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            self.row.add(run, may_cool=may_cool)
+            if not self.row.add(run, may_cool=may_cool):
+                self._leave_memory((run,))
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -341,7 +312,7 @@ class Queue(QueueBase):
         if (arguments.messages_max is not None or arguments.bytes_max is not None) and not arguments.rejects:
             over: list[Run] = []
             turn = Turn()
-            while (surplus := self._surplus()) > 0 and row.load_front():
+            while (surplus := self.capacity.surplus()) > 0 and row.load_front():
                 join(over, row.take_run(min(surplus, ITEMS)))
                 if turn.over_now():
                     self._goes_on = True
@@ -352,22 +323,8 @@ class Queue(QueueBase):
                 self._context.dead_letter(self, over, "maxlen")
                 if self._timed:
                     self._arm()
-        warn = self._warn_messages
-        if warn and len(row) > warn and not self._warned:
-            self._warned = True
+        if self.capacity.passes_warning():
             self._context.queue_above_warning(self)
-        elif self._warned and len(row) * 2 < warn:
-            self._warned = False
-
-    def _surplus(self) -> int:
-        """How many of the next ones are too much, if they are alike; maybe more than there are."""
-        arguments, row, surplus = self.kind.arguments, self.row, 0
-        if arguments.messages_max is not None:
-            surplus = len(row) - arguments.messages_max
-        if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max and row.load_front():
-            size = max(row.ready.first().head.body_bytes, 1)
-            surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
-        return surplus
 
     # -- what is cold
 
@@ -398,6 +355,8 @@ class Queue(QueueBase):
         for run in runs:
             if run.tries:
                 run.expires = self._expires(run.head, self._started)
+        self.charge_runs(runs)
+        self.memory.changed()
         self.row.load(runs)
         if self._timed:
             self._arm()
@@ -469,10 +428,10 @@ class Queue(QueueBase):
                 runs = [run for run in runs if not run.head.large]
         if not runs:
             return
-        count = _messages_in(runs)
-        self._context.counts.delivered += count
+        self._context.counts.delivered += _messages_in(runs)
         if not taker.no_ack:
-            self.unacked += count
+            for run in runs:
+                self.hold(run)
         try:
             taker.deliver(runs)
         except Exception as error:
@@ -493,7 +452,7 @@ class Queue(QueueBase):
         if no_ack:
             self.leave((run,))
         else:
-            self.unacked += 1
+            self.hold(run)
         return run
 
     def take_front(self, most: int) -> list[Run]:
@@ -509,6 +468,9 @@ class Queue(QueueBase):
     def return_front(self, runs: Sequence[Run]) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
         their bodies are not deleted. The caller dispatches."""
+        if self.deleted:
+            self.forget(runs)
+            return
         for run in runs:
             if run.head.large:
                 self._return_large(run)
@@ -522,7 +484,7 @@ class Queue(QueueBase):
         for damaged, part in split_by(run, [bodies[body].damaged for body in run.bodies]):
             if damaged:
                 self.lost = True
-                self._context.memory.leave((part,))
+                self._leave_memory((part,))
             else:
                 self.row.put_back((part,))
 
@@ -535,57 +497,61 @@ class Queue(QueueBase):
                 self._context.log_changed(self.log)
 
     def forget(self, runs: Sequence[Run]) -> None:
-        """The messages no longer take memory, and let go of large bodies. The caller sees to their
-        records."""
-        for run in runs:
-            if run.head.large:
-                for body in run.bodies:
-                    self._context.bodies.drop(body)
-        self._context.memory.leave(runs)
+        """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
+        sees to their records."""
+        self._context.bodies.drop_all(runs)
+        self._leave_memory(runs)
 
-    # -- what became of unacknowledged ones
+    def _leave_memory(self, runs: Iterable[Run]) -> None:
+        """Messages that nobody holds are not in memory any more."""
+        self.uncharge_runs(runs)
+        self.memory.left(runs)
+
+    # -- what became of held ones
 
     def settle(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged."""
-        count = _messages_in(runs)
-        self._context.counts.acknowledged += count
-        if self.deleted:
-            self.forget(runs)
-            return
-        self.unacked -= count
-        self.leave(runs)
+        self._context.counts.acknowledged += _messages_in(runs)
+        if self.log is not None and not self.deleted:
+            self.log.take(runs)
+            self._context.log_changed(self.log)
+        self._gone(runs)
 
     def settle_written(self, runs: Sequence[Run]) -> None:
         """The messages are acknowledged, and the record of that, if they have one, is written."""
         if self.log is not None:
             self.log.left(runs)
-        if not self.deleted:
-            self.unacked -= _messages_in(runs)
-            if self.log is not None:
+            if not self.deleted:
                 self._context.log_changed(self.log)
-        self.forget(runs)
+        self._gone(runs)
+
+    def _gone(self, runs: Sequence[Run]) -> None:
+        """Held messages have left."""
+        self._context.bodies.drop_all(runs)
+        self.release(runs)
+        self.memory.left(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
-        count = _messages_in(runs)
-        self._context.counts.rejected += count
+        self._context.counts.rejected += _messages_in(runs)
         if self.deleted:
-            self.forget(runs)
+            self._gone(runs)
             return
-        self.unacked -= count
+        self.release(runs)
+        self.charge_runs(runs)
         self._context.dead_letter(self, runs, "rejected")
 
     def requeue(self, runs: Sequence[Run], *, seen: bool = True) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
         That they were to leave may be in a record that the disk has refused. The caller dispatches."""
-        count = _messages_in(runs)
-        self._context.counts.requeued += count
+        self._context.counts.requeued += _messages_in(runs)
         if self.log is not None:
             self.log.stay(runs)
         if self.deleted:
-            self.forget(runs)
+            self._gone(runs)
             return
-        self.unacked -= count
+        self.release(runs)
+        self.charge_runs(runs)
         for run in runs:
             run.tries += seen
         self.return_front(runs)
@@ -630,7 +596,7 @@ class Queue(QueueBase):
         """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
-        self.limits_changed()
+        self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
@@ -692,7 +658,7 @@ class Queue(QueueBase):
         are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
         takes back all of it or nothing.
         """
-        count, log, context = self.depth, self.log, self._context
+        count, log, context = len(self.row), self.log, self._context
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
@@ -706,9 +672,9 @@ class Queue(QueueBase):
             context.log_changed(log)
         for reference in large:  # these go at the next flush, behind the record
             context.bodies.drop(reference)
-        context.work.add(_freed(context, ready))
+        context.work.add(_freed(self, ready))
         if whole is not None:
-            _resolve_when_written(whole, log)
+            resolve_when_written(whole, log)
         return count
 
     def delete(self) -> None:
@@ -717,7 +683,7 @@ class Queue(QueueBase):
         context = self._context
         self.forget(self.arrivals.clear())
         _, large = self.row.drop_cold()
-        context.work.add(_freed(context, self.row.clear()))
+        context.work.add(_freed(self, self.row.clear()))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()
@@ -733,18 +699,14 @@ def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
 
-def _freed(context: QueueContext, ready: Priorities) -> Iterator[None]:
+def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
-    while ready:
-        run = ready.take(ITEMS)
-        context.memory.leave((run,))
-        if run.head.large:
-            for body in run.bodies:
-                context.bodies.drop(body)
+    while runs:
+        queue.forget((runs.pop(),))
         yield
 
 
-def _resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
+def resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
     """`whole` is done when the record that messages have left is on disk."""
     try:
         ticket = None if log is None else log.flush()

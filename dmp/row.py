@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dmp.memory import Memory
-from shared.queues.base import HOT_LEAST_BYTES
+from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.priorities import Priorities
-from shared.queues.runs import Run
+from shared.queues.runs import Ready, Run
 
 if TYPE_CHECKING:
     from dmp.queue_log import Cold, QueueLog
@@ -26,18 +26,14 @@ class Row:
     """All that is ready in one queue. `body_bytes`, `cost_bytes`: of the messages in memory."""
 
     _memory: Memory
-    _priority_max: int
-    ready: Priorities = attrs.field(init=False)
-    """The messages in memory."""
+    ready: Ready | Priorities
+    """The messages in memory; the queue's."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
     cold: "Cold | None" = attrs.field(default=None, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
     cost_bytes: int = attrs.field(default=0, init=False)
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.ready = Priorities(self._priority_max)
 
     def __len__(self) -> int:
         return self.ready.count if self.cold is None else self.ready.count + self.cold.count
@@ -52,9 +48,9 @@ class Row:
         """Whether some of the row is in the log alone: what comes now needs a record."""
         return self.cold is not None and self.cold.count > 0
 
-    def add(self, run: Run, *, may_cool: bool) -> None:
+    def add(self, run: Run, *, may_cool: bool) -> bool:
         """Put messages at the end. They are cold where others before them are. So they are, too, where they
-        may, and memory is scarce, and some of the row waits in memory."""
+        may, and memory is scarce, and some of the row waits in memory. Returns whether they are in memory."""
         cold = self.cold
         if cold is not None and (
             cold.count
@@ -66,17 +62,16 @@ class Row:
             )
         ):
             cold.add(run)
-            self._memory.leave((run,))
-            return
+            return False
         if self.log is not None:
             self.log.keep(run)
         self._count(run, 1)
         self.ready.add(run, run.head.noted.priority)
+        return True
 
     def load(self, runs: Iterable[Run]) -> None:
         """Messages that were cold are in memory now."""
         for run in runs:
-            self._memory.take(run.head.cost_bytes * len(run.bodies))
             self._count(run, 1)
             self.ready.add(run, run.head.noted.priority)
 
@@ -113,11 +108,10 @@ class Row:
             runs.append(run)
         return runs
 
-    def clear(self) -> Priorities:
+    def clear(self) -> list[Run]:
         """Nothing is ready any more. Returns what was in memory, which is still to be freed."""
-        ready, self.ready = self.ready, Priorities(self._priority_max)
         self.body_bytes = self.cost_bytes = 0
-        return ready
+        return self.ready.clear()
 
     def drop_cold(self) -> tuple[tuple[int, int] | None, list[bytes]]:
         """What is cold is there no more. Returns its numbers, from the first to the end, and the references

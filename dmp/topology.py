@@ -41,7 +41,7 @@ from dmp.topology_table import Saved, SavedQueue
 from shared.budget import Account, CacheBytes
 from shared.errors import StoreError
 from shared.queues import pausing
-from shared.queues.base import HOT_LEAST_BYTES
+from shared.queues.core import HOT_LEAST_BYTES
 from shared.storage.lost import describe_lost
 from shared.storage.store import Log, Ticket
 
@@ -592,7 +592,7 @@ class Topology:
         broker.queues[queue.name] = queue
         self._charge_queue(queue)
         memory = broker.memory
-        room = max(memory.hot_bytes - memory.held_bytes, HOT_LEAST_BYTES)
+        room = max(memory.hot_bytes - memory.total_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies)
         queue.recovered(messages, following, lost=lost or bool(damaged))
         if queue.marked_from < 0:

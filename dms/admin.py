@@ -1,59 +1,38 @@
 """The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
-import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from dms import records
 from dms.actions import CHANGE, OPTIONS
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Consumer, Engine, Queue
+from dms.messages import READ_BYTES, Messages
 from dms.options import check_options
-from dms.records import DeadLetter, Reason, RecordKind
+from dms.records import Reason
 from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
-from shared.access import ASKER, WRITE, Guard, asker_may
+from shared.access import ASKER, Guard
 from shared.actions import (
-    DISCARD,
-    MOVE,
-    PEEK,
-    PEEK_MAX,
     PURGE,
-    REDRIVE,
-    SIFTED_MAX,
     action,
     changing,
     putting,
 )
-from shared.errors import EXIT_MISSING, BrokerError, StoreError
+from shared.errors import EXIT_MISSING, BrokerError
 from shared.objects import (
     CONSUMERS,
     QUEUES,
-    SEARCHED_MAX,
     Argument,
     BadArgument,
-    MessageRows,
     Objects,
     a_body,
-    a_count,
     a_text,
-    an_optional_count,
     key_of,
 )
 from shared.queues import pausing
-from shared.queues.runs import RUN_MOST, Run, first_of, split_after, split_by, to_spans
-from shared.storage.log import Log, RecordTimes, Ticket, read_records
-from shared.task_turns import TaskTurn
-from shared.turns import Turn, taken_out
-
-READ_BYTES = 1 << 20
-
-GoesTo = Callable[[int, bytes], Queue | None]
-"""By sequence and body: the queue that a message goes to."""
-Shown = tuple[int, bytes, int, int | None]
-"""A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
+from shared.queues.runs import to_spans
+from shared.storage.log import RecordTimes
 
 
 class FileMissing(BrokerError):
@@ -67,7 +46,7 @@ class Admin:
 
     def __init__(self, engine: Engine, access: Guard | None = None) -> None:
         self._engine = engine
-        self._access = access
+        self._messages = messages = Messages(engine, access)
         self.objects: Sequence[Objects] = (
             Objects(
                 QUEUES,
@@ -76,7 +55,8 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(self._peek, self._put, self._change, self._move, self._redrive, self._discard),
+                    *(messages.peek, self._put, self._change),
+                    *(messages.move, messages.redrive, messages.discard),
                     *(self._purge, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
@@ -130,26 +110,6 @@ class Admin:
         came = RecordTimes(cold.log, start, start + 1).at(start)
         return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
 
-    @PEEK
-    async def _peek(self, queue: Queue, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
-        rows = MessageRows(a_count(arguments, "limit", 10, 1, PEEK_MAX), a_text(arguments, "contains", ""))
-        least = a_count(arguments, "from", 0, 0, 1 << 63)
-        following = None
-        turn = TaskTurn()
-        most = SEARCHED_MAX if rows.is_search else rows.left
-        async with aclosing(self._first(queue, most, least)) as messages:
-            async for seq, body, deliveries, time_ms in messages:
-                if not rows.left:
-                    following = seq
-                    break
-                more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
-                rows.add(seq, body, time_ms, properties={"deliveries": deliveries, **more})
-                await turn.item()
-            else:
-                if rows.items and rows.items[-1]["position"] + 1 < queue.end:
-                    following = rows.items[-1]["position"] + 1
-        return {"items": rows.items, "next": following}
-
     @changing(
         "create",
         "Make a queue.",
@@ -183,7 +143,7 @@ class Admin:
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
-        await self._confirm(queue)
+        await self._messages.shown(queue)
         row = queue.end - queue.head
         returned = [run for run, _ in queue.returned_runs()]
         purged = row + sum(map(len, returned))
@@ -191,113 +151,13 @@ class Admin:
         if row:
             spans.append((queue.head, row))
         ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
-        queue.drop_row()
+        queue.drop_front(row)
         queue.take_returned()
         queue.drop(returned)
         self._engine.counts.purged += purged
         self._engine.sync_budget()
         await self._engine.store.wait(ticket)
         return {"purged": purged, "held": queue.held}
-
-    @REDRIVE
-    async def _redrive(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
-        written to by who asks."""
-        wanted = an_optional_count(arguments, "position")
-
-        def goes_to(seq: int, body: bytes) -> Queue | None:
-            return self._origin(queue, body) if wanted in (None, seq) else None
-
-        moved, left = await self._sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
-        if wanted is not None and not moved:
-            raise BadArgument(f"position: {wanted} is no dead letter that waits here and can go back")
-        return {"moved": moved, "left": left}
-
-    @MOVE
-    async def _move(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        name, wanted = a_text(arguments, "to"), an_optional_count(arguments, "position")
-        target = self._engine.find(name)
-        if target is None or target is queue:
-            raise BadArgument(f"to: there is no other queue {name}")
-        if not asker_may(self._access, WRITE, name):
-            raise BadArgument(f"to: the user may not write to {name}")
-        room = max(target.room, 0)
-        most = room if wanted is None else min(room, 1)
-        if "limit" in arguments:
-            most = min(most, a_count(arguments, "limit", 0, 1, 1 << 63))
-        chosen = 0
-
-        def goes_to(seq: int, _: bytes) -> Queue | None:
-            nonlocal chosen
-            chosen += (goes := chosen < most and wanted in (None, seq))
-            return target if goes else None
-
-        if wanted is None and dry_run:  # nobody needs to look at each
-            moved = min(most, queue.depth - queue.held)
-            return {"moved": moved, "left": queue.depth - queue.held - moved}
-        moved, left = await self._sift(queue, goes_to, most, dry_run=dry_run)
-        if wanted is not None and not moved:
-            raise BadArgument(f"position: {wanted} does not wait here, or {name} is full")
-        return {"moved": moved, "left": left}
-
-    @DISCARD
-    async def _discard(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
-        discarded, _ = await self._sift(
-            queue, lambda seq, _: queue if seq == wanted else None, 1, dry_run=dry_run
-        )
-        if not discarded:
-            raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
-        return {"discarded": discarded}
-
-    async def _sift(
-        self, queue: Queue, goes_to: GoesTo, most: int | None, *, dry_run: bool
-    ) -> tuple[int, int]:
-        """Take `most` waiting messages out, or all that go somewhere: (how many, how many are left).
-
-        `goes_to`: the queue that gets a message; the queue itself: none, it is deleted; None: it stays. With
-        `most` only the first messages are looked at, `SIFTED_MAX` and those that go.
-        """
-        sifted = math.inf if most is None else SIFTED_MAX + most
-        gone = looked = 0
-        if dry_run:
-            turn = TaskTurn()
-            async with aclosing(self._first(queue, queue.depth)) as messages:
-                async for seq, body, _, _ in messages:
-                    looked += 1
-                    gone += goes_to(seq, body) is not None
-                    if gone == most or looked >= sifted:
-                        break
-                    await turn.item()
-            return gone, queue.depth - queue.held - gone
-        await self._confirm(queue)
-        end = queue.end
-        stay: list[Run] = []
-        tickets: list[Ticket] = []
-        queue.aside.append(stay)
-        try:
-            turns = Turn()
-            while not queue.deleted and gone != most and looked < sifted:
-                if queue.is_cold and not queue.ready.loaded and queue.head < end:
-                    await self._load(queue)
-                if queue.ready.requeued:
-                    taken = [queue.ready.take_requeued(RUN_MOST)]
-                else:
-                    taken = queue.front(min(end - queue.head, RUN_MOST))
-                if not taken:
-                    break
-                looked += sum(map(len, taken))
-                gone += self._send_away(queue, taken, goes_to, stay, tickets)
-                if turns.over_now():
-                    self._engine.commit_pending()
-                    await self._pause()
-                    turns.begin()
-        finally:
-            queue.await_returns()
-            self._engine.long_work.add(_place_in_slices(queue, stay))
-        self._engine.commit_pending()
-        await self._engine.store.wait(tickets[-1] if tickets else None)
-        return gone, queue.depth - queue.held
 
     @changing(
         "delete",
@@ -348,7 +208,7 @@ class Admin:
         try:
             batch: list[bytes] = []
             size = 0
-            async for _, body, _, _ in self._messages(queue):
+            async for _, body, _, _ in self._messages.all(queue):
                 batch.append(body)
                 size += len(body)
                 if size >= READ_BYTES:
@@ -393,135 +253,6 @@ class Admin:
         if queue.line:
             queue.dispatch()
         return {"messages": len(file.bodies), "queue": queue.text}
-
-    # -- helpers
-
-    async def _messages(self, queue: Queue) -> AsyncGenerator[Shown]:
-        """All messages as of now, also unacknowledged ones, oldest first."""
-        loaded_end, end = queue.loaded_end, queue.end
-        runs = [*(run for run, _ in queue.returned_runs()), *queue.held_runs(), *queue.ready.runs]
-        copies = [run.part(0, len(run)) for run in runs]  # what waits may be cut meanwhile
-        offset = queue.cold.row_start() if queue.cold is not None else 0
-        for run, place in first_of(copies, queue.depth):
-            yield run.first + place, run.bodies[place], run.tries, None
-        if queue.cold is not None:
-            async for entry in self._logged(queue.cold.log, offset, loaded_end, end):
-                yield entry
-
-    async def _first(self, queue: Queue, limit: int, least: int = 0) -> AsyncGenerator[Shown]:
-        """The first `limit` messages from the sequence `least` on that no consumer holds, oldest first. Those
-        of the row that are on disk are read from there, with their times.
-        """
-        head, end, cold = max(queue.head, least), queue.end, queue.cold
-        runs = [part for run, _ in queue.returned_runs() for part in _from(run, least)]
-        if queue.log is None or cold is None:
-            runs += [part for run in queue.ready.runs for part in _from(run, least)]
-            head = end
-        offset = cold.row_start() if cold is not None else 0
-        if cold is not None and least:
-            offset = max([at for first, at in cold.positions if first <= head], default=offset)
-        first = [(run.first + place, run.bodies[place], run.tries) for run, place in first_of(runs, limit)]
-        for shown in first:
-            yield *shown, None
-        if cold is not None and len(first) < limit:
-            stop = min(end, head + limit - len(first))
-            async for entry in self._logged(cold.log, offset, head, stop):
-                yield entry
-
-    async def _logged(self, log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Shown]:
-        """The messages from `seq` to `end`, which are in the log from `offset` on."""
-        while seq < end:
-            try:
-                data = await read_records(log, offset, READ_BYTES)
-            except StoreError as error:
-                raise Refusal(Status.INTERNAL, str(error)) from None
-            if not data:
-                return
-            for record in records.unpack(data):
-                last = record.seq + record.entries
-                if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS) and last > seq:
-                    bodies = records.messages_in(data, record)
-                    for number in range(max(seq, record.seq), min(last, end)):
-                        yield number, bodies[number - record.seq], 0, record.time_ms
-                    seq = last
-            offset += len(data)
-
-    async def _load(self, queue: Queue) -> None:
-        """Read the front of the row into memory."""
-        cold = queue.cold
-        assert cold is not None
-        cold.fetch()
-        while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
-            await self._pause()
-            cold.fetch()
-
-    async def _confirm(self, queue: Queue) -> None:
-        """Wait until the disk has accepted or refused what is in the queue now."""
-        tail = queue.tail
-        while queue.end < min(tail, queue.tail) and not queue.deleted:
-            if queue.log is None:
-                return
-            self._engine.commit_pending()
-            await self._pause()
-
-    async def _pause(self) -> None:
-        await self._engine.store.in_thread(_nothing)
-
-    def _send_away(
-        self,
-        queue: Queue,
-        runs: Sequence[Run],
-        goes_to: GoesTo,
-        stay: list[Run],
-        tickets: list[Ticket],
-    ) -> int:
-        """Move messages to where they go, or delete them (`_sift`); returns how many. What stays is added to
-        `stay`, and what is deleted once a ticket is done to `tickets`. Raises Refusal."""
-        moving: dict[Queue, list[Run]] = {}
-        for run in runs:
-            for target, part in split_by(run, list(map(goes_to, run.numbers, run.bodies))):
-                if target is None:
-                    stay.append(part)
-                else:
-                    moving.setdefault(target, []).append(part)
-        gone = 0
-        refused: Refusal | None = None
-        for target, parts in moving.items():
-            fitting, left = (parts, []) if target is queue else split_after(parts, max(target.room, 0))
-            stay += left
-            letters = [bytes(body) for part in fitting for body in part.bodies]
-            try:
-                if target is queue:
-                    ticket = queue.log_gone(to_spans(fitting), Reason.PURGED)
-                    tickets += [ticket] if ticket is not None else []
-                    queue.drop(fitting)
-                    self._engine.counts.purged += len(letters)
-                elif letters:
-                    self._engine.move(queue, target, fitting, letters, Reason.REDRIVEN)
-                gone += len(letters)
-            except Refusal as refusal:
-                stay += fitting
-                refused = refusal
-        if refused is not None:
-            raise refused
-        return gone
-
-    def _origin(self, queue: Queue, body: bytes) -> Queue | None:
-        """The other queue that a dead letter came from; None where that is gone, or who asks may not write to
-        it; or it is no dead letter."""
-        if not isinstance(body, DeadLetter):
-            return None
-        origin = self._engine.find(body.origin)
-        if origin is queue or not asker_may(self._access, WRITE, body.origin):
-            return None
-        return origin
-
-
-def _from(run: Run, least: int) -> Sequence[Run]:
-    """What a run has from the sequence `least` on."""
-    if run.first >= least:
-        return (run,)
-    return (run.part(least - run.first, len(run)),) if run.end > least else ()
 
 
 def _ready_in_row(queue: Queue) -> int:
@@ -609,22 +340,3 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     if queue.ready.requeued:
         oldest = queue.ready.requeued[0][0]  # older than the row
     return queue.tail, queue.tail - queue.depth, oldest
-
-
-def _place_in_slices(queue: Queue, runs: list[Run]) -> Iterator[None]:
-    """Make messages that a redrive left aside deliverable again. Until then the queue delivers nothing."""
-    runs.reverse()
-    try:
-        for batch in taken_out(runs.pop, runs):
-            for run in batch:
-                queue.place(run)
-            yield
-    finally:
-        queue.aside = [aside for aside in queue.aside if aside is not runs]
-        if queue.expiry is not None:
-            queue.expiry.bury()
-        queue.all_returned()
-
-
-def _nothing() -> None:
-    """A step that only lets other tasks run."""

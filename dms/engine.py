@@ -35,26 +35,27 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import structlog
 
 from dms.cold import ColdRow
+from dms.delivery_ids import DeliveryIds
 from dms.expiry import EVER, Expiry
+from dms.memory import MessageMemory
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Arrival, QueueLog
 from dms.records import Reason
 from dms.runs import counted
 from dms.settings import DmsSettings
-from dms.wire import DELIVERY_ID_BIT, Refusal, Status, malformed, refusal_for
+from dms.undoing import Undoing
+from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
-from shared.queues import pausing
+from shared.queues import core, pausing
 from shared.queues.core import (
     HELD_BYTES,
     MESSAGE_BYTES,
     SLACK_BYTES,
-    QueueMemory,
     RunQueue,
-    Undoing,
 )
-from shared.queues.runs import Run, bodies_bytes, split_by
+from shared.queues.runs import Ready, Run, bodies_bytes, split_by
 from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
 from shared.turns import LongWork, Turn, batched, taken_out
@@ -79,7 +80,6 @@ LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
 HELD_BACK_WARNED_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
-_IDS_END = 1 << 32
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
 
@@ -251,8 +251,11 @@ class Queue(RunQueue):
         "cold",
         "consumers",
         "crowded",
+        "depth",
+        "end",
         "engine",
         "expiry",
+        "head",
         "line",
         "line_most",
         "log",
@@ -261,8 +264,12 @@ class Queue(RunQueue):
         "owner",
         "recovered",
         "released",
+        "tail",
         "text",
     )
+
+    memory: MessageMemory
+    ready: Ready
 
     def __init__(self, engine: Engine, name: str, options: Options) -> None:
         super().__init__(engine.memory)
@@ -270,6 +277,14 @@ class Queue(RunQueue):
         self.text = name
         self.name = name.encode()
         self.options = options
+        self.depth = 0
+        """All messages, also those that are held, and those that the disk has not confirmed."""
+        self.head = 1
+        """The first sequence of the row."""
+        self.end = 1
+        """The sequence behind the row."""
+        self.tail = 1
+        """The sequence of the next message that comes; those from `end` on are not visible yet."""
         self.owner = ""
         """Who made it since the start, and has a share of memory."""
         self.crowded = False
@@ -300,7 +315,34 @@ class Queue(RunQueue):
         """Whether more of the queue may be kept in memory. Without a disk it must be."""
         if self.cold is None:
             return True
-        return self.may_load(0 if self.crowded else self.engine.settings.hot_bytes)
+        hot_bytes = 0 if self.crowded else self.engine.settings.hot_bytes
+        memory = self.memory
+        return (
+            memory.loaded_bytes < hot_bytes and not memory.full
+        ) or self.loaded_bytes < core.HOT_LEAST_BYTES
+
+    @property
+    def returned(self) -> int:
+        """How many messages have left the row, and nobody holds them: requeued ones, and those aside."""
+        return self.depth - self.held - (self.tail - self.head)
+
+    @property
+    def loaded_end(self) -> int:
+        """The sequence behind the part of the row that is in memory."""
+        return self.head + self.ready.loaded
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether part of the row is not in memory."""
+        return self.head + self.ready.loaded < self.end
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the bodies in memory."""
+        beside = (
+            MESSAGE_BYTES * (self.ready.loaded + self.returned) + (MESSAGE_BYTES + HELD_BYTES) * self.held
+        )
+        return max(self.loaded_bytes + self.held_bytes - beside, 0)
 
     def open_log(self, log: Log) -> None:
         """Keep the queue on disk from now on."""
@@ -369,6 +411,13 @@ class Queue(RunQueue):
         first = self.end
         self.end = first + len(bodies)
         self.load(bodies, first, size)
+
+    def load(self, bodies: Sequence[bytes], first: int, size: int) -> None:
+        """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
+        self.ready.add(Run(None, [*bodies], first))
+        size += MESSAGE_BYTES * len(bodies)
+        self.loaded_bytes += size
+        self.memory.loaded_bytes += size
 
     # -- messages are delivered
 
@@ -442,11 +491,12 @@ class Queue(RunQueue):
             run.tries += 1
             if log is not None:
                 log.note_delivered(run.first, count)
-        number = engine.next_id
-        if number + count <= engine.ids_until:
-            engine.next_id = number + count
+        delivery_ids = engine.delivery_ids
+        number = delivery_ids.next
+        if number + count <= delivery_ids.until:
+            delivery_ids.next = number + count
         else:
-            number = engine.take_ids(count)
+            number = delivery_ids.take(count)
         ids = (number.to_bytes(4),) if count == 1 else counted(number, count)
         consumer.unacked.add(ids, self, run)
         if consumer.user:
@@ -535,10 +585,32 @@ class Queue(RunQueue):
         self.ready.requeue(run)
         return 0
 
+    def take_row(self, most: int) -> list[Run]:
+        """Take messages off the row's loaded front. They stay in the queue, aside, and in memory."""
+        runs: list[Run] = []
+        while most > 0 and self.ready.loaded:
+            run = self.ready.take_row(most)
+            self.head += len(run.bodies)
+            most -= len(run.bodies)
+            runs.append(run)
+        return runs
+
+    def drop_front(self, count: int) -> None:
+        """Messages of the row's front leave, in memory or not."""
+        first = self.head
+        self.uncharge_runs(self.take_row(min(count, self.ready.loaded)))
+        self.head = first + count
+        self.leave(count)
+
+    def drop(self, runs: Sequence[Run]) -> None:
+        """Messages that nobody holds leave; they are in no place any more."""
+        self.uncharge_runs(runs)
+        self.leave(sum(map(len, runs)))
+
     def leave(self, count: int) -> None:
         """So many messages have left, other than by `ack`: other queues' dead letters may have waited for
         the room."""
-        super().leave(count)
+        self.depth -= count
         if self.engine.parked:
             self.engine.has_room(self)
 
@@ -568,7 +640,7 @@ class Queue(RunQueue):
     def take_returned(self) -> list[Run]:
         """Take all of these. They stay in the queue, and nobody gets them."""
         runs = [run for run, _ in self.returned_runs()]
-        self.ready.requeued = []
+        self.ready.clear_requeued()
         for aside in self.aside:
             aside.clear()
         if self.expiry is not None:
@@ -699,7 +771,7 @@ class Engine:
         self.unacked = budget.account("unacked", budget.limit_bytes // 2)
         """Memory of unacknowledged deliveries, at most half of all. If it is full CONSUMEs are refused; ACKs
         never."""
-        self.memory = QueueMemory(self.messages, self.unacked)
+        self.memory = MessageMemory(self.messages, self.unacked)
         self.queue_memory = budget.account("queues")
         self._queues_of_users, self._clients_of_users = budget.new_shares(), budget.new_shares()
         self.credits = budget.account("credits", budget.limit_bytes // 4)
@@ -737,9 +809,9 @@ class Engine:
         """How many queues have a queue of this name as their dead-letter queue."""
         self._asked: dict[Queue, Mapping[str, Any]] = {}
         self._names: list[bytes] | None = None
-        self.next_id = DELIVERY_ID_BIT
-        """The delivery id that is used next, if it is below `ids_until`; else `take_ids` finds one."""
-        self.ids_until = _IDS_END
+        self.delivery_ids = DeliveryIds(
+            lambda: (ids for consumer in self.consumers.values() for ids, _, _ in consumer.unacked)
+        )
 
     @property
     def persistent(self) -> bool:
@@ -920,7 +992,8 @@ class Engine:
             if self._names[place : place + 1] == [queue.name]:
                 del self._names[place]
         queue.deleted = True
-        queue.forget_memory()
+        queue.charge(-queue.loaded_bytes)  # what waits in it does not count any more
+        self.memory.sync()
         if queue.expiry is not None:
             queue.expiry.unpark()
         self.times.timers.forget(queue)
@@ -1083,15 +1156,15 @@ class Engine:
         runs: Sequence[Run],
         letters: Sequence[bytes],
         reason: Reason,
-    ) -> None:
-        """Move messages that are aside in one queue to the end of another; or nothing happens. Raises
-        Refusal.
+    ) -> Ticket | None:
+        """Move messages that are aside in one queue to the end of another; or nothing happens. The ticket: of
+        their arrival there; None: done. Raises Refusal.
 
         `letters`: the messages of all `runs` by number, as they arrive.
         """
         size = bodies_bytes(letters)
         if source.log is None or target.log is None:
-            target.produce(letters, size, moved=True)
+            ticket = target.produce(letters, size, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
@@ -1106,6 +1179,7 @@ class Engine:
             target.log.appended(letters, size, offset, first, ticket)
             target.on_produced(len(letters))
         source.drop(runs)
+        return ticket
 
     # -- consumers
 
@@ -1214,38 +1288,6 @@ class Engine:
                     queue.all_returned()
         del self.returning[number]
         self.sync_budget()
-
-    def take_ids(self, count: int) -> int:
-        """The first of `count` consecutive unused delivery ids."""
-        first = self.next_id
-        if first + count > self.ids_until:
-            first = self._free_ids(count)
-        self.next_id = first + count
-        return first
-
-    def comes_soon(self, delivery_id: int, count: int) -> bool:
-        """Whether one of the next `count` deliveries may get this id."""
-        first = self.next_id
-        return first <= delivery_id < first + count or first + count > self.ids_until
-
-    def _free_ids(self, count: int) -> int:
-        """All ids have been used once: continue from the start, past those still in use."""
-        used = sorted(
-            int.from_bytes(each)
-            for consumer in self.consumers.values()
-            for ids, _, _ in consumer.unacked
-            for each in ids
-        )
-        first = self.next_id if self.next_id + count <= _IDS_END else DELIVERY_ID_BIT
-        for _ in range(2):
-            for each in (*used, _IDS_END):
-                if each >= first:
-                    if each - first >= count:
-                        self.ids_until = each
-                        return first
-                    first = each + 1
-            first = DELIVERY_ID_BIT
-        raise AssertionError("as many messages are held as there are ids")
 
     # -- the disk, and shutdown
 

@@ -245,7 +245,7 @@ class Expiry:
                 break
         count = self._may_leave()
         if queue.options.dead_letter:
-            self._dead[Reason.TTL].extend(queue.front(count))
+            self._dead[Reason.TTL].extend(queue.take_row(count))
             self._fetch()
         elif count:
             self._drop_front(count)

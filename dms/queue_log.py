@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
 from dms.records import HEAD, RUN_BYTES, DeadLetter, Reason, RecordKind
+from dms.undoing import Undoing
 from shared.errors import StoreError
-from shared.queues.core import Undoing
 from shared.queues.runs import Run, numbers_of, to_spans
 
 if TYPE_CHECKING:

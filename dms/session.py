@@ -294,7 +294,7 @@ class Session(SessionBase):
                 else:
                     continue
             if whole and what == _ACK and not length:
-                if wants and self.engine.comes_soon(message_id, len(wants)):
+                if wants and self.engine.delivery_ids.come_soon(message_id, len(wants)):
                     self.ack_then_consume(acks, wants)  # the CONSUMEs may bring what is acknowledged
                     acks, wants = [], []
                 acks.append(data[at + ID_AT : stop])

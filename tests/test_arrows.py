@@ -116,10 +116,13 @@ def knows_no_protocol_by_name(module: Module) -> Iterator[str]:
 
 ENDS = {
     "dmp": (
-        "admin amqp_client blocking broker cli client definitions listener principal replay topology "
-        "topology_table wide"
+        "admin amqp_client blocking broker cli client definitions listener messages principal replay "
+        "topology topology_table wide"
     ),
-    "dms": "admin blocking cli client consumer dmsq_file feeder link listener opening replay stress times",
+    "dms": (
+        "admin blocking cli client consumer dmsq_file feeder link listener messages opening replay stress "
+        "times"
+    ),
     "kqmsgq": "blocking bridge cli client listener replay",
     "logmq": (
         "admin blocking broker cli client definitions groups listener record_counts replay retentions topics "
@@ -136,7 +139,7 @@ ENDS = {
         "accept_filter admission datagrams keepalive listeners liveness logins "
         "loop_turn network poll slots strangers stream tls tls_stream"
     ),
-    "shared/queues": "timers",
+    "shared/queues": "sifting timers",
     "shared/recording": "recorder",
     "shared/storage": (
         "checkpoint committer file_names files following index index_reader inventory lock log log_recovery "

@@ -15,7 +15,7 @@ SAME_EVERYWHERE = frozenset(
     # What a protocol's rooms are made of.
     {"Admin", "Broker", "Client", "Counts", "Event", "Refusal", "Session", "State"}
     # The field's nouns. A client's class and the server's stand for the two ends of one thing.
-    | {"Consumer", "Feed", "Message", "Producer", "Queue", "QueueLog", "Record", "Sink", "Tail"}
+    | {"Consumer", "Feed", "Message", "Messages", "Producer", "Queue", "QueueLog", "Record", "Sink", "Tail"}
     # For blocking code a client's class has the same name again.
     | {"Deliveries", "Delivery", "GroupReader", "Publisher", "Records", "Subscriber"}
     # Why an answer says no: a code of the wire, and what is wrong with a message that gets no answer.

@@ -8,6 +8,7 @@ problem details (RFC 9457).
 |---|---|
 | GET /livez | 200 while the process runs its loop |
 | GET /readyz | 200, or 503 and the reason: starting, draining, a protocol down, the store read-only |
+| | 200 has behind `ok;` that the server is fenced |
 | GET /status | JSON: what runs, on which addresses, and how the store is |
 | GET /metrics | Prometheus text |
 | GET /metrics/detailed?family=&name= | the same for each object (`brokers.admin.detailed`) |
@@ -136,6 +137,12 @@ class _Endpoints:
                 takes={"target": Argument("its absolute path; over TCP a name in the data folder's backups")},
             ),
             Operation(
+                "/drill",
+                "Restore what was shipped to a temporary folder, and compare it with what is served.",
+                self.drill,
+                "POST",
+            ),
+            Operation(
                 "/drain",
                 "Stop as SIGTERM does: accept nothing more, send all answers, end.",
                 self.drain,
@@ -182,7 +189,8 @@ class _Endpoints:
 
     async def readyz(self, _: Request) -> Response:
         reason = self._host.unready()
-        return PlainTextResponse(f"{reason or 'ok'}\n", 503 if reason else 200)
+        told = reason or "; ".join(filter(None, ("ok", self._host.ready_but())))
+        return PlainTextResponse(f"{told}\n", 503 if reason else 200)
 
     async def status(self, request: Request) -> Response:
         return api.as_json({**self._host.status(), "client": request.client})
@@ -227,6 +235,11 @@ class _Endpoints:
             raise HTTPException(400, "target: an absolute path is needed")
         with api.audited(request, "", "backup", str(target)), copy_errors(target):
             return api.as_json(await self._host.backup(target))
+
+    async def drill(self, request: Request) -> Response:
+        api.refuse_unknown("drill", await api.arguments_of(request), ())
+        with api.audited(request, "", "drill", ""):
+            return api.as_json(await self._host.drill())
 
     async def drain(self, request: Request) -> Response:
         if api.is_dry_run(request):

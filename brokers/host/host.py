@@ -176,6 +176,12 @@ class Host:
             ships = await self._link.arrive()
             options: Mapping[str, Any] = {} if ships is None else {"ships": ships}
             store = self._store = await self._open(folder, self._storage(), **options)
+        if (recovered := store.statistics()).recovered_batches:
+            self._log.info(
+                "unclean shutdown: the journal was replayed; what was acknowledged is there",
+                batches=recovered.recovered_batches,
+                seconds=round(recovered.recovery_seconds, 3),
+            )
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
         try:
@@ -489,6 +495,15 @@ class Host:
             return f"the store is read-only: {self._store.read_only}"
         down = [service.name for service in self._services if service.state != "serving"]
         return f"restarting: {', '.join(down)}" if down else None
+
+    def ready_but(self) -> str | None:
+        """Return what a server that is ready lacks all the same, if anything."""
+        return self._link.stands
+
+    async def drill(self) -> Mapping[str, Any]:
+        """Try a restore from the bucket out (`brokers.ship.drill`). Raises BrokerError and OSError."""
+        drilled = await self._link.drill()
+        return {"ok": drilled.ok, **attrs.asdict(drilled)}
 
     def status(self) -> Mapping[str, Any]:
         """Return the running protocols and the store's state, in JSON's values."""

@@ -8,11 +8,12 @@ from pathlib import Path
 import structlog
 
 from brokers.errors import ExitCode, Failure
-from brokers.ship.assembling import UNFINISHED, is_empty
+from brokers.ship.assembling import is_empty
 from brokers.ship.bucket import Bucket
 from brokers.ship.epochs import read_manifest
 from brokers.ship.follow import read_follow
 from brokers.ship.formats import SHIP_PATH
+from brokers.ship.names import UNFINISHED
 from brokers.ship.restore import Restore
 from brokers.ship.settings import ShipSettings
 from brokers.ship.stores import open_bucket

@@ -16,6 +16,7 @@ import attrs
 from crc32c import crc32c
 
 from brokers.ship.formats import Piece, Wal
+from brokers.ship.names import UNFINISHED
 from shared.errors import StoreFormat
 from shared.storage import catalog as catalog_file
 from shared.storage import format, index
@@ -26,9 +27,6 @@ from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.journal import segment_path
 from shared.storage.rebuild import LOST_AND_FOUND
 
-UNFINISHED = "RESTORING"
-"""A file in a folder that is being put together: as long as it is there no server takes the folder, and all
-that is in it may go."""
 _DAMAGED_BYTES_MAX = 1 << 30
 """A longer range gets several entries: an entry's length has 4 bytes."""
 _WRITTEN_ENTRIES = 4096

@@ -1,4 +1,4 @@
-"""Commands of buckets: restore, follow, promote, and `brokers ship status|ls|verify|adopt`."""
+"""Commands of buckets: restore, follow, promote, and `brokers ship status|ls|verify|drill|adopt`."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -138,7 +138,8 @@ def promote(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json =
     that is there, and starts again as a server of its own. A follower that is not
     running does so when it is started.
     """
-    from brokers.ship.follow import PROMOTE_PATH, read_follow
+    from brokers.ship.follow import read_follow
+    from brokers.ship.names import PROMOTE_PATH
     from shared.storage.disk import replace_file
     from shared.storage.os_disk import OsDisk
 
@@ -171,7 +172,13 @@ def _mark_of(folder: Path) -> Mapping[str, Any]:
 
 
 ship, command = host_app(
-    "ship", "The bucket to which a server ships.", "status", "ls s3://bucket/prefix", "verify", "adopt"
+    "ship",
+    "The bucket to which a server ships.",
+    "status",
+    "ls s3://bucket/prefix",
+    "verify",
+    "drill",
+    "adopt",
 )
 
 
@@ -250,6 +257,26 @@ def verify(
     faults = [{"fault": line} for line in report.faults]
     summary = {**attrs.asdict(report), "faults": len(faults)}
     return CommandResult(Several((*([faults] if faults else []), summary)), code)
+
+
+@command("drill", "drill --json")
+def drill(*, at: ServerAddress, json: Json = False) -> CommandResult:
+    """Have a running server try a restore of its bucket.
+
+    It restores the bucket as of this moment to a temporary folder (TMPDIR of the
+    server says where; it needs the room), compares each log's offsets and bytes
+    with what it serves, and says how long that took. Exit code 1: something is
+    missing, or not the same.
+    """
+    with progress("restoring, and comparing"):
+        drilled = at.client().post("drill")
+    code = ExitCode.OK if drilled["ok"] else ExitCode.FAILED
+    if json:
+        return CommandResult(drilled, code)
+    faults = [{"fault": line} for line in (*drilled.pop("differences"), *drilled.pop("missing"))]
+    for name in ("seconds", "compared_seconds"):
+        drilled[name] = round(drilled[name], 3)
+    return CommandResult(Several((*([faults] if faults else []), drilled)), code)
 
 
 @command("adopt", "adopt s3://bucket/prefix --data-dir /var/lib/brokers")

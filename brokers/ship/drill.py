@@ -37,14 +37,14 @@ _SHOWN_MAX = 20
 class Drilled:
     """What a drill found. `seconds`: the restore's. `differences`: one line a log, the first of many."""
 
-    lsn: int
-    logs: int
-    records: int
-    bytes: int
-    seconds: float
-    compared_seconds: float
-    differences: Sequence[str]
-    missing: Sequence[str]
+    lsn: int = 0
+    logs: int = 0
+    records: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    compared_seconds: float = 0.0
+    differences: Sequence[str] = ()
+    missing: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:

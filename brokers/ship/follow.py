@@ -31,6 +31,7 @@ from brokers.ship.formats import (
     unpack_wal,
     wal_key,
 )
+from brokers.ship.names import FOLLOW_PATH, PROMOTE_PATH
 from shared.errors import StoreFormat, StoreReadOnly
 from shared.metrics import Sample
 from shared.storage import catalog as catalog_file
@@ -42,7 +43,6 @@ from shared.storage.store import Store
 from shared.task_turns import TaskTurn
 from shared.units import MIB
 
-FOLLOW_PATH, PROMOTE_PATH = "FOLLOW", "PROMOTE"
 WHY = "this server follows another one and is read-only: write there, or promote this one"
 ASKED_SECONDS = 0.2
 """How often the folder is looked at for PROMOTE."""

@@ -1,26 +1,31 @@
-"""What binds a server to its bucket: it ships to it, or follows it, or has none."""
+"""What binds a server to its bucket: it ships to it, or follows it, or has none.
+
+What ships and follows is imported only where there is a bucket.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
 import trio
 
-from brokers.ship.arrival import arrive
-from brokers.ship.bucket import Bucket, BucketError
-from brokers.ship.drill import Drilled, drill
-from brokers.ship.follow import Follow, finish_promotion
-from brokers.ship.formats import BadObject
+from brokers.errors import ExitCode, Failure
+from brokers.ship import names
 from brokers.ship.settings import ShipSettings
-from brokers.ship.shipper import Shipper, opened_with
-from brokers.ship.stores import open_bucket
 from shared.errors import BrokerError
 from shared.metrics import Sample
-from shared.storage.following import Position
-from shared.storage.shipping import Ships
 from shared.storage.store import Store
+from shared.storage.threads import Threads
+
+if TYPE_CHECKING:
+    from brokers.ship.bucket import Bucket
+    from brokers.ship.drill import Drilled
+    from brokers.ship.follow import Follow
+    from brokers.ship.shipper import Shipper
+    from shared.storage.following import Position
+    from shared.storage.shipping import Ships
 
 DRILL_AGAIN_SECONDS = 3600.0
 """A drill that could not be made is tried again so much later, or sooner where drills are more frequent."""
@@ -36,28 +41,39 @@ class BucketLink:
     folder: Path
     log: structlog.stdlib.BoundLogger
     promoted: Callable[[], None] = lambda: None
-    shipper: Shipper | None = None
-    follow: Follow | None = None
-    drilled: Drilled | None = None
-    _position: Position | None = None
-    _bucket: Bucket = attrs.field(init=False)
+    shipper: "Shipper | None" = None
+    follow: "Follow | None" = None
+    drilled: "Drilled | None" = None
+    _position: "Position | None" = None
+    _drilling: trio.Lock = attrs.Factory(trio.Lock)
+    _in_thread: Threads = attrs.Factory(Threads)
+    _bucket: "Bucket" = attrs.field(init=False)
 
-    async def arrive(self) -> Ships | None:
+    async def arrive(self) -> "Ships | None":
         """Make the folder ready. Returns how its store is opened. Raises as `arrival.arrive`."""
-        self._position = await arrive(self.settings, self.folder, self.log)
-        if not self.settings.url:
+        settings = self.settings
+        if not (settings.url or settings.follow or await self._in_thread(any, names.found_in(self.folder))):
             return None
+        from brokers.ship.arrival import arrive
+        from brokers.ship.shipper import opened_with
+        from brokers.ship.stores import open_bucket
+
+        self._position = await arrive(self.settings, self.folder, self.log)
         self._bucket = open_bucket(self.settings)
         return opened_with(self.settings) if self._position is None else None
 
     async def start(self, store: Store) -> None:
         """Raises ForeignBucket, BadObject and StoreError."""
         if self._position is not None:
+            from brokers.ship.follow import Follow
+
             self.follow = Follow(
                 store, self._bucket, self.settings.url, self._position, self.log, self.settings.interval
             )
             await self.follow.start()
         elif self.settings.url:
+            from brokers.ship.shipper import Shipper
+
             self.shipper = Shipper(store, self.settings, self._bucket, self.log)
             await self.shipper.start()
 
@@ -84,6 +100,8 @@ class BucketLink:
         """The store is closed: whether its folder is another one now, which is to be served anew."""
         if self.follow is None or self.follow.state != "promoted":
             return False
+        from brokers.ship.follow import finish_promotion
+
         await store.in_thread(finish_promotion, self.folder, self.follow)
         return True
 
@@ -102,16 +120,24 @@ class BucketLink:
                 wait = min(every, DRILL_AGAIN_SECONDS)
                 self.log.error("the restore drill could not be made: it is tried again", reason=str(error))
 
-    async def drill(self) -> Drilled:
-        """Try a restore out. Raises as `drill`."""
-        assert self.shipper is not None
+    async def drill(self) -> "Drilled":
+        """Try a restore out, one at a time. Raises Failure where nothing is shipped, and as `drill`."""
+        from brokers.ship.bucket import BucketError
+        from brokers.ship.drill import Drilled, drill
+        from brokers.ship.formats import BadObject
+
         shipper = self.shipper
-        try:
-            found = await drill(shipper.store, self._bucket, lambda: shipper.shipping.shipped_lsn)
-        except (BucketError, BadObject):
-            self.drilled = None if self.drilled is None else attrs.evolve(self.drilled, missing=["the drill"])
-            raise
-        self.drilled = found
+        if shipper is None:
+            raise Failure(
+                "this server ships to no bucket: there is nothing to restore", ExitCode.CONFIGURATION
+            )
+        async with self._drilling:
+            try:
+                found = await drill(shipper.store, self._bucket, lambda: shipper.shipping.shipped_lsn)
+            except (BucketError, BadObject) as error:
+                self.drilled = attrs.evolve(self.drilled or Drilled(), missing=[str(error)])
+                raise
+            self.drilled = found
         tell = self.log.info if found.ok else self.log.error
         tell(
             "restore drill: all is the same" if found.ok else "restore drill: the bucket has something else",
@@ -128,6 +154,13 @@ class BucketLink:
     @property
     def follows(self) -> bool:
         return self._position is not None
+
+    @property
+    def stands(self) -> str | None:
+        """That nothing is shipped any more; None where all is, or nothing is to be."""
+        if self.shipper is None or self.shipper.state not in ("refused", "fenced"):
+            return None
+        return f"{self.shipper.state}: nothing is shipped, brokers ship status says why"
 
     def status(self) -> Mapping[str, Any]:
         found: dict[str, Any] = {} if self.follow is None else {"follow": self.follow.status()}

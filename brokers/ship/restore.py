@@ -24,7 +24,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
 from brokers.ship.bucket import Bucket, Missing
 from brokers.ship.epochs import wal_head
-from brokers.ship.follow import FOLLOW_PATH, pack_follow
+from brokers.ship.follow import pack_follow
 from brokers.ship.formats import (
     MANIFEST_KEY,
     SHIP_PATH,
@@ -45,6 +45,7 @@ from brokers.ship.formats import (
     wal_key,
     wal_number,
 )
+from brokers.ship.names import FOLLOW_PATH
 from shared.errors import StoreFormat, UsageError
 from shared.globs import matcher
 from shared.storage import catalog as catalog_file

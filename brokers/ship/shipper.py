@@ -60,6 +60,8 @@ MARK_SECONDS = 60.0
 """How often the folder's mark is written where little is shipped."""
 WRITERS_KEPT = 4
 """In the folder's mark: a request of an earlier run may arrive after its end."""
+FOLD_REQUESTS = 4
+"""Of a snapshot, before one was made that does not begin anew: a part, itself, the manifest, a deletion."""
 _ANY_BYTES = 1 << 62
 
 
@@ -123,7 +125,10 @@ class Shipper:
     shipped_bytes: int = 0
     forgotten: int = 0
     """How often shipping began anew since too much waited."""
-    began: float = attrs.Factory(time.monotonic)
+    claimed: float = attrs.Factory(trio.current_time)
+    """Since then the bucket is ours, or is asked for."""
+    fold_requests: int = FOLD_REQUESTS
+    """What the last snapshot took."""
     shipping: Shipping = attrs.field(init=False)
     _mark: FolderMark | None = None
     _writer: str = attrs.Factory(epochs.new_writer)
@@ -298,6 +303,7 @@ class Shipper:
         )
         await self._write_mark()
         self._tell_back()
+        self.claimed = trio.current_time()
         self.log.info("the bucket is ours", url=self.settings.url, epoch=manifest.epoch, number=self.number)
 
     async def _take(self, found: tuple[Manifest, str] | None) -> tuple[Manifest, str]:
@@ -570,10 +576,13 @@ class Shipper:
                     await self._fold_now.wait()
             self._fold_now = trio.Event()
             try:
-                if self.shipping.synced_lsn != snapshots.folded_lsn or not self._restorable:
+                before, anew = self._requests_besides, not self._restorable
+                if self.shipping.synced_lsn != snapshots.folded_lsn or anew:
                     self._has_snapshot(await snapshots.make(self))
                     await self._write_mark()
                 await snapshots.delete_doomed()
+                if not anew:
+                    self.fold_requests = self._requests_besides - before
             except OSError as error:
                 self.log.error(
                     "a snapshot cannot be made; it is tried again; look at the disk", reason=str(error)
@@ -616,6 +625,21 @@ class Shipper:
         """Bytes of the journal that the bucket lacks."""
         return self._behind_bytes
 
+    @property
+    def _requests_besides(self) -> int:
+        """Requests so far that write, but for those of the journal."""
+        counts = self.bucket.counts
+        return sum(counts[name].requests for name in ("create", "replace", "delete")) - self.objects
+
+    @property
+    def requests_a_month(self) -> int:
+        """Those of the journal as they came since the bucket is ours, and those of snapshots that follow each
+        other by `fold`. What a start asks once is not among them."""
+        seconds = max(trio.current_time() - self.claimed, 1.0)
+        made = 0 if self.snapshots is None else self.snapshots.made
+        folds = min(1 / self.settings.fold, made / seconds)
+        return round((self.objects / seconds + folds * self.fold_requests) * _MONTH_SECONDS)
+
     def statistics(self) -> ShipStatistics:
         oldest = self._manifest_now.snapshots[:1] if self._manifest_now is not None else ()
         return ShipStatistics(
@@ -645,8 +669,6 @@ class Shipper:
         """What `brokers ship status` shows, in JSON's values."""
         manifest = self._manifest_now
         kept = manifest.snapshots if manifest is not None else ()
-        seconds = max(time.monotonic() - self.began, 1.0)
-        requests = sum(count.requests for count in self.bucket.counts.values())
         return {
             "state": self.state,
             "reason": self.reason,
@@ -666,7 +688,7 @@ class Shipper:
             "begun_anew": self.forgotten,
             "last_error": self.bucket.last_error,
             "requests": {name: attrs.asdict(count) for name, count in self.bucket.counts.items()},
-            "requests_a_month": round(requests / seconds * _MONTH_SECONDS),
+            "requests_a_month": self.requests_a_month,
         }
 
     @property

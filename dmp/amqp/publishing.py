@@ -186,13 +186,13 @@ class Publishing:
         elif (
             template.rejecting
             and channel.confirms is not None
-            and any(queue.room_for(head, count) < count for queue in template.rejecting)
+            and any(queue.capacity.room_for(head, count) < count for queue in template.rejecting)
         ):  # some queue is nearly full, and rejects what it has no room for: each has its own confirm
             for body in bodies:
                 self._put(
                     template,
                     (body,),
-                    rejected=any(not queue.room_for(head, 1) for queue in template.rejecting),
+                    rejected=any(not queue.capacity.room_for(head, 1) for queue in template.rejecting),
                 )
         else:
             self._put(template, bodies)
@@ -234,7 +234,7 @@ class Publishing:
             raise Refusal(Code.PRECONDITION_FAILED, "user_id property set to another than the login's user")
         template.queues = broker.route(content.exchange, head)
         template.rejecting = [
-            queue for queue in template.queues if queue.capped and queue.kind.arguments.rejects
+            queue for queue in template.queues if queue.capacity.capped and queue.kind.arguments.rejects
         ]
         template.generation = broker.generation
         template.run_max = max(1, _RUN_MAX // (len(template.queues) or 1))

@@ -218,17 +218,17 @@ class QueueChange:
     _leaving: dict[Queue, list[Run]] = attrs.Factory(dict)
 
     def put(self, head: Head, queues: Sequence[Queue], bodies: Sequence[bytes]) -> bool:
-        """Add a run; a queue that is full (`Queue.room_for`) gets what it has room for. Returns whether any
-        queue is left."""
+        """Add a run; a full queue gets what it has room for (`Capacity.room_for`). Returns whether any queue
+        is left."""
         is_routed = False
         for queue in queues:
             if queue.deleted:
                 continue
             is_routed = True
             fitting = bodies
-            if queue.capped:
+            if queue.capacity.capped:
                 count, size = self._coming.get(queue, (0, 0))
-                room = queue.room_for(head, len(bodies), count, size)
+                room = queue.capacity.room_for(head, len(bodies), count, size)
                 self._broker.counts.dropped_full += len(bodies) - room
                 fitting = bodies[:room]
                 self._coming[queue] = count + room, size + room * head.body_bytes

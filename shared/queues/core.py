@@ -4,54 +4,50 @@ How a protocol uses it. Its queue is a `RunQueue`, and adds four things of its o
 who gets a message (`dispatch`), where a dead letter goes, and what a client is answered.
 
     class Queue(RunQueue):
-        def publish(self, head, bodies):
-            first = self.come(len(bodies))                     # numbers; visible once the disk has them
-            ticket = self.log.append(record_of(head, bodies, first))
-            ticket.when_done(lambda done: self.show(head, bodies, first))
+        def admit(self, run):                                  # the disk has its record
+            self.charge_runs((run,))
+            self.ready.add(run)
+            self.dispatch()
 
         def dispatch(self):
             while self.ready and not self.stops and (taker := self.next_taker()):
-                run = self.take(taker.room)                    # requeued messages first, then the row
+                run = self.ready.take(taker.room)              # requeued messages first, then the row
                 self.hold(run)
                 taker.unacked.add(taker.new_ids(len(run)), self, run)
 
-        def settle(self, deliveries):                          # acknowledged
-            ticket = self.log.append(record_of_ack(deliveries))
-            self.release([run for _, _, run in deliveries], left=True)
-            self.leaving.add(self.log.end, lambda: self.undo_settle(deliveries))
+        def settle(self, runs):                                # acknowledged
+            self.log.append(record_of_ack(runs))
+            self.release(runs)
 
-Each message is in one place: not *visible* yet, because the disk has not confirmed it (numbers `end` to
-`tail`); in the *row*, never delivered (`head` to `end`); *requeued*, and deliverable again; *held* by a
-consumer; or *aside*, where the protocol keeps it: for its time to come, or for its place among dead letters.
-Only the front of the row need be in memory (`ready.runs`). The rest is in the log alone, and is loaded when
-its turn comes. A queue without a log has all of its row in memory.
+Each message is in one place: not *visible* yet, because the disk has not confirmed it; in the *row*, never
+delivered; *requeued*, and deliverable again; *held* by a consumer; or *aside*: an action of the
+administration looks at it (`shared.queues.sifting`), or the protocol keeps it for its time to come, or for
+its place among dead letters. Only the front of the row need be in memory (`ready`). The rest is in the log
+alone, and is loaded when its turn comes (`shared.queues.cold`). A queue without a log has all of its row in
+memory.
 
 Why the row has a front in memory, and is not only a cursor over the log. A queue without a disk needs the row
 in memory anyway, so a cursor would be a second way beside it and not the only one. And the front is already
 what a read-ahead window would be: new messages enter it as they are while it reaches to the row's end, which
 saves 0.2 to 1.5 us a message for parsing records that were just made.
-
-When a commit fails, what rests on it is undone (`Undoing`): messages that were to leave are back where they
-were.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterable
 
 import attrs
 
-from shared.queues.base import HOT_LEAST_BYTES, QueueBase
+from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run, bodies_bytes
+from shared.queues.waits import NONE
 
-if TYPE_CHECKING:
-    from shared.budget import Account
-
+HOT_LEAST_BYTES = 16 << 10
+"""Every queue may keep this much in memory, whatever the others do."""
 MESSAGE_BYTES = 64
-"""Memory of a waiting message beside its body: bytes object, place in a list, rounding."""
+"""Memory of a waiting message beside its body, where it has no head: bytes object, place in a list,
+rounding."""
 HELD_BYTES = 160
 """Memory of a held message beside that: its part of a run, of its ids and of an entry."""
 SLACK_BYTES = 64 << 10
@@ -62,98 +58,49 @@ SLACK_BYTES = 64 << 10
 class QueueMemory:
     """Memory of the messages of all queues of a protocol: of those that wait, and of those that are held."""
 
-    loaded: Account
-    held: Account
-    loaded_bytes: int = 0
-    held_bytes: int = 0
-    full: bool = False
+    loaded_bytes: int = attrs.field(default=0, init=False)
+    held_bytes: int = attrs.field(default=0, init=False)
+    loaded_charged: int = attrs.field(default=0, init=False)
+    held_charged: int = attrs.field(default=0, init=False)
+    """What the budget was charged."""
+    full: bool = attrs.field(default=False, init=False)
     """No more waiting messages fit: only what is on disk may come."""
-    held_full: bool = False
-    """No more may be delivered until some are acknowledged."""
-    loaded_charged: int = 0
-    held_charged: int = 0
-    """What the accounts were charged."""
 
     def sync(self) -> None:
-        """Charge the budget with the present memory."""
-        self.loaded.charge(self.loaded_bytes - self.loaded_charged)
-        self.held.charge(self.held_bytes - self.held_charged)
-        self.loaded_charged, self.held_charged = self.loaded_bytes, self.held_bytes
-        self.full = not self.loaded.fits(1)
-        self.held_full = self.held_bytes >= self.held.limit_bytes
-
-
-@attrs.define(eq=False)
-class Undoing:
-    """Changes whose records are appended and not confirmed: how to undo each, should its commit fail."""
-
-    _changes: list[tuple[int, Callable[[], None]]] = attrs.Factory(list)
-
-    def add(self, end: int, undo: Callable[[], None]) -> None:
-        """`end`: the log's end behind the record."""
-        self._changes.append((end, undo))
-
-    def confirmed(self, visible: int) -> None:
-        """The disk has the log up to there."""
-        if self._changes:
-            del self._changes[: bisect_right(self._changes, visible, key=itemgetter(0))]
-
-    def undo(self) -> None:
-        """The disk has refused all that it had not confirmed: undo it, the newest first."""
-        changes, self._changes = self._changes, []
-        for _, undo in reversed(changes):
-            undo()
+        """Charge the budget with the present memory, and find out whether it is `full`."""
+        raise NotImplementedError
 
 
 @attrs.define(eq=False, repr=False)
-class RunQueue(QueueBase):
-    """One queue's messages; see the top of this file."""
+class RunQueue:
+    """One queue's messages; see the top of this file. `deadline` and `scheduled` belong to `Timers`; `mark`,
+    `marked_at` and `tick` to `Waits`."""
 
     memory: QueueMemory
-    ready: Ready = attrs.field(factory=Ready, init=False)
-    depth: int = attrs.field(default=0, init=False)
-    """All messages, also those that are held, and those that the disk has not confirmed."""
+    ready: Ready | Priorities = attrs.field(factory=Ready, init=False)
+    """What may be delivered, as far as it is in memory."""
     held: int = attrs.field(default=0, init=False)
-    head: int = attrs.field(default=1, init=False)
-    """The first number of the row."""
-    end: int = attrs.field(default=1, init=False)
-    """The number behind the row."""
-    tail: int = attrs.field(default=1, init=False)
-    """The number of the next message that comes."""
+    """How many messages consumers hold."""
     aside: list[list[Run]] = attrs.field(factory=list, init=False)
-    """Messages that left the row and are not delivered, while a redrive looks at them."""
+    """Messages that left the row and are not delivered, while an action looks at them."""
     loaded_bytes: int = attrs.field(default=0, init=False)
     """Memory of its messages that nobody holds."""
     held_bytes: int = attrs.field(default=0, init=False)
+    deleted: bool = attrs.field(default=False, init=False)
+    paused: bool = attrs.field(default=False, init=False)
+    """The queue takes messages and delivers none, until it is resumed. What waits expires."""
+    stops: int = attrs.field(default=0, init=False)
+    """Reasons to deliver nothing: a pause; and messages that are on their way back, since some of them stand
+    before all there are."""
+    deadline: float = attrs.field(default=math.inf, init=False)
+    scheduled: float = attrs.field(default=math.inf, init=False)
+    mark: int = attrs.field(default=NONE, init=False)
+    marked_at: float = attrs.field(default=0.0, init=False)
+    tick: int = attrs.field(default=0, init=False)
 
-    @property
-    def returned(self) -> int:
-        """How many messages have left the row, and nobody holds them: requeued ones, and those aside."""
-        return self.depth - self.held - (self.tail - self.head)
-
-    @property
-    def loaded_end(self) -> int:
-        """The number behind the part of the row that is in memory."""
-        return self.head + self.ready.loaded
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether part of the row is not in memory."""
-        return self.head + self.ready.loaded < self.end
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the bodies in memory."""
-        beside = (
-            MESSAGE_BYTES * (self.ready.loaded + self.returned) + (MESSAGE_BYTES + HELD_BYTES) * self.held
-        )
-        return max(self.loaded_bytes + self.held_bytes - beside, 0)
-
-    def may_load(self, memory_bytes: int) -> bool:
-        """Whether more of the row may be in memory, where all queues together should not take more."""
-        return (
-            self.memory.loaded_bytes < memory_bytes and not self.memory.full
-        ) or self.loaded_bytes < HOT_LEAST_BYTES
+    def dispatch(self) -> None:
+        """Deliver what can be delivered; nothing while there are `stops`."""
+        raise NotImplementedError
 
     # -- memory
 
@@ -163,34 +110,28 @@ class RunQueue(QueueBase):
         self.memory.loaded_bytes += size
 
     def charge_runs(self, runs: Iterable[Run]) -> None:
-        self.charge(sum([_run_bytes(run) for run in runs]))
+        self.charge(sum([memory_of(run) for run in runs]))
 
     def uncharge_runs(self, runs: Iterable[Run]) -> None:
-        self.charge(-sum([_run_bytes(run) for run in runs]))
+        self.charge(-sum([memory_of(run) for run in runs]))
 
-    # -- in
-
-    def load(self, bodies: Sequence[bytes], first: int, size: int, head: Any = None) -> None:
-        """Have messages in memory that are behind the loaded part of the row; `size`: bytes of the bodies."""
-        self.ready.add(Run(head, [*bodies], first))
-        size += MESSAGE_BYTES * len(bodies)
-        self.loaded_bytes += size
-        self.memory.loaded_bytes += size
-
-    # -- out
+    # -- out, and back
 
     def hold(self, run: Run) -> None:
         """Messages that waited in memory are held from now on."""
         bodies = run.bodies
         count = len(bodies)
-        size = MESSAGE_BYTES * count + (len(bodies[0]) if count == 1 else bodies_bytes(bodies))
-        self.loaded_bytes -= size
         self.held += count
-        memory = self.memory
+        memory, head = self.memory, run.head
+        if head is None:
+            size = MESSAGE_BYTES * count + (len(bodies[0]) if count == 1 else bodies_bytes(bodies))
+            held_size = size + HELD_BYTES * count
+        else:
+            size = held_size = head.cost_bytes * count
+        self.loaded_bytes -= size
         memory.loaded_bytes -= size
-        size += HELD_BYTES * count
-        self.held_bytes += size
-        memory.held_bytes += size
+        self.held_bytes += held_size
+        memory.held_bytes += held_size
 
     def hold_again(self, run: Run) -> None:
         """Messages that were released are held after all: their acknowledgement is undone."""
@@ -201,10 +142,14 @@ class RunQueue(QueueBase):
         """Messages are not held any more; returns how many. They have left, or return."""
         count = size = 0
         for run in runs:
-            bodies = run.bodies
-            count += len(bodies)
-            size += len(bodies[0]) if len(bodies) == 1 else bodies_bytes(bodies)
-        size += (MESSAGE_BYTES + HELD_BYTES) * count
+            bodies, head = run.bodies, run.head
+            of_run = len(bodies)
+            count += of_run
+            if head is None:
+                size += len(bodies[0]) if of_run == 1 else bodies_bytes(bodies)
+                size += (MESSAGE_BYTES + HELD_BYTES) * of_run
+            else:
+                size += head.cost_bytes * of_run
         self.held -= count
         self.held_bytes -= size
         memory = self.memory
@@ -213,45 +158,40 @@ class RunQueue(QueueBase):
             memory.sync()
         return count
 
-    def front(self, count: int) -> list[Run]:
-        """Take messages off the row's loaded front. They stay in the queue, aside, and in memory."""
-        runs: list[Run] = []
-        while count > 0 and self.ready.loaded:
-            run = self.ready.take_row(count)
-            self.head += len(run.bodies)
-            count -= len(run.bodies)
-            runs.append(run)
-        return runs
+    # -- stops
 
-    def drop_front(self, count: int) -> None:
-        """Messages of the row's front leave, in memory or not."""
-        first = self.head
-        self.uncharge_runs(self.front(min(count, self.ready.loaded)))
-        self.head = first + count
-        self.leave(count)
+    @property
+    def returning(self) -> bool:
+        """Whether messages are on their way back."""
+        return self.stops > self.paused
 
-    def drop_row(self) -> None:
-        """The visible row leaves."""
-        count = self.end - self.head
-        self.uncharge_runs(self.ready.clear_row())
-        self.head = self.end
-        self.leave(count)
+    def pause(self) -> None:
+        """Deliver nothing until `resume`."""
+        self.paused = True
+        self.stops += 1
 
-    def drop(self, runs: Sequence[Run]) -> None:
-        """Messages that nobody holds leave; they are in no place any more."""
-        self.uncharge_runs(runs)
-        self.leave(sum(map(len, runs)))
+    def resume(self) -> None:
+        """Deliver again."""
+        self.paused = False
+        self.stops -= 1
+        if not (self.stops or self.deleted):
+            self.dispatch()
 
-    def leave(self, count: int) -> None:
-        """So many messages have left the queue."""
-        self.depth -= count
+    def await_returns(self, count: int = 1) -> None:
+        """Deliver nothing until `all_returned` is called for as many: some of what comes back stands before
+        all there is."""
+        self.stops += count
 
-    def forget_memory(self) -> None:
-        """The queue is deleted: what waits in it does not count as memory any more."""
-        self.charge(-self.loaded_bytes)
-        self.memory.sync()
+    def all_returned(self, count: int = 1) -> None:
+        """So many of those that `await_returns` was called for are back."""
+        self.stops -= count
+        if not (self.returning or self.deleted):
+            self.dispatch()
 
 
-def _run_bytes(run: Run) -> int:
-    bodies = run.bodies
-    return bodies_bytes(bodies) + MESSAGE_BYTES * len(bodies)
+def memory_of(run: Run) -> int:
+    """Memory of messages that wait. Where they have a head it knows that of each (`cost_bytes`)."""
+    if run.head is not None:
+        cost: int = run.head.cost_bytes * len(run.bodies)
+        return cost
+    return bodies_bytes(run.bodies) + MESSAGE_BYTES * len(run.bodies)

@@ -7,7 +7,7 @@ import structlog
 
 from shared.actions import PAUSE, RESUME, Declared
 from shared.objects import Action
-from shared.queues.base import QueueBase
+from shared.queues.core import RunQueue
 
 if TYPE_CHECKING:
     from shared.storage.log import Ticket
@@ -41,7 +41,7 @@ def actions(
     return action(PAUSE, True), action(RESUME, False)
 
 
-def switch(queue: QueueBase, paused: bool, ticket: "Ticket | None") -> None:
+def switch(queue: RunQueue, paused: bool, ticket: "Ticket | None") -> None:
     """Pause or resume a queue, and undo it if its record cannot be written."""
 
     def set_paused(yes: bool) -> None:

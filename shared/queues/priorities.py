@@ -8,20 +8,17 @@ from shared.queues.runs import Ready, Run
 
 
 class Priorities:
-    """A `Ready` for each priority up to `most`. A queue without priorities has one. `count`: of messages."""
+    """A `Ready` for each priority up to `most`, and in the place of one. `count`: of messages."""
 
     __slots__ = ("_top", "count", "levels")
 
-    def __init__(self, most: int = 0) -> None:
+    in_order = False
+
+    def __init__(self, most: int) -> None:
         self.levels = tuple([Ready() for _ in range(most + 1)])
         self.count = 0
         self._top = 0
         """No message has a higher priority."""
-
-    @property
-    def in_order(self) -> bool:
-        """Whether all go in order of arrival: there are no priorities."""
-        return len(self.levels) == 1
 
     def __len__(self) -> int:
         return self.count
@@ -29,19 +26,15 @@ class Priorities:
     def __iter__(self) -> Iterator[Run]:
         """The runs, the next one out first."""
         for level in reversed(self.levels):
-            for _, run in sorted(level.requeued):
-                yield run
-            yield from level.runs
+            yield from level
 
     def first(self) -> Run:
         """The run of the next message. Some must be there."""
-        top = self._find_top()
-        return top.requeued[0][1] if top.requeued else top.runs[0]
+        return self._find_top().first()
 
     def first_number(self) -> int:
         """The smallest number. Some must be there."""
-        requeued = [level.requeued[0][0] for level in self.levels if level.requeued]
-        return min([*requeued, *[level.runs[0].first for level in self.levels if level.runs]])
+        return min([level.first_number() for level in self.levels if level.count])
 
     def add(self, run: Run, priority: int) -> None:
         """Put messages behind all others of their priority. What is above the highest counts as that."""
@@ -56,9 +49,14 @@ class Priorities:
     def take(self, most: int) -> Run:
         """Take the next messages, up to `most`, of one run. Some must be there."""
         top = self._find_top()
-        run = top.take_requeued(most) if top.requeued else top.take_row(most)
+        run = top.take(most)
         self.count -= len(run.bodies)
         return run
+
+    def clear(self) -> list[Run]:
+        """Take all, the next one out first."""
+        self.count = self._top = 0
+        return [run for level in reversed(self.levels) for run in level.clear()]
 
     def _level(self, priority: int) -> Ready:
         priority = min(priority, len(self.levels) - 1)
@@ -69,7 +67,7 @@ class Priorities:
     def _find_top(self) -> Ready:
         """The highest priority of which there are some."""
         top = self.levels[self._top]
-        while not (top.loaded or top.requeued):
+        while not top.count:
             self._top -= 1
             top = self.levels[self._top]
         return top

@@ -55,6 +55,8 @@ class Run:
         return len(self.bodies)
 
     def __lt__(self, other: Run) -> bool:
+        """In a heap of (number, run), numbers may be equal: what a feed gives back is numbered anew, from the
+        row's beginning downward, while consumers hold messages from there."""
         return self.first < other.first
 
     def __repr__(self) -> str:
@@ -108,36 +110,65 @@ class Ready:
 
     The *row* has the messages that were never delivered. All that were requeued were in front of it, so they
     go first, by their numbers, and each message keeps its place. A queue with priorities has one `Ready` for
-    each of them.
+    each of them (`shared.queues.priorities`).
     """
 
-    __slots__ = ("loaded", "requeued", "runs")
+    __slots__ = ("count", "loaded", "requeued", "runs")
+
+    in_order = True
+    """All go in order of arrival: there are no priorities."""
 
     def __init__(self) -> None:
+        self.count = 0
+        """How many messages there are."""
         self.runs: deque[Run] = deque()
         self.loaded = 0
         """How many messages `runs` have."""
         self.requeued: list[tuple[int, Run]] = []
         """A heap of runs by their first numbers."""
 
-    def __bool__(self) -> bool:
-        return self.loaded > 0 or len(self.requeued) > 0
+    def __len__(self) -> int:
+        return self.count
 
-    def add(self, run: Run) -> None:
+    def __iter__(self) -> Iterator[Run]:
+        """The runs, the next one out first."""
+        for _, run in sorted(self.requeued):
+            yield run
+        yield from self.runs
+
+    def first(self) -> Run:
+        """The run of the next message. Some must be there."""
+        return self.requeued[0][1] if self.requeued else self.runs[0]
+
+    def first_number(self) -> int:
+        """The smallest number. Some must be there."""
+        return self.first().first
+
+    def add(self, run: Run, priority: int = 0) -> None:
         """Put messages behind all others of the row."""
-        self.loaded += len(run.bodies)
+        count = len(run.bodies)
+        self.count += count
+        self.loaded += count
         join(self.runs, run)
 
-    def requeue(self, run: Run) -> None:
+    def requeue(self, run: Run, priority: int = 0) -> None:
         """Messages that were taken return to their places."""
+        self.count += len(run.bodies)
         heappush(self.requeued, (run.first, run))
+
+    def take(self, most: int) -> Run:
+        """Take the next messages, up to `most`, of one run. Some must be there."""
+        return self.take_requeued(most) if self.requeued else self.take_row(most)
 
     def take_requeued(self, most: int) -> Run:
         """Take up to `most` messages that were requeued, of the first run."""
         run = self.requeued[0][1]
-        if len(run.bodies) <= most:
+        count = len(run.bodies)
+        if count <= most:
             heappop(self.requeued)
+            self.count -= count
             return run
+        self.count -= most
         taken = run.cut(most)
         heapreplace(self.requeued, (run.first, run))
         return taken
@@ -148,15 +179,25 @@ class Ready:
         count = len(run.bodies)
         if count <= most:
             self.runs.popleft()
+            self.count -= count
             self.loaded -= count
             return run
+        self.count -= most
         self.loaded -= most
         return run.cut(most)
 
-    def clear_row(self) -> deque[Run]:
-        """Take all of the row that is in memory."""
-        runs, self.runs = self.runs, deque()
-        self.loaded = 0
+    def clear_requeued(self) -> list[Run]:
+        """Take all that were requeued."""
+        runs = [run for _, run in self.requeued]
+        self.requeued = []
+        self.count = self.loaded
+        return runs
+
+    def clear(self) -> list[Run]:
+        """Take all, the next one out first."""
+        runs = [*self]
+        self.requeued, self.runs = [], deque()
+        self.count = self.loaded = 0
         return runs
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from shared.metrics import Histogram
 
 if TYPE_CHECKING:
-    from shared.queues.base import QueueBase
+    from shared.queues.core import RunQueue
 
 TICK_SECONDS = 0.1
 NONE = 1 << 62
@@ -34,14 +34,14 @@ class Waits:
         self._now = now
         self._wake: Callable[[], object] = lambda: None
 
-    def take_sample(self, queue: "QueueBase", number: int) -> None:
+    def take_sample(self, queue: "RunQueue", number: int) -> None:
         """The queue got its first message of a tick. A sample that is still waiting stays the sample."""
         queue.tick = self.tick
         self._wake()
         if queue.mark == NONE:
             queue.mark, queue.marked_at = number, self._now()
 
-    def count_sample(self, queue: "QueueBase") -> None:
+    def count_sample(self, queue: "RunQueue") -> None:
         """The sample goes out for the first time: count its wait."""
         self.seconds.observe(self._now() - queue.marked_at)
         queue.mark = NONE

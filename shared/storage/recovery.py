@@ -101,14 +101,6 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
     replace_file(disk, catalog.PATH, after.pack())
     for segment, name in uncopied.items():
         disk.rename(segment_path(segment.lsn), name)
-    seconds = clock.monotonic() - began
-    if not found.clean:
-        logger.info(
-            "unclean shutdown: the journal was replayed; what was acknowledged is there",
-            batches=len(scanned.batches),
-            logs=len(logs),
-            seconds=round(seconds, 3),
-        )
     return Recovered(
         journal_id=found.journal_id,
         next_log_id=next_log_id,
@@ -124,7 +116,7 @@ def recover(disk: Disk, clock: Clock, sync_all_logs: int) -> Recovered:
         lost_of=lost_of,
         torn_of=torn_of,
         is_journal_missing=scanned.missing,
-        seconds=seconds,
+        seconds=clock.monotonic() - began,
     )
 
 

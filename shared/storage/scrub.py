@@ -16,10 +16,14 @@ from shared.storage.inventory import Inventory
 from shared.storage.log import Log, Tails, opaque
 from shared.storage.reading import Reader
 from shared.task_turns import TaskTurn
+from shared.units import KIB
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 _IDLE_SECONDS = 10.0
+_LOOK_BYTES = 64 * KIB
+"""An entry counts for so many bytes at least: the disk seeks for it, and logs of one record each do not keep
+the loop busy."""
 
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
@@ -67,7 +71,7 @@ class Scrub:
                 self._reader.report(log, entry)
             offset = entry.end
             self.bytes += entry.length
-            await trio.sleep(entry.length / self._bytes_per_second)
+            await trio.sleep(max(entry.length, _LOOK_BYTES) / self._bytes_per_second)
 
     async def _next(self, log: Log, offset: int) -> IndexEntry | None:
         """The closed entry that covers `offset`."""

@@ -42,6 +42,7 @@ class Host:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.but: str | None = None
         self.calls: list[Mapping[str, Any]] = []
         self.askers: list[str] = []
         self.backed_up: Path | None = None
@@ -98,6 +99,9 @@ class Host:
     def share_of(self, user: str) -> int:
         return 100
 
+    def ready_but(self) -> str | None:
+        return self.but
+
     async def backup(self, target: Path) -> Any:
         if target.name == "full":
             raise OSError(28, "No space left on device", str(target))
@@ -123,6 +127,8 @@ async def test_health_is_two_questions(tmp_path: Path) -> None:
     async with serving(tmp_path) as host:
         assert await ask(tmp_path, "GET", "/livez") == "ok\n"
         assert await ask(tmp_path, "GET", "/readyz") == "ok\n"
+        host.but = "fenced: nothing is shipped"
+        assert await ask(tmp_path, "GET", "/readyz") == "ok; fenced: nothing is shipped\n"
         host.reason = "the store is read-only: a sync failed"
         assert await ask(tmp_path, "GET", "/livez") == "ok\n"
         with pytest.raises(Failure, match="503"):

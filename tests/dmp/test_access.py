@@ -311,10 +311,10 @@ async def test_a_consumer_that_loses_its_right_is_cancelled_and_may_acknowledge(
     place.world.advance(0)
     assert peer.names() == ["Basic.Cancel"] * cancels
     lost, kept = (place.world.broker.queues[name] for name in (b"q", b"r"))
-    assert [(queue.unacked, queue.takers.number) for queue in (lost, kept)] == [(2, 0), (2, 1)]
+    assert [(queue.held, queue.takers.number) for queue in (lost, kept)] == [(2, 0), (2, 1)]
     for tag in (1, 3):
         peer.method(C.Basic.Ack(tag))
-    assert [queue.unacked for queue in (lost, kept)] == [1, 1]
+    assert [queue.held for queue in (lost, kept)] == [1, 1]
     assert not bodies(bob.say(C.Basic.Get(0, "q", True)))
 
 

@@ -66,7 +66,7 @@ async def test_a_peek_takes_nothing_and_is_no_delivery(world: World) -> None:
     assert one["time"].endswith("Z")
     assert two["time"] is None, "it is in memory alone"
     assert len((await call(world, queue, "peek", limit=1))["items"]) == 1
-    assert (queue.depth, queue.unacked, world.broker.counts.delivered) == (2, 0, 0)
+    assert (queue.depth, queue.held, world.broker.counts.delivered) == (2, 0, 0)
     taker = Taker(no_ack=False)
     queue.add_consumer(taker)
     queue.dispatch()
@@ -223,3 +223,20 @@ async def test_a_redrive_that_the_disk_stops_loses_nothing(world: World) -> None
         await admin_of(world).objects[0].actions[3].call(dead, {}, False)
     assert ready(dead) == [b"1", b"2"]
     assert (queue.stops, dead.stops) == (0, 0)
+
+
+@pytest.mark.parametrize("source_durable", [False, True])
+async def test_a_move_answers_once_the_other_queue_shows_it_and_takes_nothing_that_the_disk_refuses(
+    world: World, source_durable: bool
+) -> None:
+    source, target = world.queue(b"from", durable=source_durable), world.queue(b"to", durable=True)
+    world.publish(b"", b"from", b"1", b"2", properties=PERSISTENT)
+    world.settle()
+    assert await call(world, source, "move", to="to") == {"moved": 2, "left": 0}
+    assert (ready(source), ready(target)) == ([], [b"1", b"2"]), "with no turn in between"
+    world.publish(b"", b"from", b"3", properties=PERSISTENT)
+    world.settle()
+    world.refuse_a_write()
+    with pytest.raises(ExceptionGroup):
+        await call(world, source, "move", to="to")
+    assert (ready(source), ready(target)) == ([b"3"], [b"1", b"2"])

@@ -87,7 +87,7 @@ async def played(reads: list[bytes], *, fast_paths: bool = True) -> object:
         peer.lose()
         queues = {name: queue.depth for name, queue in world.broker.queues.items()}
         counts = world.broker.counts
-        return told(said), bodies(said), queues, world.broker.memory.held_bytes, counts.published
+        return told(said), bodies(said), queues, world.broker.memory.total_bytes, counts.published
 
 
 def told(frames: list[tuple[int, Any]]) -> object:

@@ -44,7 +44,7 @@ async def test_one_that_holds_messages_is_refused_where_others_wait() -> None:
     assert names.count("Basic.Nack") == 1
     assert peer.connection.reading
     peer.method(C.Basic.Ack(1))
-    assert world.broker.queues[b"q"].unacked == 0
+    assert world.broker.queues[b"q"].held == 0
 
 
 async def test_confirms_come_after_the_sync_and_a_failed_one_is_a_nack(world: World, peer: Peer) -> None:

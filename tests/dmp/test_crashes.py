@@ -9,8 +9,7 @@ from dmp.amqp import channel
 from dmp.feed import Feed
 from dmp.queue_log import QueueLog
 from dmp.queues import Queue
-from shared.queues.priorities import Priorities
-from shared.queues.runs import Run
+from shared.queues.runs import Ready, Run
 from tests.dmp.amqp_peer import Peer, bodies
 from tests.dmp.peers import Application, packed
 from tests.dmp.peers import bodies as feed_bodies
@@ -90,8 +89,8 @@ async def test_a_feed_that_fails_leaves_the_other_feeds_and_the_sink_alone(
     assert not sink.connection.finished
 
 
-class Unfillable(Priorities):
-    def add(self, run: Run, priority: int) -> None:
+class Unfillable(Ready):
+    def add(self, run: Run, priority: int = 0) -> None:
         raise BugError
 
 
@@ -111,7 +110,7 @@ async def test_a_queue_that_fails_leaves_the_other_queues_their_messages(
     assert publisher.names() == ["Basic.Ack"]
     assert publisher.ask_get("good") == b"1"
     assert world.broker.counts.crashes == 1
-    bad.row.ready = Priorities()
+    bad.row.ready = bad.ready
     publisher.publish("", "bad", b"3")
     publisher.frames()
     assert publisher.ask_get("bad") == b"3"

@@ -134,7 +134,7 @@ async def test_a_circle_without_a_client_ends(world: World, count: int, odd: byt
         world.advance(1)
     assert sum(queue.depth for queue in world.broker.queues.values()) == 0
     assert world.broker.counts.dead_letters_lost == 1
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
 
 
 async def test_a_circle_ends_though_a_client_rejected_the_message_before(world: World) -> None:

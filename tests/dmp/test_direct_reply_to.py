@@ -50,8 +50,8 @@ async def test_a_reply_reaches_the_channel_that_asked_and_no_other() -> None:
 
 async def test_the_settings_limits_of_queues_are_for_those_that_clients_declare() -> None:
     world, _, _, to = await pair(DmpSettings(queue_drop_messages=1))
-    assert world.broker.queues[b"work"].capped
-    assert not world.broker.reply_queues[to.encode()].capped
+    assert world.broker.queues[b"work"].capacity.capped
+    assert not world.broker.reply_queues[to.encode()].capacity.capped
 
 
 async def test_requests_at_speed_name_the_same_place_as_the_first() -> None:
@@ -90,7 +90,7 @@ async def test_nothing_is_left_of_a_requester_that_has_gone(end: str) -> None:
         requester.method(close.Close(200, "", 0, 0), 1 if end == "channel" else 0)
     server.publish("", to, b"late", mandatory=True)
     assert server.names()[0] == "Basic.Return"
-    assert (world.broker.reply_queues, world.broker.memory.held_bytes) == ({}, 0)
+    assert (world.broker.reply_queues, world.broker.memory.total_bytes) == ({}, 0)
 
 
 @pytest.mark.parametrize(

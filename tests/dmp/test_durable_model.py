@@ -93,7 +93,7 @@ async def test_a_durable_queue_is_a_list_that_survives(
         assert world.body(message) == ready.pop(0)[1]
         queue.settle([message])
     assert not ready
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
     world.settle()
     world.settle()
     assert (len(world.broker.bodies), world.body_logs, world.broker.bodies.unclaimed) == (0, [], 0)

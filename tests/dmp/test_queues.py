@@ -32,7 +32,7 @@ async def test_messages_wait_in_order_and_go_to_the_first_that_takes_them(world:
     taker.count = 5
     queue.dispatch()
     assert taker.bodies == [b"a", b"b", b"c"]
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
 
 
 async def test_consumers_take_turns(world: World) -> None:
@@ -59,7 +59,7 @@ async def test_what_is_requeued_comes_back_to_its_old_place(world: World) -> Non
     assert [message.tries > 0 for message in singles(queue)] == [True, False, False]
     queue.requeue([taker.messages[0]])
     assert ready(queue) == [b"0", b"2", b"3", b"4"]
-    assert queue.unacked == 0
+    assert queue.held == 0
     taker.count = 3
     queue.dispatch()
     queue.requeue([taker.messages[-1], taker.messages[-3], taker.messages[-2]])
@@ -114,7 +114,7 @@ async def test_a_circle_of_dead_letters_ends(world: World) -> None:
     world.advance(1)
     assert ready(queue) == []
     assert world.broker.counts.dead_letters_lost == 1
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
 
 
 async def test_an_unused_queue_goes(world: World) -> None:
@@ -205,7 +205,7 @@ async def test_a_dead_letter_that_cannot_be_written_is_there_after_a_restart(wor
     world.publish(b"", b"q", b"lost", properties=PERSISTENT)
     world.settle()
     queue.reject(taker.messages)
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
     assert world.broker.counts.dead_letters_lost == 1
     world.disk.before = None
     after = await world.again()
@@ -298,10 +298,10 @@ async def test_what_has_expired_is_never_delivered_though_one_before_it_lives_on
     queue.add_consumer(taker)
     queue.dispatch()
     assert taker.bodies == [b"1", b"3"]
-    assert (queue.unacked, queue.depth, queue.row.body_bytes) == (2, 0, 0)
+    assert (queue.held, queue.depth, queue.row.body_bytes) == (2, 0, 0)
     assert world.broker.counts.expired == 2
     queue.settle(taker.messages)
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
 
 
 def _get(queue: Queue) -> None:

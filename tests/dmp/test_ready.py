@@ -11,11 +11,10 @@ from dmp.queue_log import RecordPlaces
 from dmp.row import Row
 from shared.budget import unbounded
 from shared.queues.priorities import Priorities
-from shared.queues.runs import Run
+from shared.queues.runs import Ready, Run
 from shared.queues.timers import Timers
 from tests.dmp.world import head
 
-MOST = 3
 RECORD_BYTES = 10
 HEADS = [head(properties=b"\x08\x00" + bytes((priority,))) for priority in range(10)]
 
@@ -28,17 +27,18 @@ def numbers(runs: Any) -> list[int]:
     st.lists(
         st.tuples(st.sampled_from(["come", "come", "go", "back"]), st.integers(0, 9), st.integers(1, 4)),
         max_size=60,
-    )
+    ),
+    st.sampled_from([0, 3]),
 )
 def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(
-    steps: list[tuple[str, int, int]],
+    steps: list[tuple[str, int, int]], most: int
 ) -> None:
-    rows = Priorities(MOST)
+    rows = Priorities(most) if most else Ready()
     model: list[tuple[int, int]] = []
     away: list[tuple[int, Run]] = []
     following = 0
     for action, priority, count in steps:
-        level = min(priority, MOST)
+        level = min(priority, most)
         if action == "come":
             rows.add(Run(HEADS[priority], [b""] * count, following), priority)
             model = sorted([*model, *[(-level, number) for number in range(following, following + count)]])
@@ -54,7 +54,7 @@ def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(
             back, away = away[::-1], []
             for of, run in back:
                 rows.requeue(run, of)
-                model = sorted([*model, *[(-min(of, MOST), number) for number in run.numbers]])
+                model = sorted([*model, *[(-min(of, most), number) for number in run.numbers]])
         assert len(rows) == len(model)
         assert numbers(rows) == [number for _, number in model]
         if model:
@@ -75,7 +75,7 @@ def test_the_highest_comes_first_and_what_comes_back_has_its_old_place(
 def test_who_takes_gets_one_message_more_than_fits_in_his_room_and_the_rest_stays(
     sizes: list[int], most: int, room_bytes: int, returned: bool
 ) -> None:
-    row = Row(Memory(1 << 20, 1 << 20, unbounded(), Timers(lambda: 0.0, print)), 0)
+    row = Row(Memory(1 << 20, 1 << 20, unbounded(), Timers(lambda: 0.0, print)), Ready())
     heads = {size: head(size=size) for size in sizes}
     runs = [Run(heads[size], [bytes(size)], number) for number, size in enumerate(sizes)]
     if returned:
@@ -127,6 +127,14 @@ def test_places_know_where_each_record_is_and_the_lowest(
         assert [places.place_of(number) for number in range(following + 1)] == [
             model.get(number) for number in range(following + 1)
         ]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_two_runs_of_one_number_come_back_and_both_are_there(most: int) -> None:
+    rows = Priorities(most) if most else Ready()
+    for body in (b"held", b"of a feed"):  # which numbers anew what it gives back
+        rows.requeue(Run(HEADS[0], [body], 5), 0)
+    assert {rows.take(9).bodies[0], rows.take(9).bodies[0]} == {b"held", b"of a feed"}
 
 
 @pytest.mark.parametrize(("count", "stretch"), [(1, 1), (64, 64), (300, 64)])

@@ -58,7 +58,7 @@ async def test_who_publishes_more_than_his_share_waits_and_another_is_served() -
     assert peer.session.stopped & STOP_MEMORY
     second = greedy(place, "also")
     assert second.session.stopped & STOP_MEMORY, "on whichever connection"
-    held = place.world.broker.memory.held_bytes
+    held = place.world.broker.memory.total_bytes
     assert LIMIT * 0.4 < held < LIMIT * 0.6
     other = login(place, "ann")
     other.ask(C.Confirm.Select())
@@ -141,7 +141,7 @@ async def test_a_start_counts_what_it_finds_for_nobody() -> None:
     assert world.budget.account("messages").shares.of("mal") == 0
     queue = world.broker.queues[b"q"]
     assert queue.get(no_ack=True)
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
 
 
 def held_by(place: Place, queue: str = "q") -> Peer:
@@ -235,7 +235,7 @@ async def test_what_leaves_is_given_back_to_whom_it_counted_for(
         await leave(place)
         world.finish_work()
         world.settle()
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
     assert share_of(place, "mal") == share_of(place, "ann") == 0
 
 
@@ -244,7 +244,7 @@ async def test_what_a_queue_drops_for_its_length_is_given_back() -> None:
     place.world.queue(b"q", messages_max=2)
     peer = greedy(place)
     assert not peer.session.stopped & STOP_MEMORY
-    assert place.world.broker.memory.held_bytes < 3 * len(BODY)
+    assert place.world.broker.memory.total_bytes < 3 * len(BODY)
     assert share_of(place, "mal") < 64 << 10
 
 
@@ -269,7 +269,7 @@ async def test_a_user_alone_has_all() -> None:
     peer = place.login()
     for _ in range(MANY):
         peer.publish("", "q", BODY)
-    assert place.world.broker.memory.held_bytes > LIMIT
+    assert place.world.broker.memory.total_bytes > LIMIT
     assert share_of(place, "ann") == 0
 
 

@@ -68,11 +68,11 @@ async def test_a_rollback_forgets_publishes_and_what_was_settled_can_be_settled_
     for settle in (C.Basic.Ack(2), C.Basic.Reject(1, False), C.Basic.Nack(3, False, True)):
         peer.method(settle)
     assert peer.ask(C.Tx.Rollback()).name == "Tx.RollbackOk"
-    assert (world.broker.queues[b"a"].unacked, world.broker.counts.acknowledged) == (3, 0)
-    assert world.broker.memory.held_bytes < 1000
+    assert (world.broker.queues[b"a"].held, world.broker.counts.acknowledged) == (3, 0)
+    assert world.broker.memory.total_bytes < 1000
     peer.method(C.Basic.Ack(2, True))
     peer.ask(C.Tx.Commit())
-    assert (world.broker.queues[b"a"].unacked, world.broker.counts.acknowledged) == (1, 2)
+    assert (world.broker.queues[b"a"].held, world.broker.counts.acknowledged) == (1, 2)
     peer.lose()
     assert held(world) == {"a": [b"3"], "b": []}
     assert held(await world.again()) == {"a": [b"3"], "b": []}
@@ -109,7 +109,7 @@ async def test_the_end_of_a_channel_or_connection_is_a_rollback(end: base.Frame 
         peer.method(end, 0 if end.name == "Connection.Close" else 1)
     world.settle()
     assert held(world) == {"a": [b"1", b"2"], "b": []}
-    assert world.broker.memory.held_bytes == sum(
+    assert world.broker.memory.total_bytes == sum(
         message.head.cost_bytes for message in singles(world.broker.queues[b"a"])
     )
     assert held(await world.again()) == {"a": [b"1", b"2"], "b": []}
@@ -170,11 +170,11 @@ async def test_what_is_held_counts_as_memory_and_cannot_wait_for_it() -> None:
     world, peer = await in_transaction("a", settings=DmpSettings(memory_bytes_max=1 << 20))
     for _ in range(11):
         peer.publish("", "a", bytes(100_000))
-    assert world.broker.memory.held_bytes > 1 << 20
+    assert world.broker.memory.total_bytes > 1 << 20
     assert peer.connection.reading, "its commit would never be read"
     peer.publish("", "a", b"one more")
     assert closed(peer) == ("Connection.Close", 506)
-    assert world.broker.memory.held_bytes == 0
+    assert world.broker.memory.total_bytes == 0
     peer = Peer(world).login()
     peer.ask(C.Tx.Select())
     for _ in range(11):
@@ -217,7 +217,7 @@ async def test_what_a_commit_settles_that_the_disk_refuses_is_in_its_queue_again
     assert held(world) == {"a": [b"1", b"2", b"3"], "b": []}
     other = Peer(world).login()
     other.ask(C.Queue.Purge(0, "a"))
-    assert (world.broker.queues[b"a"].unacked, world.broker.memory.held_bytes) == (0, 0)
+    assert (world.broker.queues[b"a"].held, world.broker.memory.total_bytes) == (0, 0)
     assert held(await world.again()) == {"a": [], "b": []}
 
 
@@ -251,7 +251,7 @@ async def test_deliveries_are_settled_across_queues_and_counted_once() -> None:
     peer.method(C.Basic.Reject(4, False))
     peer.ask(C.Tx.Commit())
     counts = world.broker.counts
-    assert (counts.acknowledged, counts.rejected, world.broker.memory.held_bytes) == (3, 1, 0)
+    assert (counts.acknowledged, counts.rejected, world.broker.memory.total_bytes) == (3, 1, 0)
     assert held(await world.again()) == {"a": [], "b": []}
 
 
@@ -361,4 +361,4 @@ async def test_very_many_that_are_rolled_back_can_be_settled_again_in_their_orde
         peer.pump()
         world.settle()
     assert peer.names()[-1] == "Tx.CommitOk"
-    assert (world.broker.queues[b"in"].unacked, world.broker.counts.acknowledged) == (10, 30)
+    assert (world.broker.queues[b"in"].held, world.broker.counts.acknowledged) == (10, 30)

@@ -301,3 +301,15 @@ def test_a_time_that_ends_before_the_disk_has_answered(option: str, taken: bool)
         world.advance(61)
         peer.take()
         assert [body for _, body in peer.consume("orders")] == [b"late"]
+
+
+def test_a_move_answers_once_the_other_queue_shows_it() -> None:
+    world = World()
+    peer = world.connect()
+    for name in ("orders", "other"):
+        peer.create(name)
+    peer.produce("orders", b"1", b"2")
+    assert world.call("move", queue="orders", to="other") == {"moved": 2, "left": 0}
+    target = world.engine.find("other")
+    assert target is not None
+    assert (target.end, target.tail) == (3, 3)

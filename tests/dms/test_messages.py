@@ -88,6 +88,6 @@ def test_delivery_ids_begin_again_past_those_in_use(world: World) -> None:
     peer.produce("orders", *[b"x"] * 3)
     ((held, _),) = peer.consume("orders")
     assert held == DELIVERY_ID_BIT
-    world.engine.next_id = (1 << 32) - 1
+    world.engine.delivery_ids.next = (1 << 32) - 1
     given = [number for _ in range(2) for number, _ in peer.consume("orders")]
     assert given == [(1 << 32) - 1, DELIVERY_ID_BIT + 1]

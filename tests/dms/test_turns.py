@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from dms import admin, engine, requests, wire
+from dms import engine, requests, wire
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.access import ANONYMOUS, Access, Rule, User
-from shared.storage.store import Store
+from shared.queues import sifting
+from shared.task_turns import TaskTurn
 from tests.dms.world import MEMORY, Peer, World, deliveries, statuses
 from tests.support.turns import short_turns
 
@@ -127,7 +128,7 @@ def test_many_waits_end_in_turns_with_their_queue(monkeypatch: pytest.MonkeyPatc
 def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     monkeypatch: pytest.MonkeyPatch, settings: DmsSettings
 ) -> None:
-    monkeypatch.setattr(admin, "RUN_MOST", 4)
+    monkeypatch.setattr(sifting, "RUN_MOST", 4)
     short_turns(monkeypatch, 1)
     world = World(settings)
     peer = world.connect()
@@ -140,7 +141,7 @@ def test_a_queue_that_is_deleted_during_its_redrive_ends_with_what_is_left(
     async def pause(*_: Any) -> None:
         peer.delete("other")
 
-    monkeypatch.setattr(Store, "in_thread", pause)
+    monkeypatch.setattr(TaskTurn, "others", pause)
     assert world.call("redrive", queue="other")["moved"] == 4
     world.settle()
     assert world.depths() == {"orders": 4}

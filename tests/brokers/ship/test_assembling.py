@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.ship.assembling import ALL, UNFINISHED, Assembler, Broken, Cut, clear, is_empty, say_finished
+from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
+from brokers.ship.names import UNFINISHED
 from shared.errors import StoreFormat
 from shared.storage import index
 from shared.storage.catalog import Catalog, LogLine

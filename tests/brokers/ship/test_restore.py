@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Failure
-from brokers.ship.assembling import ALL, UNFINISHED, Cut
+from brokers.ship.assembling import ALL, Cut
 from brokers.ship.formats import SHIP_PATH, unpack_mark, wal_key
+from brokers.ship.names import UNFINISHED
 from brokers.ship.restore import Restore, Restored
 from shared.errors import StoreFormat, UsageError
 from shared.storage import catalog

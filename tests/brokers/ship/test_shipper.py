@@ -365,3 +365,17 @@ async def test_what_is_told_of_shipping_is_what_the_dashboard_and_status_show(au
         assert (status["state"], status["reason"], status["last_error"]) == ("away", "503", "create: 503")
         assert status["lag_seconds"] > 90
         bucket.away = False
+
+
+async def test_the_requests_a_month_are_those_of_the_pace_from_the_first_minute_on(
+    autojump_clock: object,
+) -> None:
+    """One object each second and a snapshot each 300; not what a start asks once, over its few seconds."""
+    a_month = 30 * 86400
+    expected = a_month + 4 * a_month / SETTINGS.fold
+    async with shipped(FakeDisk(), FakeStore()) as ours:
+        for number in range(1750):
+            await ours.append("orders", b"record %d" % number)
+            await trio.sleep(0.4)
+            if number in (75, 250, 1000, 1749):
+                assert 0.9 * expected < ours.shipper.requests_a_month < 1.1 * expected, number

@@ -2,11 +2,11 @@
 
 import attrs
 
-from shared.queues.base import QueueBase
+from shared.queues.core import QueueMemory, RunQueue
 
 
 @attrs.define(eq=False, repr=False)
-class Queue(QueueBase):
+class Queue(RunQueue):
     delivers: list[int] = attrs.field(factory=list, init=False)
     """The `stops` that there were at each dispatch."""
 
@@ -15,7 +15,7 @@ class Queue(QueueBase):
 
 
 def test_a_queue_delivers_again_when_all_that_was_on_its_way_back_is_there() -> None:
-    queue = Queue()
+    queue = Queue(QueueMemory())
     queue.await_returns(3)
     queue.await_returns()
     queue.all_returned(2)
@@ -26,7 +26,7 @@ def test_a_queue_delivers_again_when_all_that_was_on_its_way_back_is_there() -> 
 
 
 def test_what_comes_back_to_a_paused_queue_may_expire_and_is_not_delivered() -> None:
-    queue = Queue()
+    queue = Queue(QueueMemory())
     queue.pause()
     queue.await_returns()
     assert queue.returning
@@ -37,7 +37,7 @@ def test_what_comes_back_to_a_paused_queue_may_expire_and_is_not_delivered() -> 
 
 
 def test_a_resumed_queue_still_waits_for_what_is_on_its_way_back() -> None:
-    queue = Queue()
+    queue = Queue(QueueMemory())
     queue.pause()
     queue.await_returns()
     queue.resume()
@@ -47,7 +47,7 @@ def test_a_resumed_queue_still_waits_for_what_is_on_its_way_back() -> None:
 
 
 def test_a_deleted_queue_delivers_nothing_whatever_ends() -> None:
-    queue = Queue()
+    queue = Queue(QueueMemory())
     queue.pause()
     queue.await_returns()
     queue.deleted = True

@@ -1,0 +1,159 @@
+"""What the administration does with AMQP's messages: how the actions of all protocols find and move them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import trio
+
+from dmp import shown_properties
+from dmp.bodies import part_bytes
+from dmp.exchanges import DEFAULT_IN_RULES
+from dmp.queue_records import operations
+from dmp.queues import Queue, resolve_when_written
+from shared.access import WRITE, asker_may
+from shared.objects import SHOWN_BYTES_MAX, MessageRows
+from shared.queues.runs import Run
+from shared.queues.sifting import MessageActions
+from shared.storage.log import RecordTimes, Ticket, read_records
+
+if TYPE_CHECKING:
+    from dmp.broker import Broker
+
+DEFAULT_NAME = DEFAULT_IN_RULES.decode()
+READ_BYTES = 256 << 10
+
+
+class Messages(MessageActions[Queue]):
+    """The messages of one broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.work)
+        self._broker = broker
+
+    def find(self, name: str) -> Queue | None:
+        return self._broker.queues.get(name.encode())
+
+    def may_write(self, queue: Queue) -> bool:
+        return asker_may(self._broker.access, WRITE, queue.name)
+
+    def waiting(self, queue: Queue) -> int:
+        return queue.depth
+
+    async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
+        """Those in memory, as they were when this began, then those in the log."""
+        cold, log = queue.row.cold, queue.log
+        copies: list[Run] = []  # what is ready may be cut meanwhile
+        count = 0
+        for run in (*(run for aside in queue.aside for run in aside), *queue.ready):
+            if count >= most:
+                break
+            if run.end > least:
+                copies.append(run.part(max(least - run.first, 0), len(run)))
+                count += len(copies[-1])
+        first, left, offset = (cold.first, cold.count, cold.offset) if cold is not None else (0, 0, 0)
+        for run in copies:
+            for message in run.singles():
+                if not most:
+                    return
+                most -= 1
+                yield message, arrived_ms(queue, message)
+        while left and most and log is not None and cold is not None:
+            data = await read_records(log.log, offset, READ_BYTES)
+            if not data:
+                return
+            for record in cold.messages_in(data, offset, first):
+                if isinstance(record, Run) and left and most:
+                    left -= 1
+                    first = record.end
+                    if record.first >= least:
+                        most -= 1
+                        yield record, arrived_ms(queue, record)
+            offset += len(data)
+
+    async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
+        head, body = message.head, message.bodies[0]
+        rows.add(
+            message.first,
+            await self._beginning(body) if head.large else body,
+            time_ms,
+            size=head.body_bytes,
+            properties=shown_properties.show(head.properties),
+            exchange=head.exchange.decode(errors="replace") or DEFAULT_NAME,
+            key=head.key.decode(errors="replace"),
+            redelivered=message.tries > 0,
+        )
+
+    async def _beginning(self, reference: bytes) -> bytes:
+        """The beginning of a large body, as much as is shown. Raises StoreError."""
+        log = self._broker.bodies[reference].log
+        parts: list[bytes] = []
+        offset = log.first
+        while sum(map(len, parts)) < SHOWN_BYTES_MAX:
+            data = await read_records(log, offset, SHOWN_BYTES_MAX)
+            if not data:
+                break
+            parts += [part_bytes(op, data, start, end) for op, start, end in operations(data)]
+            offset += len(data)
+        return b"".join(parts)
+
+    def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:
+        return self._broker.dead_letters.origin(queue, run.head, run.first + place)
+
+    async def ready_to_sift(self, queue: Queue) -> None:
+        pass
+
+    async def load(self, queue: Queue) -> bool:
+        """False, too, where there is no memory for more."""
+        if self._broker.memory.full or not queue.row.is_loading:
+            return False
+        warm = trio.Event()
+        queue.row.when_loaded(warm.set)
+        await warm.wait()
+        return True
+
+    def take_front(self, queue: Queue, most: int) -> list[Run]:
+        return [] if self._broker.memory.full else queue.take_front(most)
+
+    def return_front(self, queue: Queue, runs: list[Run]) -> None:
+        queue.return_front(runs)
+
+    def room(self, target: Queue, run: Run | None) -> float:
+        if run is None or not target.capacity.capped:
+            return math.inf
+        return target.capacity.room_for(run.head, len(run))
+
+    def send(self, queue: Queue, run: Run, target: Queue) -> Ticket | None:
+        return self._broker.dead_letters.send_to(queue, run, target)
+
+    def drop(self, queue: Queue, run: Run) -> Ticket | None:
+        queue.leave((run,))
+        whole = Ticket()
+        resolve_when_written(whole, queue.log)
+        return whole
+
+    async def settle(self, ticket: Ticket | None = None) -> None:
+        await settled(self._broker, ticket)
+
+    async def shown(self, target: Queue) -> None:
+        there = trio.Event()
+        target.arrivals.when_synced(there.set)
+        await settled(self._broker, None)
+        await there.wait()
+
+
+async def settled(broker: Broker, ticket: Ticket | None) -> None:
+    """What was changed goes to the disk, and what waits for it goes on. Raises StoreError."""
+    broker.flush()
+    broker.store.commit_pending()
+    await broker.store.wait(ticket)
+
+
+def arrived_ms(queue: Queue, message: Run) -> int | None:
+    """When the first message of a run arrived, in Unix ms; None where no record says so."""
+    log = queue.log
+    if log is None or message.offset < 0 or log.is_copy(message.first):
+        return None
+    return RecordTimes(log.log, message.offset, message.offset + 1).at(message.offset)

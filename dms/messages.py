@@ -1,0 +1,164 @@
+"""What the administration does with DMS's messages: how the actions of all protocols find and move them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING
+
+from dms import records
+from dms.engine import Engine, Queue
+from dms.records import DeadLetter, Reason, RecordKind
+from dms.wire import Refusal, Status
+from shared.access import WRITE, Guard, asker_may
+from shared.errors import StoreError
+from shared.objects import MessageRows
+from shared.queues.runs import Run, first_of, to_spans
+from shared.queues.sifting import MessageActions
+from shared.storage.log import Log, Ticket, read_records
+
+if TYPE_CHECKING:
+    Entry = tuple[int, bytes, int, int | None]
+    """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
+
+READ_BYTES = 1 << 20
+
+
+class Messages(MessageActions[Queue]):
+    """The messages of one engine."""
+
+    def __init__(self, engine: Engine, access: Guard | None) -> None:
+        super().__init__(engine.long_work)
+        self._engine = engine
+        self._access = access
+
+    def find(self, name: str) -> Queue | None:
+        return self._engine.find(name)
+
+    def may_write(self, queue: Queue) -> bool:
+        return asker_may(self._access, WRITE, queue.text)
+
+    def waiting(self, queue: Queue) -> int:
+        return queue.depth - queue.held
+
+    async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
+        """Those of the row that are on disk are read from there, with their times."""
+        head, end, cold = max(queue.head, least), queue.end, queue.cold
+        runs = [part for run, _ in queue.returned_runs() for part in _from(run, least)]
+        if queue.log is None or cold is None:
+            runs += [part for run in queue.ready.runs for part in _from(run, least)]
+            head = end
+        offset = cold.row_start() if cold is not None else 0
+        if cold is not None and least:
+            offset = max([at for first, at in cold.positions if first <= head], default=offset)
+        first = [run.part(place, place + 1) for run, place in first_of(runs, most)]
+        for message in first:
+            yield message, None
+        if cold is not None and len(first) < most:
+            stop = min(end, head + most - len(first))
+            async for seq, body, deliveries, time_ms in logged(cold.log, offset, head, stop):
+                yield Run(None, [body], seq, deliveries), time_ms
+
+    async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
+        body = message.bodies[0]
+        more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
+        rows.add(message.first, body, time_ms, properties={"deliveries": message.tries, **more})
+
+    def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:
+        body = run.bodies[place]
+        origin = self._engine.find(body.origin) if isinstance(body, DeadLetter) else None
+        return None if origin is queue else origin
+
+    async def ready_to_sift(self, queue: Queue) -> None:
+        await self.shown(queue)
+
+    async def load(self, queue: Queue) -> bool:
+        cold = queue.cold
+        if cold is None or not queue.is_cold:
+            return False
+        cold.fetch()
+        while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
+            await self._pause()
+            cold.fetch()
+        return queue.ready.loaded > 0
+
+    def take_front(self, queue: Queue, most: int) -> list[Run]:
+        if queue.ready.requeued:
+            return [queue.ready.take_requeued(most)]
+        return queue.take_row(most)
+
+    def return_front(self, queue: Queue, runs: list[Run]) -> None:
+        for run in runs:
+            queue.place(run)
+        if queue.expiry is not None:
+            queue.expiry.bury()
+
+    def room(self, target: Queue, run: Run | None) -> float:
+        return max(target.room, 0)
+
+    def send(self, queue: Queue, run: Run, target: Queue) -> Ticket | None:
+        letters = [bytes(body) for body in run.bodies]
+        return self._engine.move(queue, target, (run,), letters, Reason.REDRIVEN)
+
+    def drop(self, queue: Queue, run: Run) -> Ticket | None:
+        ticket = queue.log_gone(to_spans((run,)), Reason.PURGED)
+        queue.drop((run,))
+        self._engine.counts.purged += len(run)
+        return ticket
+
+    async def settle(self, ticket: Ticket | None = None) -> None:
+        self._engine.commit_pending()
+        await self._engine.store.wait(ticket)
+
+    async def shown(self, target: Queue) -> None:
+        """Wait until the disk has accepted or refused what is in the queue now."""
+        tail = target.tail
+        while target.end < min(tail, target.tail) and not target.deleted:
+            if target.log is None:
+                return
+            self._engine.commit_pending()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await self._engine.store.in_thread(_nothing)
+
+    async def all(self, queue: Queue) -> AsyncGenerator[Entry]:
+        """All messages as of now, also held ones, oldest first."""
+        loaded_end, end = queue.loaded_end, queue.end
+        runs = [*(run for run, _ in queue.returned_runs()), *queue.held_runs(), *queue.ready.runs]
+        copies = [run.part(0, len(run)) for run in runs]  # what waits may be cut meanwhile
+        offset = queue.cold.row_start() if queue.cold is not None else 0
+        for run, place in first_of(copies, queue.depth):
+            yield run.first + place, run.bodies[place], run.tries, None
+        if queue.cold is not None:
+            async for entry in logged(queue.cold.log, offset, loaded_end, end):
+                yield entry
+
+
+async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Entry]:
+    """The messages from `seq` to `end`, which are in the log from `offset` on. Raises Refusal."""
+    while seq < end:
+        try:
+            data = await read_records(log, offset, READ_BYTES)
+        except StoreError as error:
+            raise Refusal(Status.INTERNAL, str(error)) from None
+        if not data:
+            return
+        for record in records.unpack(data):
+            last = record.seq + record.entries
+            if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS) and last > seq:
+                bodies = records.messages_in(data, record)
+                for number in range(max(seq, record.seq), min(last, end)):
+                    yield number, bodies[number - record.seq], 0, record.time_ms
+                seq = last
+        offset += len(data)
+
+
+def _from(run: Run, least: int) -> Sequence[Run]:
+    """What a run has from the sequence `least` on."""
+    if run.first >= least:
+        return (run,)
+    return (run.part(least - run.first, len(run)),) if run.end > least else ()
+
+
+def _nothing() -> None:
+    """A step that only lets other tasks run."""
