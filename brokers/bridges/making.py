@@ -12,6 +12,7 @@ from brokers.bridges.bridge import Bridge
 from brokers.bridges.own import NAME, read_own, with_own
 from brokers.bridges.settings import BridgeSettings, Ends, Form
 from shared.actions import changing
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of
 from shared.local_path import replace_file
 from shared.objects import Argument, BadArgument, Objects, a_text
 from shared.storage.threads import Threads
@@ -89,6 +90,23 @@ class OwnBridges:
 
         await self._put(without, dry_run)
         return {"deleted": 1}
+
+    def definitions(self) -> DefinitionSection:
+        """These bridges as a section of a definitions document."""
+
+        async def make(row: Row, dry_run: bool, _: Promised) -> Made:
+            name = a_text(row, "name")
+            own = {each.get("name"): each for each in await self._in_thread(read_own, self._folder)}
+            if own.get(name) == row:
+                return Made(new=False)
+            if name in own or name in {each.name for each in self._present()}:
+                raise Conflict("there is another bridge of that name here")
+            await self._put(lambda tables: [*tables, row], dry_run)
+            return Made(new=True)
+
+        return DefinitionSection(
+            "bridges", ("name", *_TABLE), lambda _: iter(read_own(self._folder)), name_of, make
+        )
 
     async def _put(
         self,
