@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 OBJECT_KINDS = (
     *("attention", "connections", "queues", "consumers", "topics", "groups"),
-    *("sessions", "subscriptions", "exchanges", "bindings", "settings"),
+    *("sessions", "subscriptions", "retained", "exchanges", "bindings", "settings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 NOUNS = {"attention": "troubles"}
