@@ -128,8 +128,7 @@ def test_a_sink_whose_block_fails_is_closed_and_its_client_goes_on(
         async with connect(url("dmp")) as client:
             before = connections()
             with pytest.raises(ZeroDivisionError):
-                async with client.sink("amq.topic") as sink:
-                    await sink.send("a", b"x")
+                async with client.sink("amq.topic"):
                     raise ZeroDivisionError
             await client.declare_queue(exclusive=True)
             until(lambda: connections() == before)
