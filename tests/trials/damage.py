@@ -23,7 +23,7 @@ from tests.support.server import NotReadyError, Server
 from tests.trials import outcomes
 from tests.trials.everything import Everything, Found
 
-RECORDS_MAX = 100
+RECORDS_MAX = 150
 """More than an index entry covers of any of these logs: so much a single bit may cost, and no more."""
 
 CASES = 2000

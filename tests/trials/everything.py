@@ -175,7 +175,7 @@ class Everything:
             queue, _ = topology.declare_queue(name, QueueKind(durable=True), owner)
             topology.bind(b"events", queue, b"%s.#" % name)
             topology.bind(b"part%d" % part, queue)
-            for number in range(150 if name == b"audit" else 8):
+            for number in range(250 if name == b"audit" else 8):
                 body = _body(name.decode(), part, number)
                 of = Head(b"events", name + b".x", len(body), PERSISTENT)
                 broker.publish(of, broker.route(b"events", of), [body])
