@@ -57,6 +57,11 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
     "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
     "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
+    "x-eta-header": Argument("the header that says when a message is due: an ISO time, or Unix seconds"),
+    "x-delivery-limit": Argument("failed tries after which a message is dead; -1: any number", "number"),
+    "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
+    "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
+    "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
 }
 """AMQP's arguments of a queue that have a field of their own."""
 
@@ -427,7 +432,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
     "held": attrgetter("held"),
-    "delayed": lambda _: 0,
+    "delayed": lambda queue: queue.later.count,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
@@ -445,7 +450,8 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
         oldest = queue.ready.first().first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
-    return arrived, arrived - queue.depth - queue.held - queue.arrivals.count, oldest
+    there = queue.depth + queue.later.count + queue.held + queue.arrivals.count
+    return arrived, arrived - there, oldest
 
 
 def _exchange_name(text: str) -> bytes:

@@ -227,7 +227,7 @@ class Broker:
                 continue
             numbered = queue.number(head, bodies)
             logged.append((queue, numbered))
-            parts.append((log.log, put(head, bodies, numbered.first), len(bodies)))
+            parts.append((log.log, put(numbered.head, bodies, numbered.first), len(bodies)))
             if head.large:
                 large.update(dict.fromkeys(bodies))
         for queue, gone in leaving.items():

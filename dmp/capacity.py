@@ -47,7 +47,8 @@ class Capacity:
         """How many of so many messages the queue will have, where it is `capped`; `before`: so many come
         before."""
         queue = self._queue
-        waiting, waiting_bytes = queue.depth + before, queue.row.all_body_bytes + before_bytes
+        waiting = queue.depth + queue.later.count + before
+        waiting_bytes = queue.row.all_body_bytes + before_bytes
         if queue.paused or not queue.takers.have_room():  # else these do not stay
             waiting += queue.arrivals.count
             waiting_bytes += queue.arrivals.body_bytes

@@ -8,6 +8,7 @@ import attrs
 from dmp.data_types import EMPTY_TABLE, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
+from dmp.timing import MS_MAX
 
 ARGUMENTS_BYTES_MAX = 4 * 1024
 """The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
@@ -19,7 +20,8 @@ class QueueArguments:
     """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it.
 
     `rejects`: where it is full the newest go, not the oldest, and publishers hear of it. `single_active`: one
-    consumer at a time gets messages. `type`: classic or quorum, which are the same here.
+    consumer at a time gets messages. `type`: classic or quorum, which are the same here but for the limit of
+    failed tries (`tries`); -1: there is none. `eta_header`: the header that says when a message is due.
     """
 
     ttl_ms: int | None = None
@@ -32,6 +34,11 @@ class QueueArguments:
     rejects: bool = False
     single_active: bool = False
     type: str = "classic"
+    eta_header: bytes | None = None
+    delivery_limit: int | None = None
+    retry_ms: int | None = None
+    retry_max_ms: int | None = None
+    loss_counts: str | None = None
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
@@ -46,6 +53,10 @@ class QueueArguments:
         dead_letter_key = text_argument(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
             raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
+        retry_ms = _number(table, "x-retry-ms", 1, MS_MAX)
+        retry_max_ms = _number(table, "x-retry-max-ms", 1, MS_MAX)
+        if retry_max_ms is not None and (retry_ms is None or retry_max_ms < retry_ms):
+            raise _invalid("x-retry-max-ms", "it needs x-retry-ms beside it, which is not longer")
         return cls(
             ttl_ms=_number(table, "x-message-ttl", 0, TTL_MS_MAX),
             messages_max=_number(table, "x-max-length", 0, _COUNT_MAX),
@@ -57,6 +68,11 @@ class QueueArguments:
             rejects=table.get("x-overflow") == "reject-publish",
             single_active=single,
             type=table.get("x-queue-type", "classic"),
+            eta_header=text_argument(table, "x-eta-header") or None,
+            delivery_limit=_number(table, "x-delivery-limit", -1, _COUNT_MAX),
+            retry_ms=retry_ms,
+            retry_max_ms=retry_max_ms,
+            loss_counts=table.get("x-loss-counts"),
         )
 
 
@@ -114,6 +130,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "x-queue-leader-locator": ("client-local", "balanced"),
     "x-queue-master-locator": ("client-local", "min-masters", "random"),
     "x-overflow": ("drop-head", "reject-publish"),
+    "x-loss-counts": ("oldest", "all", "none"),
     "x-dead-letter-strategy": ("at-least-once", "at-most-once"),
 }
 """Arguments that are taken with these values. What else RabbitMQ has for them would change which messages
@@ -130,8 +147,19 @@ FIELDS: Mapping[str, str] = {
     "x-max-priority": "priority_max",
     "x-overflow": "rejects",
     "x-single-active-consumer": "single_active",
+    "x-eta-header": "eta_header",
+    "x-delivery-limit": "delivery_limit",
+    "x-retry-ms": "retry_ms",
+    "x-retry-max-ms": "retry_max_ms",
+    "x-loss-counts": "loss_counts",
 }
 """The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
+OLDER = frozenset(
+    name
+    for name in (*FIELDS, *_ONLY)
+    if name not in ("x-eta-header", "x-delivery-limit", "x-retry-ms", "x-retry-max-ms", "x-loss-counts")
+)
+"""Those that versions before knew: what these took with another one is what it was."""
 _QUEUE_ARGUMENTS = frozenset(
     (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
 )

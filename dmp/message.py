@@ -13,6 +13,7 @@ import attrs
 
 from dmp.memory import UserMemory
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
+from dmp.timing import DELAY, delay_in, eta_in
 
 MESSAGE_BYTES = 200
 """A waiting message's own cost beside its body: its bytes object, and a run and a head of its own, as
@@ -41,6 +42,12 @@ class Head:
     stored_bytes: int = attrs.field(init=False)  # what messages have, body or reference
     cost_bytes: int = attrs.field(init=False)
     """What a message takes in memory: all that may be its own, its properties also as a frame."""
+    delay_ms: int = attrs.field(default=0, init=False)
+    """Its header `x-delay`."""
+    due_ms: int | None = attrs.field(default=None, init=False)
+    """When its messages may be delivered, in Unix ms; 0: at once. None: their queue is to say (`timing`)."""
+    tries: int = attrs.field(default=0, init=False)
+    """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
     ttl_ms: int | None = attrs.field(init=False)
     frames: dict[int, bytes] = attrs.field(factory=dict, init=False)
@@ -62,6 +69,8 @@ class Head:
         self.cost_bytes = self.stored_bytes + MESSAGE_BYTES + 2 * len(self.properties) + len(self.key)
         self.persistent = self.noted.persistent
         self.ttl_ms = self.noted.ttl_ms
+        if self.noted.headers is not None and DELAY in self.properties:
+            self.delay_ms = delay_in(self.properties[slice(*self.noted.headers)])
 
     def __repr__(self) -> str:
         return f"Head({self.exchange!r}, {self.key!r}, {self.body_bytes} bytes)"
@@ -70,8 +79,20 @@ class Head:
         """A head for the same bodies and another exchange. `key`: None for the same key."""
         new_key = self.key if key is None else key
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
-        sent.trail, sent.died, sent.payer = self.trail, self.died, self.payer
+        sent.trail, sent.died, sent.payer, sent.due_ms = self.trail, self.died, self.payer, self.due_ms
         return sent
+
+    def in_time(self, now_ms: int, eta_header: bytes | None) -> "Head":
+        """The head of such messages in a queue with this header of a time: with `due_ms`, where it is to
+        come. What a bridge carries has waited before."""
+        due_ms = now_ms + self.delay_ms if self.delay_ms and not self.trail else 0
+        if eta_header is not None and self.noted.headers is not None:
+            due_ms = max(due_ms, eta_in(self.properties[slice(*self.noted.headers)], eta_header, now_ms))
+        if not due_ms:
+            return self
+        head = self.sent_to(self.exchange, None, self.properties)
+        head.due_ms = due_ms
+        return head
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ The queue knows no connection: it calls a `Taker`, and its broker through `Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -27,6 +27,7 @@ from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
+from dmp.later import Later
 from dmp.memory import Memory
 from dmp.message import Head
 from dmp.metrics import Counts
@@ -34,11 +35,12 @@ from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
+from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.priorities import Priorities
-from shared.queues.runs import Run, join, split_by
+from shared.queues.runs import Run, join
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
@@ -77,6 +79,9 @@ class QueueContext(Protocol):
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         """What the queue had on disk alone is damaged there, and passed over."""
+
+    def wall_seconds(self) -> float:
+        """The wall clock: Unix seconds."""
 
     def queue_above_warning(self, queue: Queue) -> None:
         """More messages are ready than the settings find normal."""
@@ -128,6 +133,7 @@ class Queue(RunQueue):
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
+    later: Later = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -143,6 +149,7 @@ class Queue(RunQueue):
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
+    _tries: Tries | None = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
@@ -155,6 +162,8 @@ class Queue(RunQueue):
         self.row = Row(self.memory, self.ready)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
+        self.later = Later(self._context.wall_seconds)
+        self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
         self._timed = arguments.ttl_ms is not None
@@ -203,6 +212,8 @@ class Queue(RunQueue):
         """
         if self.deleted:
             return
+        if head.noted.headers is not None:
+            head = self.in_time(head)
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
@@ -210,7 +221,7 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            if taker is not None and taker.no_ack and head.ttl_ms != 0:
+            if taker is not None and taker.no_ack and head.ttl_ms != 0 and not head.due_ms:
                 try:
                     count, room_bytes = taker.room()
                     if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
@@ -227,10 +238,23 @@ class Queue(RunQueue):
         if first is None:
             first = self.numbered
             self.numbered += len(bodies)
+        if head.noted.headers is not None:
+            head = self.in_time(head)
         run = Run(head, [*bodies], first)
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
+
+    def in_time(self, head: Head) -> Head:
+        """The head of messages that come here: one of their own, where they are to wait for a time."""
+        if head.due_ms is not None:
+            return head
+        header = self.kind.arguments.eta_header
+        if header is None:
+            header = self._context.settings.eta_header.of(self.name.decode(errors="replace"))
+        if not head.delay_ms and header is None:
+            return head
+        return head.in_time(self.later.now_ms, header)
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
@@ -258,13 +282,14 @@ class Queue(RunQueue):
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
         `dispatch_new` is called."""
         self._started = self._context.timers.now()
-        for run in runs:
-            run.expires = self._expires(run.head, self._started)
         self.numbered = following
         self.lost = lost
+        for run in runs:
+            run.expires = self._expires(run.head, self._started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(runs)
+        self.row.load([run for run in runs if not self.later.keep(run)])
+        self._arm()
         self._context.counts.recovered += len(self.row)
 
     def _expires(self, head: Head, since: float) -> float:
@@ -291,7 +316,11 @@ class Queue(RunQueue):
             self._expire_ready()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if not self.row.add(run, may_cool=may_cool):
+            if run.head.due_ms and not self.row.has_cold and self.later.keep(run):
+                if self.log is not None:
+                    self.log.keep(run)
+                self._arm()
+            elif not self.row.add(run, may_cool=may_cool):
                 self._leave_memory((run,))
         self.dispatch_new()
 
@@ -357,8 +386,8 @@ class Queue(RunQueue):
                 run.expires = self._expires(run.head, self._started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(runs)
-        if self._timed:
+        self.row.load([run for run in runs if not self.later.keep(run)])
+        if self._timed or self.later.count:
             self._arm()
 
     def on_cold_read(self) -> None:
@@ -472,21 +501,14 @@ class Queue(RunQueue):
             self.forget(runs)
             return
         for run in runs:
-            if run.head.large:
-                self._return_large(run)
-            else:
-                self.row.put_back((run,))
+            for damaged, part in self._context.bodies.damaged_in(run) if run.head.large else ((False, run),):
+                if damaged:
+                    self.lost = True
+                    self._leave_memory((part,))
+                else:
+                    self.row.put_back((part,))
         if self._timed:
             self._arm()
-
-    def _return_large(self, run: Run) -> None:
-        bodies = self._context.bodies
-        for damaged, part in split_by(run, [bodies[body].damaged for body in run.bodies]):
-            if damaged:
-                self.lost = True
-                self._leave_memory((part,))
-            else:
-                self.row.put_back((part,))
 
     def leave(self, runs: Sequence[Run]) -> None:
         """The messages leave the queue, all that counts them, and the queue's log."""
@@ -541,9 +563,15 @@ class Queue(RunQueue):
         self.charge_runs(runs)
         self._context.dead_letter(self, runs, "rejected")
 
-    def requeue(self, runs: Sequence[Run], *, seen: bool = True) -> None:
+    def requeue(
+        self, runs: Sequence[Run], *, seen: bool = True, oldest: Container[Run] | None = None
+    ) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
-        That they were to leave may be in a record that the disk has refused. The caller dispatches."""
+        That they were to leave may be in a record that the disk has refused. The caller dispatches.
+
+        `oldest`: of those that channels had at their end, which they held longest; None: a consumer gives
+        them back.
+        """
         self._context.counts.requeued += _messages_in(runs)
         if self.log is not None:
             self.log.stay(runs)
@@ -552,6 +580,15 @@ class Queue(RunQueue):
             return
         self.release(runs)
         self.charge_runs(runs)
+        if self._tries is not None and seen and not self._context.draining:
+            now, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            if self.log is not None:
+                self._context.log_changed(self.log)
+            if dead:
+                self._context.counts.gave_up += _messages_in(dead)
+                self._context.dead_letter(self, dead, "delivery_limit")
+            self._arm()
+            runs = now
         for run in runs:
             run.tries += seen
         self.return_front(runs)
@@ -598,6 +635,7 @@ class Queue(RunQueue):
         self.adopted = False
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
+        self._tries = Tries.asked_for(kind.arguments)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
@@ -605,7 +643,10 @@ class Queue(RunQueue):
 
     def expire(self, now: float) -> None:
         """The timers': something may be too old, or more is to be given out."""
-        self._goes_on = False
+        due, self._goes_on = self.later.take_due()
+        for run in due:  # they are ready at their numbers' places, and live from now on
+            run.expires = self._expires(run.head, now)
+        self.return_front(due)
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -645,6 +686,8 @@ class Queue(RunQueue):
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
+        if self.later.count:
+            deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
         if self._goes_on:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
@@ -658,13 +701,13 @@ class Queue(RunQueue):
         are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
         takes back all of it or nothing.
         """
-        count, log, context = len(self.row), self.log, self._context
+        count, log, context = len(self.row) + self.later.count, self.log, self._context
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
         cold, large = self.row.drop_cold()
         self._behind = False
-        ready = self.row.clear()
+        ready = [*self.row.clear(), *self.later.clear()]
         if log is not None:
             log.take(ready)
             if cold is not None:
@@ -683,7 +726,7 @@ class Queue(RunQueue):
         context = self._context
         self.forget(self.arrivals.clear())
         _, large = self.row.drop_cold()
-        context.work.add(_freed(self, self.row.clear()))
+        context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()

@@ -130,7 +130,10 @@ class Row:
     def load_front(self) -> bool:
         """Have some of the row in memory, where nothing is; whether something is there now."""
         if not self.ready.count and self.cold is not None:
-            self.cold.fetch()
+            before = -1
+            while not self.ready.count and before != self.cold.count:  # what was read may wait for its time
+                before = self.cold.count
+                self.cold.fetch()
         return self.ready.count > 0
 
     @property

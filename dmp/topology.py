@@ -333,7 +333,7 @@ class Topology:
         """How many messages went with it."""
         if if_unused and queue.takers.in_use:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' in use")
-        if if_empty and not queue.empty:
+        if if_empty and (queue.later.count or not queue.empty):
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' not empty")
         broker = self._broker
         ticket = None

@@ -409,12 +409,16 @@ class AmqpChannels:
         """Requeue deliveries, or reject them. Their queues deliver nothing until all are back, so that they
         keep their order."""
         left = deque(deliveries)
-        self._in_turns(self._each_back(channel, left, _stopped(left), requeue=requeue))
+        give = Queue.requeue if requeue else Queue.reject
+        self._in_turns(self._each_back(channel, left, _stopped(left), give))
 
     def _each_back(
-        self, channel: Channel | None, left: deque[Delivery], queues: dict[Queue, None], *, requeue: bool
+        self,
+        channel: Channel | None,
+        left: deque[Delivery],
+        queues: dict[Queue, None],
+        give: Callable[[Queue, list[Run]], None],
     ) -> Iterator[None]:
-        give = Queue.requeue if requeue else Queue.reject
         for batch in taken_out(left.popleft, left):
             for queue, runs in by_queue(batch).items():
                 try:
@@ -458,7 +462,7 @@ class AmqpChannels:
                 consumer.deliver(runs)
             yield
         channel.crowded = False
-        yield from self._each_back(channel, back, queues, requeue=True)
+        yield from self._each_back(channel, back, queues, Queue.requeue)
 
     def _in_turns(self, steps: Iterator[None]) -> None:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
@@ -493,6 +497,7 @@ class AmqpChannels:
         broker.counts.channels -= len(channels)
         broker.accounts.connections.give(len(channels) * CHANNEL_BYTES, self.session.user)
         unacked: deque[Delivery] = deque()
+        oldest: set[Run] = set()
         consumers: dict[Queue, list[Consumer]] = {}
         for channel in channels:
             channel.end()
@@ -500,13 +505,20 @@ class AmqpChannels:
                 consumers.setdefault(consumer.queue, []).append(consumer)
                 consumer.end()
             channel.consumers.clear()
-            unacked += channel.unacked.take_all()
+            held = channel.unacked.take_all()
+            if held:
+                tags, holder, run = held[0]
+                oldest.add(first := run.part(0, 1))
+                rest = [(tags[1:], holder, run.part(1, len(run)))] if len(run) > 1 else []
+                held[:1] = [(tags[:1], holder, first), *rest]
+            unacked += held
         queues = _stopped(unacked)
         for queue, ended in consumers.items():
             if not queue.deleted:
                 queue.remove_consumers(*ended)
                 broker.topology.consumer_left(queue)
-        self._in_turns(self._each_back(None, unacked, queues, requeue=True))
+        give = partial(Queue.requeue, oldest=oldest)
+        self._in_turns(self._each_back(None, unacked, queues, give))
 
 
 def _stopped(deliveries: Iterable[Delivery]) -> dict[Queue, None]:

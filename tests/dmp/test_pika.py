@@ -218,3 +218,36 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: Blockin
         channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
     assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
     channel.queue_declare(name, exclusive=True)
+
+
+def test_a_delayed_message_comes_later_and_a_failing_one_is_given_up(channel: BlockingChannel) -> None:
+    dead = own_queue(channel)
+    arguments = {
+        "x-delivery-limit": 1,
+        "x-retry-ms": 50,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead,
+    }
+    queue = own_queue(channel, arguments=arguments)
+    channel.basic_publish("", queue, b"late", pika.BasicProperties(headers={"x-delay": 300}))
+    channel.basic_publish("", queue, b"bad")
+    seen = []
+    for method, properties, body in channel.consume(queue, inactivity_timeout=30):
+        assert method is not None
+        seen.append((body, (properties.headers or {}).get("x-delivery-count")))
+        if body == b"late":
+            channel.basic_ack(method.delivery_tag)
+            break
+        channel.basic_nack(method.delivery_tag)
+    channel.cancel()
+    assert seen == [(b"bad", None), (b"bad", 1), (b"late", None)]
+    assert take(channel, dead, 1) == [b"bad"]
+
+
+@pytest.mark.parametrize("argument", ["x-no-such", "x-max-in-memory-length"])
+def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
+    channel: BlockingChannel, argument: str
+) -> None:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=argument) as refused:
+        own_queue(channel, arguments={argument: 1})
+    assert refused.value.reply_code == 406
