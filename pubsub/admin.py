@@ -5,8 +5,8 @@ from itertools import chain
 from typing import Any
 
 from pubsub.fanout import Fanout
-from pubsub.sessions import WILDCARDS, ClientSession, Sessions
-from pubsub.wire import DATAGRAM_BYTES_MIN, NOBODY, TOPIC_BYTES_MAX, Kind, frame, payload_of
+from pubsub.sessions import ClientSession, Sessions
+from pubsub.wire import DATAGRAM_BYTES_MIN, NOBODY, TOPIC_BYTES_MAX, WILDCARDS, Kind, frame, payload_of
 from shared.actions import END_SESSION, changing
 from shared.errors import BrokerError
 from shared.objects import SESSIONS, SUBSCRIPTIONS, Argument, BadArgument, Objects, a_text, key_of

@@ -7,7 +7,6 @@ bridge has no room are lost and counted, as for any slow subscriber.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pubsub.sessions import WILDCARDS
 from pubsub.wire import (
     DATA_AT,
     DATAGRAM_BYTES_MIN,
@@ -17,6 +16,7 @@ from pubsub.wire import (
     PAYLOAD_BYTES_MIN,
     TOPIC_BYTES_MAX,
     TYPE_AT,
+    WILDCARDS,
     Kind,
     Message,
     frame,

@@ -9,6 +9,7 @@ import secrets
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
@@ -88,11 +89,16 @@ def subscriber(
     "subscribe 'hall/+/temperature'",
     "subscribe hall/3/door hall/4/door --max 1",
     "subscribe 'hall/*' --json | jq -r .value",
+    "subscribe --since 10m 'hall/*'",
 )
 def subscribe(
     *topics: Annotated[
         str, Parameter(name="TOPIC", help="Topics or patterns: + is one level, * any number of them.")
     ],
+    since: Annotated[
+        str | None,
+        Parameter(help="First what the server has recorded since then: 10m, 2h, 2026-01-31T12:00."),
+    ] = None,
     max_: Max = None,
     timeout: Timeout = None,
     server: Server,
@@ -111,10 +117,18 @@ def subscribe(
             wire.encode_command(wire.Command.SUBSCRIBE, name)
     except ValueError as error:
         raise UsageError("TOPIC", str(error)) from None
+    minutes = None
+    try:
+        if since is not None:
+            minutes = wire.since_minutes(since, time.time_ns() // 1_000_000)
+            for name in names:
+                wire.encode_since(minutes, name)
+    except ValueError as error:
+        raise UsageError("--since", str(error)) from None
     on_terminal, shown = sys.stdout.isatty(), 0
     with (
         _connected(secrets.token_hex(5), server) as terminal,
-        closing(terminal.messages(names, timeout)) as messages,
+        closing(terminal.messages(names, timeout, minutes)) as messages,
     ):
         for message in islice(messages, max_):
             shown += 1

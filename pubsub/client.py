@@ -15,6 +15,7 @@ not subscribe again. A subscriber with `retry_seconds` reconnects by itself.
 
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Unpack
@@ -87,17 +88,17 @@ class Publisher:
 
     @asynccontextmanager
     async def subscribe(
-        self, client_id: str, *topics: str | bytes, keep: bool = False
+        self, client_id: str, *topics: str | bytes, keep: bool = False, since: str | float | None = None
     ) -> AsyncIterator["Subscriber"]:
         """A subscriber to these topics over a connection of its own; see `open_subscriber`.
 
-        `keep`: also to messages that arrive while it is away. With `retry_seconds` of the client a lost
-        connection is made again.
+        `keep`, `since`: as in `Subscriber.subscribe`. With `retry_seconds` of the client a lost connection is
+        made again.
         """
         assert self._address is not None
         first = _first_bytes(self._address, client_id)
         async with _subscriber(self._loop, self._address, first) as subscriber:
-            await subscriber.subscribe(*topics, keep=keep)
+            await subscriber.subscribe(*topics, keep=keep, since=since)
             yield subscriber
 
     def close(self) -> None:
@@ -115,13 +116,24 @@ class Subscriber(Receiver[Message]):
         self._first = first
         self._subscriptions: dict[bytes, Command] = {}
 
-    async def subscribe(self, *topics: str | bytes, keep: bool = False) -> None:
-        """Subscribe, from now on; `keep`: also to messages that arrive while this client is away."""
+    async def subscribe(
+        self, *topics: str | bytes, keep: bool = False, since: str | float | None = None
+    ) -> None:
+        """Subscribe, from now on; `keep`: also to messages that arrive while this client is away.
+
+        `since`: from so many seconds ago on, or from a time as `"10m"` or `"2026-01-31T12:00"`, to
+        the whole minute before. What the server has recorded comes first, and once, also where the connection
+        is made again. Raises ValueError.
+        """
         command = Command.KEEP if keep else Command.SUBSCRIBE
         patterns = [_bytes(topic) for topic in topics]
-        said = b"".join(wire.encode_command(command, pattern) for pattern in patterns)
+        if since is None:
+            said = [wire.encode_command(command, pattern) for pattern in patterns]
+        else:
+            minutes = wire.since_minutes(since, time.time_ns() // 1_000_000)
+            said = [wire.encode_past(minutes, pattern, keep=keep) for pattern in patterns]
         self._subscriptions |= dict.fromkeys(patterns, command)
-        await self._say(said)
+        await self._say(b"".join(said))
 
     async def unsubscribe(self, *topics: str | bytes) -> None:
         """End the subscriptions to these patterns; messages under way still arrive."""

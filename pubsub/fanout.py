@@ -154,12 +154,19 @@ class Fanout:
         counts.messages_delivered += count * route.fan
         self.routes.put(route, frames, count)
         if route.away:
+            sessions = self._sessions
+            if sessions.retained is not None and sessions.retainer in route.away:
+                sessions.retained.take(frames)
+                if len(route.away) == 1:
+                    return
             for at in range(0, len(frames), FRAME_BYTES):
                 self._keeping.append((frames[at : at + FRAME_BYTES], route.away))
 
     def _deliver(self, trail: tuple[str, ...]) -> Iterator[None]:
         """Write the bundles, and keep messages for clients that are away, in steps of `ITEMS` clients."""
-        write = self._sessions.write
+        retained, write = self._sessions.retained, self._sessions.write
+        if retained is not None and retained.taken:
+            retained.flush()
         done = 0
         self.trail = trail
         for clients, gathered, _ in self.routes.gathered():

@@ -11,7 +11,7 @@ store does not take is kept in memory alone, and counted. Messages are numbered:
 of their numbers, wherever the records stand. While less than half of the log is live, each change copies the
 oldest live messages to its end, and all below the oldest one left is dropped.
 
-A client that returns is handed its messages as one piece of its outbox (`KeptFrames`), which pads them as
+A client that returns is handed its messages as one piece of its outbox (`ShortFrames`), which pads them as
 they are sent. They are kept until the system has them: a message may come again after a crash only if it was
 sent in the same moment.
 """
@@ -63,23 +63,23 @@ class Message:
         self.left = self.offset = self.size = 0
 
 
-class KeptFrames(FileRange):
-    """Kept messages in an outbox, padded to frames as they are sent.
+class ShortFrames(FileRange):
+    """Frames without their padding, in an outbox: they are padded as they are sent.
 
     `sent(count)`: called when the transport has taken the first `count` of them.
     """
 
-    __slots__ = ("_at", "_sent", "messages")
+    __slots__ = ("_at", "_frames", "_sent")
 
-    def __init__(self, messages: Sequence[Message], sent: Callable[[int], None]) -> None:
-        self.messages = messages
+    def __init__(self, frames: Sequence[bytes], sent: Callable[[int], None]) -> None:
+        self._frames = frames
         self._at = 0
         self._sent = sent
-        super().__init__(-1, 0, len(messages) * FRAME_BYTES, lambda: None)
+        super().__init__(-1, 0, len(frames) * FRAME_BYTES, lambda: None)
 
     @property
     def done(self) -> int:
-        """How many whole messages the transport has taken."""
+        """How many whole frames the transport has taken."""
         return self._at // FRAME_BYTES
 
     @property
@@ -94,8 +94,8 @@ class KeptFrames(FileRange):
 
     def read(self, bytes_max: int) -> bytes:
         skipped = self._at % FRAME_BYTES
-        some = self.messages[self.done : self.done + (skipped + bytes_max) // FRAME_BYTES + 1]
-        frames = b"".join([message.frame.ljust(FRAME_BYTES, b"\0") for message in some])
+        some = self._frames[self.done : self.done + (skipped + bytes_max) // FRAME_BYTES + 1]
+        frames = b"".join([frame.ljust(FRAME_BYTES, b"\0") for frame in some])
         return frames[skipped : skipped + min(bytes_max, self.length)]
 
 

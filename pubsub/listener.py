@@ -1,6 +1,7 @@
 """The service that the host runs: pub/sub's endpoints, its logs in the store, its metrics."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -9,14 +10,17 @@ from pubsub.absences import Absences
 from pubsub.admin import Admin
 from pubsub.fanout import Fanout
 from pubsub.intake import Intake, LineSink, SyslogSession
+from pubsub.kept import ShortFrames
 from pubsub.lines import LINES, STATSD, SYSLOG
+from pubsub.look_back import NEVER
 from pubsub.metrics import GAUGES, Counts
 from pubsub.recording import FrameTrack
+from pubsub.retained import Retained
 from pubsub.session import Session
 from pubsub.sessions import ClientSession, Sessions, saved, saver
-from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, SESSIONS_LOG, PubsubSettings
+from pubsub.settings import AWAY_LOG, KEPT_LOG, NAMESPACE, RETAINED_LOG, SESSIONS_LOG, PubsubSettings
 from pubsub.wire import FRAME_BYTES, TOPIC_BYTES_MAX, Kind, take_frames
-from shared.errors import StoreError
+from shared.errors import OutOfRange, StoreError
 from shared.metrics import Sample, samples
 from shared.net.connection import Connection
 from shared.plugin import Context, TcpEndpoint, UdpEndpoint
@@ -29,6 +33,10 @@ from shared.task_turns import TaskTurn
 from shared.tracing import Observer, Tap
 
 READ_BYTES = 1 << 20
+PAST_BYTES = 256 << 10
+"""Of a recording, read at a time for one client."""
+READERS = 4
+"""Clients for which so much is looked through at a time."""
 LOOK_SECONDS = 60.0
 """How often sessions are ended whose clients have been away for too long."""
 
@@ -62,6 +70,17 @@ async def open_pubsub(context: Context, settings: PubsubSettings) -> "PubsubServ
             **describe_lost(table.lost),
         )
     await _restore_kept(sessions, namespace, context)
+    sessions.wall_ms = context.store.clock.wall_ms
+    sessions.retained = Retained(
+        await Table.open(namespace, RETAINED_LOG),
+        settings,
+        counts,
+        context.budget.account("retained"),
+        context.log,
+        sessions.wall_ms,
+        lambda: sessions.on_unturned(),
+    )
+    sessions.retain(settings.retain)
     sessions.restored(trio.current_time())
     return PubsubService(context, settings, sessions)
 
@@ -121,6 +140,9 @@ class PubsubService:
         self.sessions = sessions
         self._context = context
         recorder = context.recorder
+        if recorder is not None:
+            sessions.cut = recorder.cut
+        self._reading = trio.CapacityLimiter(READERS)
         fanout = self.fanout = Fanout(
             sessions, None if recorder is None else FrameTrack(recorder), context.access
         )
@@ -148,7 +170,12 @@ class PubsubService:
 
     async def take_settings(self, settings: PubsubSettings) -> None:
         """Apply new settings to new connections; open ones keep their limits."""
-        self.sessions.settings = self.sessions.kept.settings = settings
+        sessions = self.sessions
+        sessions.settings = sessions.kept.settings = settings
+        sessions.retain(settings.retain)
+        if sessions.retained is not None:
+            sessions.retained.take_settings(settings)
+            self._context.store.commit_pending()
 
     async def run(self) -> None:
         """Note absences and end old sessions, until cancelled."""
@@ -156,6 +183,7 @@ class PubsubService:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._finish_published)
                 nursery.start_soon(self._commit_unturned)
+                self.sessions.on_look_back = lambda client: nursery.start_soon(self._look_back, client)
                 await self._look_after_sessions()
         finally:
             for _ in self._note_absences():
@@ -179,6 +207,58 @@ class PubsubService:
             self.sessions.on_unturned = left.set
             await left.wait()
             self._context.store.commit_pending()
+
+    async def _look_back(self, client: ClientSession) -> None:
+        """Send a client what was before, a piece at a time."""
+        look, connection = client.look_back, client.connection
+        if look is None or connection is None:
+            return
+        since = look.begin()
+        log = self._context.log.bind(client=client.name)
+        try:
+            await self._send_before(client, connection, look.retained_frames())
+            if look.cut is not None and since < NEVER:
+                recorded, end, ticket = look.cut
+                with suppress(StoreError):  # then the recording ends before it
+                    await self._context.store.wait(ticket)
+                reader = WholeRecords(recorded, recorded.seek(since // 1000), PAST_BYTES)
+                while client.look_back is look:
+                    try:
+                        records = await reader.read()
+                    except OutOfRange:  # retention was faster
+                        reader = WholeRecords(recorded, recorded.first, PAST_BYTES)
+                        continue
+                    if not records or reader.offset >= end:
+                        break
+                    frames = look.past_frames(records[: end - reader.offset])
+                    self.sessions.counts.past_messages += await self._send_before(client, connection, frames)
+                if reader.lost:
+                    log.warning("part of the past is damaged: it is not sent", **describe_lost(reader.lost))
+        except StoreError as error:
+            log.warning("the past cannot be read: the rest of it is not sent", error=str(error))
+        self.sessions.looked_back(client, look)
+
+    async def _send_before(
+        self, client: ClientSession, connection: Connection, frames: Iterator[bytes | None]
+    ) -> int:
+        """Send frames, and return when the client has taken them: how many there were."""
+        turn = TaskTurn()
+        some: list[bytes] = []
+        async with self._reading:
+            for frame in frames:
+                if frame is not None:
+                    some.append(frame)
+                await turn.item()
+        if some and client.connection is connection and not connection.mute:
+            taken = trio.Event()
+            piece = ShortFrames(some, lambda count: None)
+            piece.release = taken.set
+            client.written += len(some)
+            connection.write_file(piece)
+            await taken.wait()
+            if piece.length and not connection.mute:  # it was dropped
+                self.sessions.count_dropped(client, len(some) - piece.done)
+        return len(some)
 
     async def _look_after_sessions(self) -> None:
         while True:

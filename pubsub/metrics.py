@@ -23,6 +23,8 @@ class Counts:
     )
     kept_lost: int = counter("kept_lost_total", "Of these, lost to damage of their log.")
     """The number is from the log's index, which damage may have shortened."""
+    retained_refused: int = counter("retained_refused_total", "Messages not retained: no room, or no disk.")
+    past_messages: int = counter("past_messages_total", "Messages of the past, sent to who asked for it.")
     frames_dropped: int = counter("frames_dropped_total", "Messages dropped: a subscriber did not read.")
     subscribers_dropped_from: int = counter("subscribers_dropped_from_total", "Connections they were on.")
     sessions_expired: int = counter("sessions_expired_total", "Sessions ended: away for session_seconds.")
@@ -46,6 +48,11 @@ GAUGES = (
         "subscriptions_wild",
         "Those to patterns of more than three wildcards.",
         lambda sessions: sessions.wild,
+    ),
+    Gauge(
+        "retained",
+        "Topics with a retained message.",
+        lambda sessions: len(sessions.retained) if sessions.retained is not None else 0,
     ),
     Gauge("kept_bytes", "Kept for clients that are away.", lambda sessions: sessions.kept.total_bytes),
 )

@@ -4,11 +4,13 @@ The frames of one batch, put together, would mostly be padding. They are cut by 
 Equal ones are cut with one call (`struct`, in which the padding is skipped), others one by one.
 """
 
-from collections.abc import Callable, Sequence
-from struct import Struct, pack
+from collections.abc import Callable, Iterator, Sequence
+from struct import Struct, iter_unpack, pack
 from typing import TYPE_CHECKING
 
 from pubsub.wire import (
+    DATA_AT,
+    DATAGRAM_BYTES_MIN,
     DATAGRAM_TYPE_AT,
     FRAME_BYTES,
     PAYLOAD_BYTES_MIN,
@@ -17,6 +19,7 @@ from pubsub.wire import (
 )
 
 if TYPE_CHECKING:  # the recorder has a clock, and this module is sans-IO
+    from shared.recording.blocks import Block
     from shared.recording.recorder import Recorder
 
 BEFORE_BYTES = TYPE_AT - DATAGRAM_TYPE_AT
@@ -52,6 +55,22 @@ class FrameTrack:
             return cut.unpack(frames)
         starts = range(0, len(frames), FRAME_BYTES)
         return [frames[at : at + BEFORE_BYTES + length] for at, length in zip(starts, lengths, strict=True)]
+
+
+def recorded_frames(block: "Block", body: bytes) -> Iterator[bytes]:
+    """The frames of a block, without their padding. Raises ValueError."""
+    if block.codec != RECORDED_FRAMES:
+        raise ValueError(f"codec {block.codec}")
+    at = 2 * block.messages
+    if at > len(body):
+        raise ValueError("its lengths reach past its end")
+    for (length,) in iter_unpack(">H", body[:at]):
+        end = at + length + DATA_AT - DATAGRAM_BYTES_MIN
+        kind = body[at + TYPE_AT] if end <= len(body) and length >= DATAGRAM_BYTES_MIN else -1
+        if kind not in PAYLOAD_BYTES_MIN:
+            raise ValueError("a datagram that is too short, or reaches past its end")
+        yield body[at:end]
+        at = end
 
 
 def picked(

@@ -3,20 +3,13 @@
 Datagrams may be lost without an error: at full speed a busy server loses some.
 """
 
-import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from pubsub import wire
 from pubsub.client import Publisher, open_datagrams
-from pubsub.wire import (
-    DATA_AT,
-    DATAGRAM_BYTES_MIN,
-    PAYLOAD_BYTES_MIN,
-    RECORDED_FRAMES,
-    TYPE_AT,
-    Kind,
-)
+from pubsub.recording import recorded_frames
+from pubsub.wire import DATA_AT, TYPE_AT, Kind
 from shared.client.loop import Loop
 from shared.client.running import open_loop
 from shared.recording.blocks import Block
@@ -77,21 +70,9 @@ def _datagram(topic: bytes, message: PastMessage) -> bytes:
 
 def recorded(block: Block, frames: bytes) -> Iterator[PastMessage]:
     """Raises ValueError."""
-    if block.codec != RECORDED_FRAMES:
-        raise ValueError(f"codec {block.codec}")
-    lengths_end = 2 * block.messages
-    if lengths_end > len(frames):
-        raise ValueError("its lengths reach past its end")
-    at = lengths_end
-    for (length,) in struct.iter_unpack(">H", frames[:lengths_end]):
-        end = at + length + DATA_AT - DATAGRAM_BYTES_MIN
-        kind = frames[at + TYPE_AT] if end <= len(frames) and length >= DATAGRAM_BYTES_MIN else -1
-        if kind not in PAYLOAD_BYTES_MIN:
-            raise ValueError("a datagram that is too short, or reaches past its end")
-        frame = frames[at:end]
+    for frame in recorded_frames(block, frames):
         topic, sender = wire.frame_topic(frame), wire.frame_sender(frame)
-        yield PastMessage(topic, frame[DATA_AT:], sender=sender, own=Kind(kind))
-        at = end
+        yield PastMessage(topic, frame[DATA_AT:], sender=sender, own=Kind(frame[TYPE_AT]))
 
 
 REPLAYS = Replays(target, recorded)

@@ -5,6 +5,7 @@ connection.
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pubsub.sessions import ClientSession, Sessions
 from pubsub.states import TRANSITIONS, Event, State
@@ -15,12 +16,16 @@ from pubsub.wire import (
     Fault,
     decode_command,
     decode_id,
+    decode_since,
 )
 from shared.access import ANONYMOUS, READ, Guard
 from shared.errors import RemoteProtocolError
 from shared.net.connection import Connection
 from shared.net.session import SessionBase
+from shared.net.stops import STOP_WORDS, Stop
 
+LOOKS_BACK = Stop.FIRST_OWN
+_SUBSCRIBING = (Command.SUBSCRIBE, Command.KEEP)
 _EVENTS = {
     Command.SUBSCRIBE: Event.SUBSCRIBE,
     Command.KEEP: Event.SUBSCRIBE,
@@ -32,13 +37,16 @@ _EVENTS = {
 class Session(SessionBase):
     """The server's side of one connection."""
 
-    __slots__ = ("_client", "_id", "_sessions", "state")
+    __slots__ = ("_client", "_gate", "_id", "_sessions", "state")
+
+    stop_words: ClassVar[Mapping[int, str]] = {**STOP_WORDS, LOOKS_BACK: "what was before, which it is sent"}
 
     def __init__(self, connection: Connection, sessions: Sessions, gate: Guard | None = None) -> None:
         super().__init__(connection)
         self._sessions = sessions
         self._client: ClientSession | None = None
         self._id = b""
+        self._gate = gate
         self.state = State.ID
         self.identity.admit(gate)
         self.identity.await_first_request()
@@ -62,8 +70,16 @@ class Session(SessionBase):
             if found is None:
                 self.need(COMMAND_BYTES)
                 break
-            at += COMMAND_BYTES
             command, topic = found
+            minutes = None
+            if command == Command.LOGIN and client is not None:
+                since = self._since(topic)
+                if since is not None:
+                    command, (minutes, topic) = Command.KEEP, since
+            if client is not None and command in _SUBSCRIBING and not sessions.may_subscribe(client):
+                self.pause_input(LOOKS_BACK)
+                break
+            at += COMMAND_BYTES
             if command == Command.LOGIN:  # the commands behind it wait for its outcome
                 user, _, password = topic.partition(b":")
                 self.identity.log_in(user.decode("utf-8", "replace"), password, self._logged_in)
@@ -76,11 +92,26 @@ class Session(SessionBase):
                 self._finish(event)
                 break
             elif self._may_subscribe(topic):
-                sessions.subscribe(client, topic, keeps=command == Command.KEEP)
+                sessions.subscribe(client, topic, keeps=command == Command.KEEP, minutes=minutes)
             if self.turn.over() and at < len(data):
                 self.yield_turn()
                 break
         return at
+
+    def _since(self, topic: bytes) -> tuple[int, bytes] | None:
+        """Minutes and pattern of a subscription from the past; None: it is a login. A user's name may look
+        like a number."""
+        users = None if self._gate is None else self._gate.access.users
+        if users and topic.partition(b":")[0].decode("utf-8", "replace") in users:
+            return None
+        return decode_since(topic, may_log_in=users is not None)
+
+    def _holds(self, size: int) -> None:
+        """So many bytes wait while the client looks back."""
+        self.gathered_bytes = size
+        self.count_held()
+        if not size and self.stopped & LOOKS_BACK:
+            self.resume_next_turn(LOOKS_BACK)
 
     def _is_mine(self) -> bool:
         """Whether this user may take the id: no user or the same one owns it."""
@@ -94,6 +125,7 @@ class Session(SessionBase):
         if known is not None and known.connection is None:
             self._restrict(known)  # rules may have changed while the client was away
         self._client = sessions.join(self._id, self.connection, self.user)
+        self._client.holds = self._holds
         self.state = TRANSITIONS[self.state][event]
         self.input_seconds = sessions.settings.command_seconds
 

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from pubsub.absences import Absences
-from pubsub.kept import Kept, KeptFrames, Message
+from pubsub.kept import Kept, Message, ShortFrames
+from pubsub.look_back import NEVER, LookBack
 from pubsub.metrics import Counts
+from pubsub.retained import Retained, row_frame
 from pubsub.settings import PubsubSettings
-from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, Fault
+from pubsub.wire import FRAME_BYTES, ID_CHARACTERS_MAX, TOPIC_BYTES_MAX, WILDCARDS, Fault
 from shared.access import ANONYMOUS
 from shared.budget import Account, CacheBytes, Caches, OverBudget, unbounded
 from shared.errors import RemoteProtocolError, StoreError
@@ -31,15 +33,13 @@ from shared.file_range import FileRange
 from shared.net.connection import Connection
 from shared.net.outbox import Chunk
 from shared.routing.index import RoutingIndex
-from shared.routing.syntax import Wildcards
 
 if TYPE_CHECKING:
     import structlog
 
+    from pubsub.look_back import Cut
     from shared.storage.log import Ticket
     from shared.storage.table import Table
-
-WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
 
 SESSION_BYTES = 800
 """Measured memory of a session, with its row in the table of absences. An id has at most ten characters."""
@@ -55,7 +55,19 @@ class ClientSession:
     `wild`: how many of the patterns are wild (`shared.routing.syntax`).
     """
 
-    __slots__ = ("connection", "dropped", "id", "name", "owner", "topics", "unread_at", "wild", "written")
+    __slots__ = (
+        "connection",
+        "dropped",
+        "holds",
+        "id",
+        "look_back",
+        "name",
+        "owner",
+        "topics",
+        "unread_at",
+        "wild",
+        "written",
+    )
 
     def __init__(self, client_id: bytes) -> None:
         self.id = client_id
@@ -64,6 +76,9 @@ class ClientSession:
         self.name = client_id.decode("ascii")
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
+        self.look_back: LookBack | None = None
+        self.holds: Callable[[int], None] = lambda size: None
+        """Called with the bytes that wait while it looks back."""
         self.unread_at: int | None = None
         """Where what its last connection leaves unread has its place (`Kept.reserve`)."""
         self.connection: Connection | None = None
@@ -117,6 +132,14 @@ class Sessions:
         self.live, self.away = index(), index()
         self.clients: dict[bytes, ClientSession] = {}
         self.absences = absences or Absences()
+        self.retained: Retained | None = None
+        self.retainer = ClientSession(b"")
+        """Stands for `retained` in `away`."""
+        self.cut: Callable[[], Cut | None] = lambda: None
+        """Where the recording of what has passed until now ends; None: there is none."""
+        self.wall_ms: Callable[[], int] = lambda: 0
+        self.on_look_back: Callable[[ClientSession], None] = lambda client: None
+        """Called when a client begins to look back: who has set it calls `looked_back` in the end."""
         self.subscriptions = 0
         self.wild = 0
         """How many of them are wild."""
@@ -206,7 +229,11 @@ class Sessions:
         connection, client.connection = client.connection, None
         now = connection.now if connection is not None else 0.0
         if connection is not None:
-            client.unread_at = self.kept.reserve(connection.outbox.size // FRAME_BYTES + 1)
+            unread_at = self.kept.reserve(connection.outbox.size // FRAME_BYTES + 1)
+            if client.look_back is not None:
+                self._keep_unread(client, b"".join(client.look_back.waiting))
+                client.look_back = None
+            client.unread_at = unread_at
         self.counts.connected -= 1
         self._say(f"Client {client.name} disconnected.")
         if not client.topics:
@@ -226,6 +253,9 @@ class Sessions:
             return
         if connection.mute:
             self._keep_unread(client, frames)
+            return
+        if client.look_back is not None:
+            self._wait(client, client.look_back, frames)
             return
         client.written += len(frames) // FRAME_BYTES
         connection.write(frames)
@@ -249,7 +279,7 @@ class Sessions:
             elif unsent and any(client.topics.values()):
                 self.kept.unsent(client.id, unsent, messages[-1])
 
-        frames = KeptFrames(messages, sent)
+        frames = ShortFrames([message.frame for message in messages], sent)
         frames.release = release
         client.written = len(messages)
         self.counts.messages_delivered += len(messages)
@@ -261,6 +291,9 @@ class Sessions:
         if begun is not None and parts and not isinstance(begun, FileRange):
             cut = (len(begun) - len(parts[0])) // FRAME_BYTES * FRAME_BYTES
             parts[0] = memoryview(begun)[cut:]  # a message that was sent in part was not read
+        if client.look_back is not None:
+            parts += client.look_back.waiting
+            client.look_back = None
         self._keep_unread(client, b"".join(parts))
 
     def _keep_unread(self, client: ClientSession, data: bytes) -> None:
@@ -303,12 +336,18 @@ class Sessions:
 
     # Subscriptions.
 
-    def subscribe(self, client: ClientSession, topic: bytes, *, keeps: bool) -> None:
-        """Add a connected client's subscription. Raises RemoteProtocolError above a limit."""
+    def subscribe(
+        self, client: ClientSession, topic: bytes, *, keeps: bool, minutes: int | None = None
+    ) -> None:
+        """Add a connected client's subscription, and send it what is retained, and the past of so many
+        minutes. Raises RemoteProtocolError above a limit."""
         before = client.topics.get(topic)
-        if before is keeps:
-            return
-        if before is None:
+        if before is not keeps:
+            self._add(client, topic, keeps, before is None)
+        self._begin_look_back(client, topic, minutes)
+
+    def _add(self, client: ClientSession, topic: bytes, keeps: bool, is_new: bool) -> None:
+        if is_new:
             settings = self.settings
             if len(client.topics) >= settings.subscriptions_max:
                 raise RemoteProtocolError(
@@ -342,6 +381,58 @@ class Sessions:
             self.on_change()
         client.topics[topic] = keeps
         self._save(Changed(client.id, topic, keeps, client.owner))
+
+    def retain(self, patterns: Iterable[str]) -> None:
+        """Messages of topics that one of these patterns matches go to `retained`."""
+        self.away.drop(self.retainer)
+        for pattern in patterns:
+            self.away.subscribe(self.retainer, pattern.encode())
+        self.on_change()
+
+    def _begin_look_back(self, client: ClientSession, topic: bytes, minutes: int | None) -> None:
+        cut = None if minutes is None else self.cut()
+        look, retained = client.look_back, self.retained
+        if look is None:
+            if cut is None:
+                if not retained:
+                    return
+                if not _has_wildcards(topic):
+                    row = retained.get(topic)
+                    if row is not None:
+                        self.write(client, row_frame(row).ljust(FRAME_BYTES, b"\0"))
+                    return
+            rows = retained.items() if retained else ()
+            look = client.look_back = LookBack(self.counts.messages_in, rows)
+            self.on_look_back(client)
+        if cut is not None:
+            look.cut = cut
+        since = NEVER if cut is None or minutes is None else 1000 * (self.wall_ms() - 60_000 * minutes)
+        look.asked[topic] = min(since, look.asked.get(topic, NEVER))
+
+    def may_subscribe(self, client: ClientSession) -> bool:
+        """Whether a client may subscribe now; else when it has looked back."""
+        look = client.look_back
+        return look is None or (not look.begun and look.at == self.counts.messages_in)
+
+    def _wait(self, client: ClientSession, look: LookBack, frames: bytes) -> None:
+        """Frames wait until their client has looked back, as they do for one that does not read."""
+        look.add(frames)
+        settings = self.settings
+        while look.size > settings.subscriber_bytes_max and len(look.waiting) > 1:
+            if settings.slow_subscriber == "disconnect":
+                assert client.connection is not None
+                client.connection.abort("slow consumer")
+                return
+            self.count_dropped(client, len(look.drop_oldest()) // FRAME_BYTES)
+        client.holds(look.size)
+
+    def looked_back(self, client: ClientSession, look: LookBack) -> None:
+        """A client has been sent what was before: what has come since follows."""
+        if client.look_back is look:
+            client.look_back = None
+            client.holds(0)
+            for frames in look.waiting:
+                self.write(client, frames)
 
     def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
         """End a connected client's subscription, if there is one."""
@@ -435,6 +526,10 @@ class Sessions:
             self._wild_of_users.add(client.owner, count)
             client.wild += count
             self.wild += count
+
+
+def _has_wildcards(pattern: bytes) -> bool:
+    return not {WILDCARDS.any_levels, WILDCARDS.one_level}.isdisjoint(WILDCARDS.levels(pattern))
 
 
 def _keeping_patterns(client: ClientSession) -> RoutingIndex[bytes]:

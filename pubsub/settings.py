@@ -5,6 +5,7 @@ from typing import Any, Literal
 import attrs
 from attrs import validators
 
+from pubsub.wire import TOPIC_BYTES_MAX
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
@@ -12,7 +13,7 @@ from shared.units import MIB, RESTART, limit
 NAMESPACE = "pubsub"
 """The namespace of the store with pub/sub's logs."""
 SESSION_SECONDS_MAX = 100 * 365 * 86_400
-SESSIONS_LOG, KEPT_LOG, AWAY_LOG = "sessions", "kept", "away"
+SESSIONS_LOG, KEPT_LOG, AWAY_LOG, RETAINED_LOG = "sessions", "kept", "away", "retained"
 
 
 def _port_setting() -> Any:
@@ -21,9 +22,14 @@ def _port_setting() -> Any:
     return attrs.field(default=None, validator=bounds, metadata=RESTART)
 
 
+def _is_pattern(_: Any, field: Any, pattern: str) -> None:
+    if not 1 <= len(pattern.encode()) <= TOPIC_BYTES_MAX or "\0" in pattern:
+        raise ValueError(f"a pattern of {field.name} has 1 to {TOPIC_BYTES_MAX} bytes, none of them NUL")
+
+
 @attrs.frozen
 class PubsubSettings:
-    """Section `[pubsub]`. Subscriptions and what is kept are on disk; other messages pass through memory."""
+    """Section `[pubsub]`. Subscriptions, kept and retained messages are on disk; all else is in memory."""
 
     port: int = limit(7070, 0, 65535, restart=True)
     """The port of both TCP and UDP; 0 picks a free one."""
@@ -39,8 +45,7 @@ class PubsubSettings:
     """Networks whose datagrams are accepted. Empty: all, which is allowed on loopback only. A sender's
     address can be forged."""
     durability: Durability = attrs.field(factory=lambda: Durability.parse("interval:50ms"), metadata=RESTART)
-    """The durability of subscriptions and of what is kept. Nothing gets an answer, so no client waits for the
-    disk."""
+    """The durability of subscriptions, and of kept and retained messages. No client waits for the disk."""
     subscriber_bytes_max: int = limit(64 * MIB, 1, 1024 * MIB)
     """Bytes that may wait for a subscriber that does not read."""
     slow_subscriber: Literal["drop", "disconnect"] = "drop"
@@ -67,6 +72,11 @@ class PubsubSettings:
     """Bytes kept for one absent client, without the padding of frames."""
     kept_bytes_total_max: int = limit(256 * MIB, 0, 1024 * 1024 * MIB)
     """Bytes kept for all absent clients."""
+    retain: tuple[str, ...] = attrs.field(default=(), validator=validators.deep_iterable(_is_pattern))
+    """Patterns of topics whose last message is kept for whoever subscribes later: `["hall/*"]`. An empty
+    STRING ends that of its topic. What no pattern matches any more ends, too."""
+    retained_max: int = limit(10_000, 0, 1_000_000)
+    """Topics with a retained message. Messages of further topics are not retained, and counted."""
     command_seconds: float = attrs.field(default=30.0, validator=validators.gt(0))
     """The longest time from a command's first byte to its last. For the id, `net.first_request_seconds`
     counts."""

@@ -19,7 +19,7 @@ class Event(Enum):
     JOIN = "a client id that is not connected"
     LOGIN_COMES = "a client id that needs a login"
     LOGGED_IN = "4 (log in), which fits"
-    SUBSCRIBE = "0 or 3 (subscribe)"
+    SUBSCRIBE = "0, 3 or 4 (subscribe)"
     UNSUBSCRIBE = "1 (unsubscribe)"
     DISCONNECT = "2 (disconnect)"
     FAULT = "a fault"

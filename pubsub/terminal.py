@@ -84,15 +84,22 @@ class Terminal:
                 for message in self._receive():
                     yield wire.line(message) + b"\n"
 
-    def messages(self, topics: Sequence[bytes], seconds: float | None) -> Generator[Message, None, None]:
-        """Subscribe, and yield messages until none came for `seconds`. The subscriptions end with it.
+    def messages(
+        self, topics: Sequence[bytes], seconds: float | None, minutes: int | None = None
+    ) -> Generator[Message, None, None]:
+        """Subscribe, from `minutes` ago on, and yield messages until none came for `seconds`. The
+        subscriptions end with it.
 
         Raises ConnectionRefusedError if the server closes.
         """
         while not self._settled:
             if self._wait():
                 yield from self._receive()
-        self._socket.sendall(b"".join(wire.encode_command(Command.SUBSCRIBE, topic) for topic in topics))
+        if minutes is None:
+            asked = [wire.encode_command(Command.SUBSCRIBE, topic) for topic in topics]
+        else:
+            asked = [wire.encode_past(minutes, topic, keep=False) for topic in topics]
+        self._socket.sendall(b"".join(asked))
         if self._has_login:
             _complain(UNANSWERED)
         try:

@@ -4,6 +4,7 @@ Source: PROTOCOL.md. The server does not parse messages: a datagram becomes a fr
 (`pubsub.fanout`). Subscribers parse frames here.
 """
 
+import math
 from collections.abc import Mapping
 from decimal import Decimal
 from enum import IntEnum, StrEnum
@@ -11,6 +12,8 @@ from enum import IntEnum, StrEnum
 import attrs
 
 from shared.errors import RemoteProtocolError, printable
+from shared.routing.syntax import Wildcards
+from shared.units import moment_ms
 
 ID_BYTES = 11
 ID_CHARACTERS_MAX = 10
@@ -34,6 +37,11 @@ FRAME_BYTES = DATA_AT + PAYLOAD_BYTES_MAX + 1
 RECORDED_FRAMES = 1
 """The codec of recorded blocks (RECORDING.md): datagrams in frames, without their padding."""
 
+WILDCARDS = Wildcards(separator=b"/", any_levels=b"*", one_level=b"+")
+"""The levels of topics, and the wildcards of patterns."""
+SINCE_MINUTES_MAX = 525_600
+"""A year: the longest past that a subscription may ask for."""
+
 U16_MAX = 0xFFFF
 U32_MAX = 0xFFFFFFFF
 EXPONENT_MAX = 0xFF
@@ -55,7 +63,8 @@ PAYLOAD_BYTES_MIN: Mapping[int, int] = {Kind.INT: 5, Kind.SHORT_REAL: 2, Kind.FL
 
 class Command(IntEnum):
     """A subscriber's commands. KEEP is **ext**: subscribe, and keep messages while the client is away. LOGIN
-    is **ext**, too: its topic is `<user>:<password>`."""
+    is **ext**, too: its topic is `<user>:<password>`; or, of a subscription as KEEP from the past,
+    `<minutes>:<pattern>`."""
 
     SUBSCRIBE = 0
     UNSUBSCRIBE = 1
@@ -73,6 +82,7 @@ class Fault(StrEnum):
     TOPIC = "topic"
     SESSIONS = "sessions"
     SUBSCRIPTIONS = "subscriptions"
+    SINCE = "since"
     TOO_LATE = "too_late"
     LOGIN = "login"
     SYSLOG = "syslog"
@@ -134,6 +144,52 @@ def encode_login(user: str, password: str) -> bytes:
             "longer ones need a client certificate"
         )
     return encode_command(Command.LOGIN, topic)
+
+
+def encode_since(minutes: int, pattern: bytes) -> bytes:
+    """The command to subscribe from so many minutes ago on. Raises ValueError."""
+    if not 0 <= minutes <= SINCE_MINUTES_MAX:
+        raise ValueError(f"{minutes} minutes; from 0 to {SINCE_MINUTES_MAX} can be asked for")
+    topic = b"%d:%b" % (minutes, pattern)
+    if len(topic) > TOPIC_BYTES_MAX:
+        raise ValueError(
+            f"minutes and pattern have at most {TOPIC_BYTES_MAX} bytes, with a colon between them"
+        )
+    return encode_command(Command.LOGIN, topic)
+
+
+def since_minutes(since: str | float, now_ms: int) -> int:
+    """The whole minutes, rounded up, of a time: seconds ago, or text as `10m`, `2h` or ISO 8601.
+
+    Raises ValueError.
+    """
+    seconds = (now_ms - moment_ms(since, now_ms)) / 1000 if isinstance(since, str) else since
+    if not 0 <= seconds <= 60 * SINCE_MINUTES_MAX:
+        raise ValueError(f"since {since}: it is in the past, and at most {SINCE_MINUTES_MAX} minutes ago")
+    return math.ceil(seconds / 60)
+
+
+def encode_past(minutes: int, pattern: bytes, *, keep: bool) -> bytes:
+    """As `encode_since`; without `keep` nothing is kept while the client is away. Raises ValueError."""
+    return encode_since(minutes, pattern) + (b"" if keep else encode_command(Command.SUBSCRIBE, pattern))
+
+
+def decode_since(topic: bytes, *, may_log_in: bool) -> tuple[int, bytes] | None:
+    """Minutes and pattern of a command of type 4. None: it begins with no number, and a client `may_log_in`.
+
+    Raises RemoteProtocolError, whose text shows no password.
+    """
+    minutes, colon, pattern = topic.partition(b":")
+    is_number = minutes.removeprefix(b"-").isdigit()
+    if may_log_in and not is_number:
+        return None
+    if not colon or not minutes.isdigit() or len(minutes) > 6 or int(minutes) > SINCE_MINUTES_MAX:
+        raise RemoteProtocolError(
+            f"a subscription from the past is <minutes>:<pattern>, with 0 to {SINCE_MINUTES_MAX} minutes"
+            + (f", not {printable(minutes)}" if is_number else ""),
+            fault=Fault.SINCE,
+        )
+    return int(minutes), pattern
 
 
 def decode_command(data: Buffer, at: int) -> tuple[int, bytes] | None:

@@ -201,6 +201,15 @@ class Recorder:
             )
         yield Sample("recorded_left_out_bytes_total", self.left_out_bytes, "Bytes of these.", labels=labels)
 
+    def cut(self) -> "tuple[Log, int, Ticket | None] | None":
+        """Where what has passed until now ends: the log, its end, and the ticket of its newest records, if
+        some are not durable yet. None: there is no log."""
+        self.flush()
+        log = self._log
+        if log is None or log.deleted:
+            log = self._open(0, 0)
+        return None if log is None else (log, log.end, None if self._part is None else self._part.ticket)
+
     # Called by tracks and tickets.
 
     def put(self, codec: int, fields: bytes, messages: int, frames: Buffer) -> None:

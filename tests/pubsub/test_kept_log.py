@@ -15,6 +15,8 @@ from pubsub.kept import unpacked
 from pubsub.listener import PubsubService, open_pubsub
 from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, frame
+from shared.budget import unbounded
+from shared.net.datagram_sink import Frames
 from shared.plugin import Context, UdpEndpoint
 from shared.storage.log import Log
 from tests.pubsub.world import LOG, Peer, framed
@@ -33,10 +35,11 @@ class Life:
         self.disk = FakeDisk()
         self.settings = PubsubSettings(**MODE, **settings)  # type: ignore[arg-type]
         self.number = 0
+        self.budget = unbounded()
         self.service: PubsubService
 
     async def start(self) -> None:
-        self.context = Context(await open_store(self.disk), LOG)
+        self.context = Context(await open_store(self.disk), LOG, budget=self.budget)
         self.service = await open_pubsub(self.context, self.settings)
         self.sessions = self.service.sessions
         self.settle()
@@ -69,9 +72,11 @@ class Life:
     def publish(self, *topics: bytes, size: int = 0) -> None:
         endpoint = self.service.endpoints[1]
         assert isinstance(endpoint, UdpEndpoint)
-        sent = [datagram(topic, Kind.STRING, bytes(size)) for topic in topics]
+        sent = [datagram(topic, Kind.STRING, b"." * (1 + size)) for topic in topics]
         frames = b"".join(framed(each, b"127.0.0.1:9") for each in sent)
-        assert endpoint.sink.receive_frames(frames, [len(each) for each in sent]) is None
+        left: Frames | None = (frames, [len(each) for each in sent])
+        while left is not None:
+            left = endpoint.sink.receive_frames(*left)
         self.settle()
 
     def held(self, client_id: bytes) -> int:

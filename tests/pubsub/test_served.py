@@ -14,7 +14,7 @@ import trustme
 from brokers.commands import control
 from brokers.errors import ExitCode
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, take_frames
-from tests.support.server import Server, begun, run, run_here, until
+from tests.support.server import Server, begun, counter, run, run_here, until
 
 NewServer = Callable[..., Server]
 
@@ -100,6 +100,28 @@ def test_what_is_kept_survives_kill_9_and_a_clean_stop_and_is_sent_once(new_serv
         server.kill()
     server.start()
     assert '"kept": 0' in rows(server)
+
+
+def test_what_is_retained_and_what_was_recorded_come_after_kill_9(new_server: NewServer) -> None:
+    server = new_server("--record", "pubsub", environ={"BROKERS_PUBSUB_RETAIN": '["k/+"]'}).start()
+    publish(server.address("pubsub"), *(b"k/%d" % (number % 5) for number in range(20)))
+    until(lambda: counter(server.data, "recorded_messages_total") == 20)
+    until(lambda: counter(server.data, "pubsub_retained") == 5)
+    server.kill()
+    server.start()
+    port = "--port", str(server.address("pubsub")[1])
+    with subscribed(server.address("pubsub"), b"A", encode_command(Command.SUBSCRIBE, b"k/*")) as again:
+        assert sorted(topics_of(again, 5)) == [b"k/%d" % number for number in range(5)]
+        publish(server.address("pubsub"), b"k/0")
+        assert topics_of(again, 1) == [b"k/0"]
+    past = run("pubsub", "subscribe", "--since", "10m", "k/*", "--max", "21", *port).stdout
+    assert [line.split(" - ")[1] for line in past.splitlines()] == [
+        *(f"k/{number % 5}" for number in range(20)),
+        "k/0",
+    ]
+    until(lambda: rows(server).count("peer") == 1)
+    wrong = run_here("pubsub", "subscribe", "--since", "tomorrow", "k/*", *port)
+    assert (wrong.returncode, "--since" in wrong.stderr) == (ExitCode.USAGE, True)
 
 
 def test_a_session_that_was_ended_is_not_back_after_kill_9(new_server: NewServer) -> None:
