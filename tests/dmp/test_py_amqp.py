@@ -88,7 +88,9 @@ def test_times_and_failed_tries_survive_kill_9(new_server: Callable[..., Server]
     began = time.monotonic()
     for _ in range(2):
         channel.basic_reject(channel.basic_get("q").delivery_tag, requeue=True)
-    channel.queue_declare("q", passive=True)
+    channel.basic_publish_confirm(
+        amqp.Message("z", delivery_mode=2), "", "q"
+    )  # the journal has what is before
     server.kill()
     connection.collect()
     server.start()
@@ -96,6 +98,7 @@ def test_times_and_failed_tries_survive_kill_9(new_server: Callable[..., Server]
         channel = connection.channel()
         message = channel.basic_get("q", no_ack=True)
         assert (message.body, message.headers["x-delivery-count"]) == ("x", 2)
+        assert channel.basic_get("q", no_ack=True).body == "z"
         until(lambda: channel.basic_get("q", no_ack=True) is not None)
         assert time.monotonic() - began > 1.4
     assert server.stop() == 0
