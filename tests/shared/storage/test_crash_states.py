@@ -18,15 +18,14 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
 from tests.support.workloads import REFERRING, SEVERAL, SMALL, check_short, drawn, sequence, something
 
-# Of these all triples are run, of all operations all pairs but _DEAREST: "change weakest" makes states of
-# those kinds, a fifth as many. `make trial-states` runs all triples. Laps reuse segments of the journal.
-_CORE = ("change two", "delete or make again", "checkpoint")
+# All pairs of operations are run but these: "change weakest" makes states of those kinds, a fifth as many.
+# `make trial-states` runs all triples. Laps reuse segments of the journal.
 _DEAREST = {
     ("change weak", last) for last in ("write tails", "checkpoint", "checkpoint amid a deletion", "restart")
 }
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
-_SEEDS = (0, 1, 2, 5, 6, 7, 12)
+_SEEDS = (0, 1, 2, 5)
 _SAMPLE = 16
 
 
@@ -42,7 +41,6 @@ def test_short_workloads_keep_their_promises_in_every_legal_state(workers: Proce
     workloads = [
         *itertools.product(SMALL, repeat=1),
         *(pair for pair in itertools.product(SMALL, repeat=2) if pair not in _DEAREST),
-        *itertools.product(_CORE, repeat=3),
         *_LAPS,
     ]
     total = _tally(workers.map(check_short, workloads, chunksize=4))
