@@ -88,9 +88,7 @@ def test_times_and_failed_tries_survive_kill_9(new_server: Callable[..., Server]
     began = time.monotonic()
     for _ in range(2):
         channel.basic_reject(channel.basic_get("q").delivery_tag, requeue=True)
-    channel.basic_publish_confirm(
-        amqp.Message("z", delivery_mode=2), "", "q"
-    )  # the journal has what is before
+    channel.basic_publish_confirm(amqp.Message("z", delivery_mode=2), "", "q")  # what is before is on disk
     server.kill()
     connection.collect()
     server.start()
