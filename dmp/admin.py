@@ -61,6 +61,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-delivery-limit": Argument("failed tries after which a message is dead; -1: any number", "number"),
     "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
     "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
+    "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
     "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
 }
 """AMQP's arguments of a queue that have a field of their own."""
@@ -106,6 +107,7 @@ class Admin:
                 lambda found: key_of(_consumer_id(*found)),
                 self._find_consumer,
                 _consumer,
+                (self._touch,),
                 begin="brokers dmp consume jobs",
                 totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
                 values={"queue": lambda found: _text(found[0].name)},
@@ -144,6 +146,14 @@ class Admin:
         takers = () if queue is None else queue.takers
         found = ((queue, taker) for taker in takers if queue and _consumer_id(queue, taker) == parts[0])
         return next(found, None)
+
+    @changing("touch", "Have all its time again to acknowledge what it holds.", answers=("touched",))
+    async def _touch(self, found: tuple[Queue, Taker], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        deadlines = getattr(getattr(found[1], "channel", None), "deadlines", None)
+        holds = deadlines is not None and deadlines.has_time(found[1])
+        if holds and not dry_run:
+            deadlines.begin_anew(found[1])
+        return {"touched": int(holds)}
 
     # Queues.
 

@@ -12,6 +12,7 @@ from dmp.timing import MS_MAX
 
 ARGUMENTS_BYTES_MAX = 4 * 1024
 """The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
+CONSUMER_TIMEOUT_LEAST_MS = 100
 _COUNT_MAX = (1 << 63) - 1
 
 
@@ -39,6 +40,7 @@ class QueueArguments:
     retry_ms: int | None = None
     retry_max_ms: int | None = None
     loss_counts: str | None = None
+    consumer_timeout_ms: int | None = None
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
@@ -73,6 +75,7 @@ class QueueArguments:
             retry_ms=retry_ms,
             retry_max_ms=retry_max_ms,
             loss_counts=table.get("x-loss-counts"),
+            consumer_timeout_ms=consumer_timeout_in(table, "queue"),
         )
 
 
@@ -152,12 +155,14 @@ FIELDS: Mapping[str, str] = {
     "x-retry-ms": "retry_ms",
     "x-retry-max-ms": "retry_max_ms",
     "x-loss-counts": "loss_counts",
+    "x-consumer-timeout": "consumer_timeout_ms",
 }
 """The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
 OLDER = frozenset(
     name
     for name in (*FIELDS, *_ONLY)
-    if name not in ("x-eta-header", "x-delivery-limit", "x-retry-ms", "x-retry-max-ms", "x-loss-counts")
+    if FIELDS.get(name)
+    not in ("eta_header", "delivery_limit", "retry_ms", "retry_max_ms", "loss_counts", "consumer_timeout_ms")
 )
 """Those that versions before knew: what these took with another one is what it was."""
 _QUEUE_ARGUMENTS = frozenset(
@@ -173,12 +178,17 @@ def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> No
             raise _invalid(name, "this broker does not have it", of)
 
 
-def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+def consumer_timeout_in(table: Mapping[str, Any], of: str) -> int | None:
+    """Milliseconds that a consumer has to acknowledge a delivery. Raises Refusal."""
+    return _number(table, "x-consumer-timeout", CONSUMER_TIMEOUT_LEAST_MS, MS_MAX, of)
+
+
+def _number(table: Mapping[str, Any], name: str, least: int, most: int, of: str = "queue") -> int | None:
     value = table.get(name)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _invalid(name, f"it is a number from {least} to {most}")
+        raise _invalid(name, f"it is a number from {least} to {most}", of)
     return value
 
 

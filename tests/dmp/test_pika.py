@@ -251,3 +251,19 @@ def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=argument) as refused:
         own_queue(channel, arguments={argument: 1})
     assert refused.value.reply_code == 406
+
+
+def test_a_consumer_that_acknowledges_too_late_loses_its_channel_and_the_messages_come_back(
+    connect: Connect, channel: BlockingChannel
+) -> None:
+    channel.queue_declare("slow", auto_delete=False, arguments={"x-consumer-timeout": 200})
+    channel.basic_publish("", "slow", b"x")
+    connection = connect()
+    late = connection.channel()
+    late.basic_consume("slow", lambda *_: None)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="timed out") as closed:
+        while True:
+            connection.process_data_events(time_limit=30)
+    assert closed.value.reply_code == 406
+    assert take(channel, "slow", 1) == [b"x"]
+    channel.queue_delete("slow")
