@@ -33,9 +33,7 @@ class Counts:
         "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."
     )
     gave_up: int = counter("messages_given_up_total", "Messages dead after more tries than x-delivery-limit.")
-    too_late_acks: int = counter(
-        "acks_too_late_total", "Channels closed at the end of an x-consumer-timeout."
-    )
+    too_late_acks: int = counter("acks_too_late_total", "Channels closed by an x-consumer-timeout.")
     dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")
     too_large_for_feeds: int = counter(
         "messages_too_large_for_feeds_total", "Messages that no feed can carry."

@@ -4,7 +4,7 @@ closes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,13 +24,13 @@ class AckDeadlines:
     milliseconds that somebody was given are over."""
 
     _timers: Timers
-    _first_held: Callable[[Hashable], int | None]
+    _first_held: Callable[[object], int | None]
     _late: Callable[[int], None]
     deadline: float = math.inf
     scheduled: float = math.inf
-    _times: dict[Hashable, tuple[int, DueTimes]] = attrs.Factory(dict)
+    _times: dict[object, tuple[int, DueTimes]] = attrs.Factory(dict)
 
-    def delivered(self, holder: Hashable, timeout_ms: int, before: int) -> None:
+    def delivered(self, holder: object, timeout_ms: int, before: int) -> None:
         """Somebody holds messages with tags below that, given now."""
         found = self._times.get(holder)
         if found is None:
@@ -39,11 +39,11 @@ class AckDeadlines:
         found[1].add(self._now_ms() + timeout_ms, before, grain)
         self._arm()
 
-    def has_time(self, holder: Hashable) -> bool:
+    def has_time(self, holder: object) -> bool:
         """Whether somebody holds what is to be acknowledged in time."""
         return holder in self._times and self._first_held(holder) is not None
 
-    def begin_anew(self, holder: Hashable) -> None:
+    def begin_anew(self, holder: object) -> None:
         """Have all the time again for what somebody holds, who has a time."""
         timeout_ms, times = self._times[holder]
         before = times[-1][1]

@@ -262,8 +262,7 @@ def test_a_consumer_that_acknowledges_too_late_loses_its_channel_and_the_message
     late = connection.channel()
     late.basic_consume("slow", lambda *_: None)
     with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="timed out") as closed:
-        while True:
-            connection.process_data_events(time_limit=30)
+        late.start_consuming()
     assert closed.value.reply_code == 406
     assert take(channel, "slow", 1) == [b"x"]
     channel.queue_delete("slow")
