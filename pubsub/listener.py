@@ -261,7 +261,7 @@ class PubsubService:
         return len(some)
 
     async def _look_after_sessions(self) -> None:
-        while True:
+        while not self._context.store.follows:
             await trio.sleep(LOOK_SECONDS)
             await self._end_long_away()
             turn = TaskTurn()
@@ -270,7 +270,9 @@ class PubsubService:
             self._context.store.commit_pending()
 
     def _note_absences(self) -> Iterator[None]:
-        """Write absences, one with each step."""
+        """Write absences, one with each step; whoever follows another server has its word for them."""
+        if self._context.store.follows:
+            return
         try:
             yield from self.sessions.absences.note(trio.current_time())
         except StoreError as error:
