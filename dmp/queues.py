@@ -29,16 +29,18 @@ from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
 from dmp.memory import Memory
-from dmp.message import Head
+from dmp.message import KEY, Head
 from dmp.metrics import Counts
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
+from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
 from shared.storage.lost import Lost
@@ -134,6 +136,7 @@ class Queue(RunQueue):
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
+    throttle: Throttle = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -152,17 +155,23 @@ class Queue(RunQueue):
     _tries: Tries | None = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
+    _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
         self.memory = self._context.memory
-        if arguments.priority_max:
+        if arguments.keyed:
+            fair, priority_max = arguments.fair, arguments.priority_max
+            self.ready = Keys(arguments.per_key or 0, fair=fair, priority_max=priority_max)
+        elif arguments.priority_max:
             self.ready = Priorities(arguments.priority_max)
-        self.row = Row(self.memory, self.ready)
+        self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self._context.wall_seconds)
+        self.throttle = Throttle(self._context.timers.now)
+        self.throttle.set_rate(arguments.rate)
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
@@ -221,7 +230,8 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            if taker is not None and taker.no_ack and head.ttl_ms != 0 and not head.due_ms:
+            at_once = head.ttl_ms != 0 and not head.due_ms and not self.throttle.is_on
+            if taker is not None and taker.no_ack and at_once:
                 try:
                     count, room_bytes = taker.room()
                     if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
@@ -304,7 +314,7 @@ class Queue(RunQueue):
         try:
             for ticket, runs in self.arrivals.synced():
                 if ticket is not None and ticket.error is not None:
-                    self.forget(runs)
+                    self.forget(runs, taken=False)
                 else:
                     self._make_ready(runs)
         except Exception as error:
@@ -321,7 +331,7 @@ class Queue(RunQueue):
                     self.log.keep(run)
                 self._arm()
             elif not self.row.add(run, may_cool=may_cool):
-                self._leave_memory((run,))
+                _leave_memory(self, (run,))
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -406,7 +416,7 @@ class Queue(RunQueue):
 
         Of very many some at once; the rest follows in the next turns, whoever calls meanwhile.
         """
-        self.takers.blocked = False
+        self.takers.blocked = self._unblocked = False
         if self._goes_on:
             return
         if self._timed:
@@ -420,7 +430,8 @@ class Queue(RunQueue):
         takers, row = self.takers, self.row
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self._behind):
-            shares = takers.shares(depth)
+            allowed = self.throttle.allowance()
+            shares = takers.shares(min(depth, allowed)) if allowed else []
             if not shares:
                 break
             if turn is None:
@@ -428,9 +439,10 @@ class Queue(RunQueue):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row, shares) if row.load_front() else 0
+            given = share_out(row, shares, allowed) if row.load_front() else 0
             if not given:
                 break
+            self.throttle.take(given)
             takers.given(shares, given)
             late: list[Run] = []
             for taker, runs, _, _ in shares:
@@ -443,9 +455,10 @@ class Queue(RunQueue):
                 if runs:
                     self._hand_over(taker, runs)
             if late:
+                self.throttle.take(-_messages_in(late))
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
-        if turn is not None and (self._timed or self._goes_on):
+        if (turn is not None and (self._timed or self._goes_on)) or self.throttle.next_seconds < math.inf:
             self._arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
@@ -475,6 +488,9 @@ class Queue(RunQueue):
             self._expire_ready()
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
             return None
+        if not self.throttle.allowance():
+            return None
+        self.throttle.take(1)
         run = self.row.take_run(1)
         if self._timed:
             self._arm()
@@ -494,17 +510,19 @@ class Queue(RunQueue):
             self._arm()
         return runs
 
-    def return_front(self, runs: Sequence[Run]) -> None:
+    def return_front(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
-        their bodies are not deleted. The caller dispatches."""
+        their bodies are not deleted. The caller dispatches. `taken`: they were taken from here."""
         if self.deleted:
             self.forget(runs)
             return
+        if taken:
+            self.row.release(runs)
         for run in runs:
             for damaged, part in self._context.bodies.damaged_in(run) if run.head.large else ((False, run),):
                 if damaged:
                     self.lost = True
-                    self._leave_memory((part,))
+                    _leave_memory(self, (part,))
                 else:
                     self.row.put_back((part,))
         if self._timed:
@@ -518,16 +536,19 @@ class Queue(RunQueue):
                 self.log.take(runs)
                 self._context.log_changed(self.log)
 
-    def forget(self, runs: Sequence[Run]) -> None:
+    def forget(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
-        sees to their records."""
+        sees to their records. `taken`: they were taken out of what is ready."""
         self._context.bodies.drop_all(runs)
-        self._leave_memory(runs)
+        _leave_memory(self, runs)
+        if taken:
+            self._free_keys(runs)
 
-    def _leave_memory(self, runs: Iterable[Run]) -> None:
-        """Messages that nobody holds are not in memory any more."""
-        self.uncharge_runs(runs)
-        self.memory.left(runs)
+    def _free_keys(self, runs: Sequence[Run]) -> None:
+        """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
+        if self.row.release(runs) and not (self._unblocked or self.deleted):
+            self._unblocked = True
+            self._arm()
 
     # -- what became of held ones
 
@@ -552,6 +573,7 @@ class Queue(RunQueue):
         self._context.bodies.drop_all(runs)
         self.release(runs)
         self.memory.left(runs)
+        self._free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -581,7 +603,8 @@ class Queue(RunQueue):
         self.release(runs)
         self.charge_runs(runs)
         if self._tries is not None and seen and not self._context.draining:
-            now, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            self.row.release(later)
             if self.log is not None:
                 self._context.log_changed(self.log)
             if dead:
@@ -636,6 +659,7 @@ class Queue(RunQueue):
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
+        self.throttle.set_rate(kind.arguments.rate)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
@@ -643,10 +667,11 @@ class Queue(RunQueue):
 
     def expire(self, now: float) -> None:
         """The timers': something may be too old, or more is to be given out."""
+        self._unblocked = False
         due, self._goes_on = self.later.take_due()
         for run in due:  # they are ready at their numbers' places, and live from now on
             run.expires = self._expires(run.head, now)
-        self.return_front(due)
+        self.return_front(due, taken=False)
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -667,11 +692,11 @@ class Queue(RunQueue):
         row, now = self.row, self._context.timers.now()
         expired: list[Run] = []
         turn = Turn()
-        while row.load_front() and row.ready.first().expires <= now:
+        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
             join(expired, row.take_run(ITEMS))
             if turn.over_now():
                 break
-        self._behind = bool(row.ready) and row.ready.first().expires <= now
+        self._behind = (front := row.front()) is not None and front.expires <= now
         self._arm()
         if expired:
             self._context.counts.expired += _messages_in(expired)
@@ -681,14 +706,16 @@ class Queue(RunQueue):
         """Something may be due at another time: the front's end of life, or the queue's."""
         if self._timed:
             self.row.load_front()
-        ready = self.row.ready
-        deadline = ready.first().expires if ready else math.inf
+        front = self.row.front()
+        deadline = front.expires if front is not None else math.inf
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self.later.count:
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
-        if self._goes_on:
+        if self.throttle.is_on and len(self.row) and self.takers.in_use:
+            deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self._goes_on or self._unblocked:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)
@@ -724,7 +751,7 @@ class Queue(RunQueue):
         """Ready messages go, and the takers are cancelled; what is unacknowledged stays with its channel."""
         self.deleted = True
         context = self._context
-        self.forget(self.arrivals.clear())
+        self.forget(self.arrivals.clear(), taken=False)
         _, large = self.row.drop_cold()
         context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
         for reference in large:
@@ -738,6 +765,12 @@ class Queue(RunQueue):
                 taker.fail(error)
 
 
+def _leave_memory(queue: Queue, runs: Sequence[Run]) -> None:
+    """Messages that nobody holds are not in memory any more."""
+    queue.uncharge_runs(runs)
+    queue.memory.left(runs)
+
+
 def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
@@ -745,7 +778,7 @@ def _messages_in(runs: Sequence[Run]) -> int:
 def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     while runs:
-        queue.forget((runs.pop(),))
+        queue.forget((runs.pop(),), taken=False)
         yield
 
 
