@@ -64,6 +64,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
     "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
     "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
+    "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
     "x-rate": Argument('deliveries a second at most, as "100/s"'),
     "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
     "x-fair": Argument("whether keys take turns", "flag"),

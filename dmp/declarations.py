@@ -25,7 +25,8 @@ class QueueArguments:
     `rejects`: where it is full the newest go, not the oldest, and publishers hear of it. `single_active`: one
     consumer at a time gets messages. `type`: classic or quorum, which are the same here but for the limit of
     failed tries (`tries`); -1: there is none. `per_key`: so many messages of a key are unacknowledged at a
-    time; `fair`: keys take turns. `rate`: deliveries at most. `eta_header`: the header that says when a
+    time; `fair`: keys take turns. `rate`: deliveries at most. `once`: what is
+    there is not taken again. `eta_header`: the header that says when a
     message is due.
     """
 
@@ -49,6 +50,7 @@ class QueueArguments:
     fair: bool = False
     key_header: bytes | None = None
     rate: Rate | None = None
+    once: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -91,6 +93,7 @@ class QueueArguments:
             fair=fair,
             key_header=text_argument(table, "x-key-header") or None,
             rate=_rate(table, "x-rate"),
+            once=_flag(table, "x-message-deduplication"),
         )
 
 
@@ -175,6 +178,7 @@ FIELDS: Mapping[str, str] = {
     "x-fair": "fair",
     "x-key-header": "key_header",
     "x-rate": "rate",
+    "x-message-deduplication": "once",
 }
 """The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
 OLDER = frozenset(

@@ -68,7 +68,7 @@ class Head:
     payer: UserMemory | None = attrs.field(default=None, init=False)
     """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
-    _job_key: tuple[bytes, str] | None = attrs.field(default=None, init=False)
+    _texts: dict[bytes, str] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.large = self.reference_bytes > 0
@@ -101,13 +101,17 @@ class Head:
         head.due_ms = due_ms
         return head
 
-    def job_key(self, header: bytes) -> str:
-        """What this header says: a text of up to 128 bytes; "" where it says something else."""
-        if self._job_key is None or self._job_key[0] != header:
-            self._job_key = header, self._read_key(header)
-        return self._job_key[1]
+    def text_in(self, header: bytes) -> str:
+        """What this header says: a text of up to 128 bytes, or a whole number; "" where it says something
+        else."""
+        if self._texts is None:
+            self._texts = {}
+        text = self._texts.get(header)
+        if text is None:
+            text = self._texts[header] = self._read_text(header)
+        return text
 
-    def _read_key(self, header: bytes) -> str:
+    def _read_text(self, header: bytes) -> str:
         if self.noted.headers is None:
             return ""
         table = self.properties[slice(*self.noted.headers)]

@@ -31,6 +31,7 @@ from dmp.later import Later
 from dmp.memory import Memory
 from dmp.message import KEY, Head
 from dmp.metrics import Counts
+from dmp.once import Once
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
@@ -137,6 +138,7 @@ class Queue(RunQueue):
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
     throttle: Throttle = attrs.field(init=False)
+    once: Once | None = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -170,6 +172,7 @@ class Queue(RunQueue):
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self._context.wall_seconds)
+        self.once = Once() if arguments.once else None
         self.throttle = Throttle(self._context.timers.now)
         self.throttle.set_rate(arguments.rate)
         self._tries = Tries.asked_for(arguments)
@@ -198,8 +201,8 @@ class Queue(RunQueue):
         return not (self.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
-        """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
-        comes.)"""
+        """The queue is durable. (What has priorities or keys is all in memory: its front is wherever the next
+        one comes. So is what is taken once: each of its keys is to be known.)"""
 
         def rolled_back(_: object) -> None:
             if not self.deleted and log.rolled_back():
@@ -208,7 +211,7 @@ class Queue(RunQueue):
         self.log = self.row.log = log
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
-        if self.row.ready.in_order:
+        if self.row.ready.in_order and self.once is None:
             self.row.cold = Cold(log.log, log, self)
 
     # -- in
@@ -251,6 +254,8 @@ class Queue(RunQueue):
         if head.noted.headers is not None:
             head = self.in_time(head)
         run = Run(head, [*bodies], first)
+        if self.once is not None:
+            self.once.came(run)
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
@@ -296,6 +301,8 @@ class Queue(RunQueue):
         self.lost = lost
         for run in runs:
             run.expires = self._expires(run.head, self._started)
+            if self.once is not None:
+                self.once.came(run)
         self.charge_runs(runs)
         self.memory.changed()
         self.row.load([run for run in runs if not self.later.keep(run)])
@@ -541,6 +548,8 @@ class Queue(RunQueue):
         sees to their records. `taken`: they were taken out of what is ready."""
         self._context.bodies.drop_all(runs)
         _leave_memory(self, runs)
+        if self.once is not None:
+            self.once.left(runs)
         if taken:
             self._free_keys(runs)
 
@@ -573,6 +582,8 @@ class Queue(RunQueue):
         self._context.bodies.drop_all(runs)
         self.release(runs)
         self.memory.left(runs)
+        if self.once is not None:
+            self.once.left(runs)
         self._free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
@@ -653,7 +664,8 @@ class Queue(RunQueue):
             self._arm()
 
     def define(self, kind: QueueKind) -> None:
-        """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
+        """What it is was lost, and is known again. (Priorities, keys, and what is taken once
+        hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
         self.capacity.changed(self._context.settings)
@@ -735,6 +747,8 @@ class Queue(RunQueue):
         cold, large = self.row.drop_cold()
         self._behind = False
         ready = [*self.row.clear(), *self.later.clear()]
+        if self.once is not None:  # whoever sends it again now is not told that it is there
+            self.once.left(ready)
         if log is not None:
             log.take(ready)
             if cold is not None:

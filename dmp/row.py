@@ -80,7 +80,7 @@ class Row:
 
     def _put(self, run: Run) -> None:
         if isinstance(self.ready, Keys):
-            self.ready.add(run, run.head.noted.priority, run.head.job_key(self._key_header))
+            self.ready.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
         else:
             self.ready.add(run, run.head.noted.priority)
 
@@ -91,7 +91,7 @@ class Row:
         if not isinstance(keys, Keys):
             return False
         for run in runs:
-            keys.release(run.head.job_key(self._key_header), len(run.bodies))
+            keys.release(run.head.text_in(self._key_header), len(run.bodies))
         return True
 
     def front(self) -> Run | None:

@@ -84,7 +84,7 @@ async def test_keys_take_turns_so_that_one_of_many_messages_does_not_make_anothe
 async def test_a_key_is_a_text_and_anything_else_is_none(world: World, value: Any, key: str) -> None:
     queue = world.queue(per_key=1, key_header=b"tenant")
     publish(world, (value, b"1"), header="tenant")
-    assert queue.ready.first().head.job_key(b"tenant") == key
+    assert queue.ready.first().head.text_in(b"tenant") == key
 
 
 async def test_keys_hold_over_a_restart_a_purge_and_a_get(world: World) -> None:

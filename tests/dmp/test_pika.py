@@ -281,3 +281,14 @@ def test_a_key_is_in_order_and_keys_take_turns_at_a_rate(connect: Connect, chann
     second.basic_ack(found[1][0].delivery_tag)
     assert take(channel, "turns", 4) == [b"1", b"2", b"3", b"4"]
     channel.queue_delete("turns")
+
+
+def test_a_message_that_is_there_is_confirmed_and_not_taken_again(channel: BlockingChannel) -> None:
+    queue = own_queue(channel, arguments={"x-message-deduplication": True})
+    channel.confirm_delivery()
+    for key in ("a", "b", "a", "a"):
+        properties = pika.BasicProperties(headers={"x-deduplication-header": key})
+        channel.basic_publish("", queue, key.encode(), properties)
+    assert take(channel, queue, 2) == [b"a", b"b"]
+    channel.basic_publish("", queue, b"again", pika.BasicProperties(headers={"x-deduplication-header": "a"}))
+    assert take(channel, queue, 1) == [b"again"]
