@@ -42,6 +42,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.rates import Rate
 
 READ_BYTES = 256 << 10
 NOT_ASKED = attrs.asdict(QueueArguments())
@@ -63,6 +64,11 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
     "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
     "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
+    "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
+    "x-rate": Argument('deliveries a second at most, as "100/s"'),
+    "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
+    "x-fair": Argument("whether keys take turns", "flag"),
+    "x-key-header": Argument("the header that is a message's key; unless said x-key"),
     "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
 }
 """AMQP's arguments of a queue that have a field of their own."""
@@ -164,7 +170,8 @@ class Admin:
         return self._broker.queues.get(parts[0].encode())
 
     def _oldest_seconds(self, queue: Queue) -> float | None:
-        arrived = arrived_ms(queue, queue.ready.first()) if queue.ready else None
+        front = queue.row.front()
+        arrived = arrived_ms(queue, front) if front is not None else None
         if arrived is None:
             return None
         return round(max(self._broker.wall_seconds() - arrived / 1000, 0.0), 3)
@@ -174,8 +181,8 @@ class Admin:
             return None
         kind = queue.kind
         given = {
-            name: shown_properties.show_value(value)
-            for name, value in attrs.asdict(kind.arguments).items()
+            name: str(value) if isinstance(value, Rate) else shown_properties.show_value(value)
+            for name, value in attrs.asdict(kind.arguments, recurse=False).items()
             if value != NOT_ASKED[name]
         }
         if kind.arguments.dead_letter_exchange == DEFAULT:
@@ -459,8 +466,8 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.ready:
-        oldest = queue.ready.first().first
+    if (front := queue.row.front()) is not None:
+        oldest = front.first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
     there = queue.depth + queue.later.count + queue.held + queue.arrivals.count

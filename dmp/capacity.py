@@ -69,7 +69,8 @@ class Capacity:
         if arguments.messages_max is not None:
             surplus = len(row) - arguments.messages_max
         if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max and row.load_front():
-            size = max(row.ready.first().head.body_bytes, 1)
+            front = row.front()
+            size = max(front.head.body_bytes if front is not None else 1, 1)
             surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
         return surplus
 

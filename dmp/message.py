@@ -7,18 +7,24 @@ once, too. So a message costs a slice of the receive buffer, and where it waits 
 """
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
+from dmp.data_types import read_field
 from dmp.memory import UserMemory
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
+from dmp.refusals import Refusal
 from dmp.timing import DELAY, delay_in, eta_in
 
 MESSAGE_BYTES = 200
 """A waiting message's own cost beside its body: its bytes object, and a run and a head of its own, as
 messages that all differ have them."""
 
+KEY = b"x-key"
+"""The header with a message's key, unless its queue names another."""
+KEY_BYTES_MAX = 128
 _U32 = struct.Struct(">I")
 
 
@@ -62,6 +68,7 @@ class Head:
     payer: UserMemory | None = attrs.field(default=None, init=False)
     """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
+    _texts: dict[bytes, str] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.large = self.reference_bytes > 0
@@ -93,6 +100,30 @@ class Head:
         head = self.sent_to(self.exchange, None, self.properties)
         head.due_ms = due_ms
         return head
+
+    def text_in(self, header: bytes) -> str:
+        """What this header says: a text of up to 128 bytes, or a whole number; "" where it says something
+        else."""
+        if self._texts is None:
+            self._texts = {}
+        text = self._texts.get(header)
+        if text is None:
+            text = self._texts[header] = self._read_text(header)
+        return text
+
+    def _read_text(self, header: bytes) -> str:
+        if self.noted.headers is None:
+            return ""
+        table = self.properties[slice(*self.noted.headers)]
+        value = None
+        if header in table:
+            with suppress(Refusal):
+                value = read_field(table, header)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        return value if isinstance(value, str) and len(value.encode()) <= KEY_BYTES_MAX else ""
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -29,16 +29,19 @@ from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
 from dmp.memory import Memory
-from dmp.message import Head
+from dmp.message import KEY, Head
 from dmp.metrics import Counts
+from dmp.once import Once
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
+from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
 from shared.storage.lost import Lost
@@ -134,6 +137,8 @@ class Queue(RunQueue):
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
+    throttle: Throttle = attrs.field(init=False)
+    once: Once | None = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -152,17 +157,24 @@ class Queue(RunQueue):
     _tries: Tries | None = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
+    _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
         self.memory = self._context.memory
-        if arguments.priority_max:
+        if arguments.keyed:
+            fair, priority_max = arguments.fair, arguments.priority_max
+            self.ready = Keys(arguments.per_key or 0, fair=fair, priority_max=priority_max)
+        elif arguments.priority_max:
             self.ready = Priorities(arguments.priority_max)
-        self.row = Row(self.memory, self.ready)
+        self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self._context.wall_seconds)
+        self.once = Once() if arguments.once else None
+        self.throttle = Throttle(self._context.timers.now)
+        self.throttle.set_rate(arguments.rate)
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
@@ -189,8 +201,8 @@ class Queue(RunQueue):
         return not (self.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
-        """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
-        comes.)"""
+        """The queue is durable. (What has priorities or keys is all in memory: its front is wherever the next
+        one comes. So is what is taken once: each of its keys is to be known.)"""
 
         def rolled_back(_: object) -> None:
             if not self.deleted and log.rolled_back():
@@ -199,7 +211,7 @@ class Queue(RunQueue):
         self.log = self.row.log = log
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
-        if self.row.ready.in_order:
+        if self.row.ready.in_order and self.once is None:
             self.row.cold = Cold(log.log, log, self)
 
     # -- in
@@ -221,7 +233,8 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            if taker is not None and taker.no_ack and head.ttl_ms != 0 and not head.due_ms:
+            at_once = head.ttl_ms != 0 and not head.due_ms and not self.throttle.is_on
+            if taker is not None and taker.no_ack and at_once:
                 try:
                     count, room_bytes = taker.room()
                     if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
@@ -241,6 +254,8 @@ class Queue(RunQueue):
         if head.noted.headers is not None:
             head = self.in_time(head)
         run = Run(head, [*bodies], first)
+        if self.once is not None:
+            self.once.came(run)
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
@@ -286,6 +301,8 @@ class Queue(RunQueue):
         self.lost = lost
         for run in runs:
             run.expires = self._expires(run.head, self._started)
+            if self.once is not None:
+                self.once.came(run)
         self.charge_runs(runs)
         self.memory.changed()
         self.row.load([run for run in runs if not self.later.keep(run)])
@@ -304,7 +321,7 @@ class Queue(RunQueue):
         try:
             for ticket, runs in self.arrivals.synced():
                 if ticket is not None and ticket.error is not None:
-                    self.forget(runs)
+                    self.forget(runs, taken=False)
                 else:
                     self._make_ready(runs)
         except Exception as error:
@@ -321,7 +338,7 @@ class Queue(RunQueue):
                     self.log.keep(run)
                 self._arm()
             elif not self.row.add(run, may_cool=may_cool):
-                self._leave_memory((run,))
+                _leave_memory(self, (run,))
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -406,7 +423,7 @@ class Queue(RunQueue):
 
         Of very many some at once; the rest follows in the next turns, whoever calls meanwhile.
         """
-        self.takers.blocked = False
+        self.takers.blocked = self._unblocked = False
         if self._goes_on:
             return
         if self._timed:
@@ -420,7 +437,8 @@ class Queue(RunQueue):
         takers, row = self.takers, self.row
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self._behind):
-            shares = takers.shares(depth)
+            allowed = self.throttle.allowance()
+            shares = takers.shares(min(depth, allowed)) if allowed else []
             if not shares:
                 break
             if turn is None:
@@ -428,9 +446,10 @@ class Queue(RunQueue):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row, shares) if row.load_front() else 0
+            given = share_out(row, shares, allowed) if row.load_front() else 0
             if not given:
                 break
+            self.throttle.take(given)
             takers.given(shares, given)
             late: list[Run] = []
             for taker, runs, _, _ in shares:
@@ -443,9 +462,10 @@ class Queue(RunQueue):
                 if runs:
                     self._hand_over(taker, runs)
             if late:
+                self.throttle.take(-_messages_in(late))
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
-        if turn is not None and (self._timed or self._goes_on):
+        if (turn is not None and (self._timed or self._goes_on)) or self.throttle.next_seconds < math.inf:
             self._arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
@@ -475,6 +495,9 @@ class Queue(RunQueue):
             self._expire_ready()
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
             return None
+        if not self.throttle.allowance():
+            return None
+        self.throttle.take(1)
         run = self.row.take_run(1)
         if self._timed:
             self._arm()
@@ -494,17 +517,19 @@ class Queue(RunQueue):
             self._arm()
         return runs
 
-    def return_front(self, runs: Sequence[Run]) -> None:
+    def return_front(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
-        their bodies are not deleted. The caller dispatches."""
+        their bodies are not deleted. The caller dispatches. `taken`: they were taken from here."""
         if self.deleted:
             self.forget(runs)
             return
+        if taken:
+            self.row.release(runs)
         for run in runs:
             for damaged, part in self._context.bodies.damaged_in(run) if run.head.large else ((False, run),):
                 if damaged:
                     self.lost = True
-                    self._leave_memory((part,))
+                    _leave_memory(self, (part,))
                 else:
                     self.row.put_back((part,))
         if self._timed:
@@ -518,16 +543,21 @@ class Queue(RunQueue):
                 self.log.take(runs)
                 self._context.log_changed(self.log)
 
-    def forget(self, runs: Sequence[Run]) -> None:
+    def forget(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
-        sees to their records."""
+        sees to their records. `taken`: they were taken out of what is ready."""
         self._context.bodies.drop_all(runs)
-        self._leave_memory(runs)
+        _leave_memory(self, runs)
+        if self.once is not None:
+            self.once.left(runs)
+        if taken:
+            self._free_keys(runs)
 
-    def _leave_memory(self, runs: Iterable[Run]) -> None:
-        """Messages that nobody holds are not in memory any more."""
-        self.uncharge_runs(runs)
-        self.memory.left(runs)
+    def _free_keys(self, runs: Sequence[Run]) -> None:
+        """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
+        if self.row.release(runs) and not (self._unblocked or self.deleted):
+            self._unblocked = True
+            self._arm()
 
     # -- what became of held ones
 
@@ -552,6 +582,9 @@ class Queue(RunQueue):
         self._context.bodies.drop_all(runs)
         self.release(runs)
         self.memory.left(runs)
+        if self.once is not None:
+            self.once.left(runs)
+        self._free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -581,7 +614,8 @@ class Queue(RunQueue):
         self.release(runs)
         self.charge_runs(runs)
         if self._tries is not None and seen and not self._context.draining:
-            now, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            self.row.release(later)
             if self.log is not None:
                 self._context.log_changed(self.log)
             if dead:
@@ -630,12 +664,14 @@ class Queue(RunQueue):
             self._arm()
 
     def define(self, kind: QueueKind) -> None:
-        """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
+        """What it is was lost, and is known again. (Priorities, keys, and what is taken once
+        hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
+        self.throttle.set_rate(kind.arguments.rate)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
@@ -643,10 +679,11 @@ class Queue(RunQueue):
 
     def expire(self, now: float) -> None:
         """The timers': something may be too old, or more is to be given out."""
+        self._unblocked = False
         due, self._goes_on = self.later.take_due()
         for run in due:  # they are ready at their numbers' places, and live from now on
             run.expires = self._expires(run.head, now)
-        self.return_front(due)
+        self.return_front(due, taken=False)
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -667,11 +704,11 @@ class Queue(RunQueue):
         row, now = self.row, self._context.timers.now()
         expired: list[Run] = []
         turn = Turn()
-        while row.load_front() and row.ready.first().expires <= now:
+        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
             join(expired, row.take_run(ITEMS))
             if turn.over_now():
                 break
-        self._behind = bool(row.ready) and row.ready.first().expires <= now
+        self._behind = (front := row.front()) is not None and front.expires <= now
         self._arm()
         if expired:
             self._context.counts.expired += _messages_in(expired)
@@ -681,14 +718,16 @@ class Queue(RunQueue):
         """Something may be due at another time: the front's end of life, or the queue's."""
         if self._timed:
             self.row.load_front()
-        ready = self.row.ready
-        deadline = ready.first().expires if ready else math.inf
+        front = self.row.front()
+        deadline = front.expires if front is not None else math.inf
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self.later.count:
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
-        if self._goes_on:
+        if self.throttle.is_on and len(self.row) and self.takers.in_use:
+            deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self._goes_on or self._unblocked:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)
@@ -708,6 +747,8 @@ class Queue(RunQueue):
         cold, large = self.row.drop_cold()
         self._behind = False
         ready = [*self.row.clear(), *self.later.clear()]
+        if self.once is not None:  # whoever sends it again now is not told that it is there
+            self.once.left(ready)
         if log is not None:
             log.take(ready)
             if cold is not None:
@@ -724,7 +765,7 @@ class Queue(RunQueue):
         """Ready messages go, and the takers are cancelled; what is unacknowledged stays with its channel."""
         self.deleted = True
         context = self._context
-        self.forget(self.arrivals.clear())
+        self.forget(self.arrivals.clear(), taken=False)
         _, large = self.row.drop_cold()
         context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
         for reference in large:
@@ -738,6 +779,12 @@ class Queue(RunQueue):
                 taker.fail(error)
 
 
+def _leave_memory(queue: Queue, runs: Sequence[Run]) -> None:
+    """Messages that nobody holds are not in memory any more."""
+    queue.uncharge_runs(runs)
+    queue.memory.left(runs)
+
+
 def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
@@ -745,7 +792,7 @@ def _messages_in(runs: Sequence[Run]) -> int:
 def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     while runs:
-        queue.forget((runs.pop(),))
+        queue.forget((runs.pop(),), taken=False)
         yield
 
 

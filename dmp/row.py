@@ -14,6 +14,7 @@ import attrs
 
 from dmp.memory import Memory
 from shared.queues.core import HOT_LEAST_BYTES
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run
 
@@ -26,8 +27,10 @@ class Row:
     """All that is ready in one queue. `body_bytes`, `cost_bytes`: of the messages in memory."""
 
     _memory: Memory
-    ready: Ready | Priorities
+    ready: Ready | Priorities | Keys
     """The messages in memory; the queue's."""
+    _key_header: bytes = b""
+    """Where messages' keys are, if `ready` is of keys."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
     cold: "Cold | None" = attrs.field(default=None, init=False)
@@ -66,20 +69,43 @@ class Row:
         if self.log is not None:
             self.log.keep(run)
         self._count(run, 1)
-        self.ready.add(run, run.head.noted.priority)
+        self._put(run)
         return True
 
     def load(self, runs: Iterable[Run]) -> None:
         """Messages that were cold are in memory now."""
         for run in runs:
             self._count(run, 1)
+            self._put(run)
+
+    def _put(self, run: Run) -> None:
+        if isinstance(self.ready, Keys):
+            self.ready.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
+        else:
             self.ready.add(run, run.head.noted.priority)
+
+    def release(self, runs: Iterable[Run]) -> bool:
+        """Messages that were taken have left, or come back: others of their keys may be next. Returns whether
+        there are keys."""
+        keys = self.ready
+        if not isinstance(keys, Keys):
+            return False
+        for run in runs:
+            keys.release(run.head.text_in(self._key_header), len(run.bodies))
+        return True
+
+    def front(self) -> Run | None:
+        """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
+        return self.ready.first() if self.ready.count else None
 
     def put_back(self, runs: Iterable[Run]) -> None:
         """Messages that were taken return to their places."""
         for run in runs:
             self._count(run, 1)
-            self.ready.requeue(run, run.head.noted.priority)
+            if isinstance(self.ready, Keys):
+                self._put(run)
+            else:
+                self.ready.requeue(run, run.head.noted.priority)
 
     def _count(self, run: Run, sign: int) -> None:
         head, count = run.head, sign * len(run.bodies)
@@ -99,8 +125,11 @@ class Row:
         runs: list[Run] = []
         while most > 0 and ready.count and body_bytes_most >= 0:
             fitting = most
+            front = ready.first()
+            if front is None:
+                break
             if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
-                fitting = min(most, int(body_bytes_most) // max(ready.first().head.body_bytes, 1) + 1)
+                fitting = min(most, int(body_bytes_most) // max(front.head.body_bytes, 1) + 1)
             run = self.take_run(fitting)
             count = len(run.bodies)
             most -= count
@@ -128,13 +157,13 @@ class Row:
         return numbers, large
 
     def load_front(self) -> bool:
-        """Have some of the row in memory, where nothing is; whether something is there now."""
+        """Have some of the row in memory, where nothing is; whether something may be taken there now."""
         if not self.ready.count and self.cold is not None:
             before = -1
             while not self.ready.count and before != self.cold.count:  # what was read may wait for its time
                 before = self.cold.count
                 self.cold.fetch()
-        return self.ready.count > 0
+        return self.front() is not None
 
     @property
     def is_loading(self) -> bool:

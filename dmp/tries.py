@@ -52,13 +52,15 @@ class Tries:
 
     def give_back(
         self, runs: Sequence[Run], oldest: Container[Run] | None, later: Later, log: QueueLog | None
-    ) -> tuple[list[Run], list[Run]]:
-        """Count failed tries of messages that come back: those that may be delivered now, and the dead.
+    ) -> tuple[list[Run], list[Run], list[Run]]:
+        """Count failed tries of messages that come back: those that may be delivered now, those that wait,
+        and the dead.
 
         `oldest`: those that channels held longest, at their end; None: a consumer gives all back. Then they
         may have to wait, in `later`.
         """
         now: list[Run] = []
+        waiting: list[Run] = []
         dead: list[Run] = []
         heads: dict[Head, Head] = {}
         loss_counts = self.loss_counts
@@ -76,9 +78,10 @@ class Tries:
                 log.note_tried((run,))
             if later.keep(run):
                 run.tries += 1  # it is redelivered then
+                waiting.append(run)
             else:
                 now.append(run)
-        return now, dead
+        return now, waiting, dead
 
     def _counted(self, old: Head, heads: dict[Head, Head], later: Later, *, waits: bool) -> Head:
         tries = old.tries + 1

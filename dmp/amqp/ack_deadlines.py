@@ -20,8 +20,8 @@ GRAINS = 20
 
 @attrs.define(eq=False)
 class AckDeadlines:
-    """Those of one channel. `first_held`: the lowest tag that somebody holds; None: none. `late`: the
-    milliseconds that somebody was given are over."""
+    """Those of one channel. It asks for the lowest tag that somebody holds, if there is one, and tells when
+    the milliseconds that somebody was given are over."""
 
     _timers: Timers
     _first_held: Callable[[object], int | None]

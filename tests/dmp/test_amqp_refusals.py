@@ -214,7 +214,7 @@ async def test_another_declaration_of_flags_and_alternates_is_told_in_their_word
         "x-delivery-limits",
         "x-consumer-timeout",
         "x-delay",
-        "x-message-deduplication",
+        "x-cache-size",
         "x-delayed-type",
         "x-stream-offset",
     ],

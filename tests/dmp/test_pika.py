@@ -266,3 +266,29 @@ def test_a_consumer_that_acknowledges_too_late_loses_its_channel_and_the_message
     assert closed.value.reply_code == 406
     assert take(channel, "slow", 1) == [b"x"]
     channel.queue_delete("slow")
+
+
+def test_a_key_is_in_order_and_keys_take_turns_at_a_rate(connect: Connect, channel: BlockingChannel) -> None:
+    arguments = {"x-per-key": 1, "x-fair": True, "x-key-header": "tenant", "x-rate": "1000/s"}
+    channel.queue_declare("turns", auto_delete=False, arguments=arguments)
+    for number in range(6):
+        tenant = "few" if number == 5 else "many"
+        channel.basic_publish("", "turns", b"%d" % number, pika.BasicProperties(headers={"tenant": tenant}))
+    first, second = connect().channel(), connect().channel()
+    found = [first.basic_get("turns"), second.basic_get("turns"), first.basic_get("turns")]
+    assert [body for _, _, body in found] == [b"0", b"5", None]
+    first.basic_ack(found[0][0].delivery_tag)
+    second.basic_ack(found[1][0].delivery_tag)
+    assert take(channel, "turns", 4) == [b"1", b"2", b"3", b"4"]
+    channel.queue_delete("turns")
+
+
+def test_a_message_that_is_there_is_confirmed_and_not_taken_again(channel: BlockingChannel) -> None:
+    queue = own_queue(channel, arguments={"x-message-deduplication": True})
+    channel.confirm_delivery()
+    for key in ("a", "b", "a", "a"):
+        properties = pika.BasicProperties(headers={"x-deduplication-header": key})
+        channel.basic_publish("", queue, key.encode(), properties)
+    assert take(channel, queue, 2) == [b"a", b"b"]
+    channel.basic_publish("", queue, b"again", pika.BasicProperties(headers={"x-deduplication-header": "a"}))
+    assert take(channel, queue, 1) == [b"again"]
