@@ -48,7 +48,7 @@ trial-sim: $(VENV)/.test
 trial-states: $(VENV)/.test
 	$(BIN)/python -m tests.trials.states $(ARGS)
 
-trial-ship: $(VENV)/.test
+trial-ship: $(VENV)/.test $(VENV)/.stores
 	$(BIN)/python -m tests.trials.ship $(ARGS)
 
 trial-damage: $(VENV)/.test
@@ -128,4 +128,10 @@ $(VENV)/.test: $(VENV)/.spark
 	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/spark.txt -r $(VENV)/test.txt
 	@$(call SECTION,beside) > $(VENV)/beside.txt
 	@$(PIP) install --require-hashes --upgrade --target $(VENV)/beside -r $(VENV)/beside.txt
+	@touch $@
+
+$(VENV)/.stores: $(VENV)/.test
+	@echo "setting up $(VENV) with stores of objects, this once" >&2
+	@$(call SECTION,stores) > $(VENV)/stores.txt
+	@$(PIP) install --require-hashes -r $(VENV)/stores.txt
 	@touch $@

@@ -52,7 +52,14 @@ class LookBack:
         self.begun = True
         for pattern, since in self.asked.items():
             self._index.subscribe(since, pattern)
-        return min(self.asked.values())
+        return min(self.asked.values(), default=NEVER)
+
+    def forget(self, pattern: bytes) -> None:
+        """Nothing more is sent for this pattern of what was before."""
+        since = self.asked.pop(pattern, None)
+        if since is not None and self.begun:
+            self._index.unsubscribe(since, pattern)
+            self._known.clear()
 
     def add(self, frames: bytes) -> None:
         self.waiting.append(frames)

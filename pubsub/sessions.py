@@ -437,6 +437,8 @@ class Sessions:
     def unsubscribe(self, client: ClientSession, topic: bytes) -> None:
         """End a connected client's subscription, if there is one."""
         if client.topics.pop(topic, None) is not None:
+            if client.look_back is not None:
+                client.look_back.forget(topic)
             self._count(client, topic, -1)
             self.live.unsubscribe(client, topic)
             self.on_change()

@@ -546,7 +546,9 @@ class Host:
         return ServerReading(
             protocols=[service.status() for service in self._services],
             store=self._store.statistics(),
-            read_only=None if self._store.read_only is None else str(self._store.read_only),
+            read_only=None
+            if self._store.read_only is None or self._store.follows
+            else str(self._store.read_only),
             accounts={account.name: account.refused for account in self._budget.all()},
             certificates=[(name, tls.ends) for name, tls in self._certificates()],
             wall=time.time(),

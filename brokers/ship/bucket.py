@@ -2,8 +2,9 @@
 
 A `Bucket` is asked from the loop; its store works in threads, a few at a time. What the store answers is told
 by errors: `Exists`, `Stale`, `Missing`, and `Away` for all that may be better later. An answer may be lost
-after the store has done what was asked. So where an object is there already, or was changed, it is read back;
-where it has the very bytes that were to be written, they were written by us.
+after the store has done what was asked, and a store may refuse since another request was under way (409). So
+where an object is said to be there already, or to have changed, it is read back. Where it has the very bytes
+that were to be written, they were written by us; where nothing is as was said, it is `Away`.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -117,7 +118,11 @@ class Bucket:
             made: str = await self._ask("create", len(data), self._create, key, data)
             return made
         except Exists:
-            if (etag := await self._own(key, data)) is None:
+            try:
+                found, etag = await self.get(key)
+            except Missing:
+                raise self._conflict(f"create: {key} is not there, and was said to be") from None
+            if found != data:
                 raise
             return etag
 
@@ -128,10 +133,13 @@ class Bucket:
         try:
             made: str = await self._ask("replace", len(data), self._replace, key, data, etag)
             return made
-        except Stale:
-            if (ours := await self._own(key, data)) is None:
-                raise
-            return ours
+        except (Stale, Exists):
+            found, now = await self.get(key)
+            if found == data:
+                return now
+            if now == etag:
+                raise self._conflict(f"replace: {key} is unchanged, and was said not to be") from None
+            raise Stale(key) from None
 
     async def get(self, key: str) -> tuple[bytes, str]:
         """An object, and its ETag. Raises Missing, Away, Unusable."""
@@ -164,13 +172,9 @@ class Bucket:
                 await trio.sleep(seconds)
         return await work()
 
-    async def _own(self, key: str, data: bytes | bytearray | memoryview) -> str | None:
-        """The ETag of an object that has these very bytes; None where it has others."""
-        try:
-            found, etag = await self.get(key)
-        except Missing:
-            return None
-        return etag if found == data else None
+    def _conflict(self, text: str) -> Away:
+        self.last_error = text
+        return Away(text)
 
     async def _ask(self, operation: str, size: int, work: Callable[..., Any], *arguments: Any) -> Any:
         count = self.counts[operation]

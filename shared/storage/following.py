@@ -93,7 +93,7 @@ class Follower:
             try:
                 for batch, data in batches:
                     payload = data[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
-                    for entry in format.unpack_entries(payload, batch.entries) or []:
+                    for entry in _in_order(format.unpack_entries(payload, batch.entries) or []):
                         self._apply(entry, payload, referred)
                 self._note(self.known(position))
             except BaseException as error:
@@ -155,3 +155,13 @@ class Follower:
         if log.end - log.first > _KEPT * _RECORD_BYTES:
             with self._committer.applying():
                 self._committer.drop_below(log, log.end - _RECORD_BYTES)
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Entry]:
+    """A batch has its changes in front of what it appends. So what it appends to a log that it deletes is
+    left out, and where a log begins is said last: that may be behind what is appended.
+    """
+    gone = {entry.log_id for entry in entries if entry.kind == EntryKind.DELETE}
+    made_or_gone = (EntryKind.CREATE, EntryKind.DELETE)
+    kept = [entry for entry in entries if entry.log_id not in gone or entry.kind in made_or_gone]
+    return sorted(kept, key=lambda entry: entry.kind == EntryKind.FIRST)

@@ -280,10 +280,14 @@ def pubsub(way: Way, login: Login, certificate: str | None, request: str, name: 
     first = pubsub_wire.encode_id(client.encode())
     if login is not None:
         first += pubsub_wire.encode_command(Command.LOGIN, ":".join(login).encode())
-    asked = {"0": Command.SUBSCRIBE, "3": Command.KEEP}[request]
+    asked = {
+        "0": pubsub_wire.encode_command(Command.SUBSCRIBE, name.encode()),
+        "3": pubsub_wire.encode_command(Command.KEEP, name.encode()),
+        "4": pubsub_wire.encode_since(5, name.encode()),
+    }[request]
     with way.connect("pubsub", certificate) as connection:
         try:
-            connection.sendall(first + pubsub_wire.encode_command(asked, name.encode()))
+            connection.sendall(first + asked)
             connection.settimeout(0.01)
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -401,7 +405,7 @@ PROTOCOLS: Mapping[str, tuple[Ask, tuple[str, ...]]] = {
         ),
     ),
     "dms": (dms, ("CREATE_QUEUE", "dead_letter", "PRODUCE", "CONSUME", "DELETE_QUEUE")),
-    "pubsub": (pubsub, ("0", "3")),
+    "pubsub": (pubsub, ("0", "3", "4")),
     "kqmsgq": (kqmsgq, (">", "*")),
     "dmp": (
         dmp,

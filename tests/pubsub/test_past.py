@@ -172,6 +172,24 @@ async def test_a_later_subscription_waits_until_the_past_was_sent(small_pieces: 
     assert await read_on(peer) == [b"x/0", b"x/1", b"x/2", b"x/3", b"y/0", b"y/1", b"y/2", b"y/3"]
 
 
+async def test_who_unsubscribes_or_loses_the_right_gets_no_more_of_the_past(
+    monkeypatch: pytest.MonkeyPatch, life: Recorded
+) -> None:
+    monkeypatch.setattr(pubsub.listener, "PAST_BYTES", 100)
+    for number in range(3):
+        life.publish(b"x/%d" % number, b"y/%d" % number, b"z/%d" % number)
+        life.recording.flush()
+    peer = life.asked(b"A", *(encode_since(5, b"%b/*" % name) for name in (b"x", b"y", b"z")))
+    await trio.testing.wait_all_tasks_blocked()
+    peer.send(encode_command(Command.UNSUBSCRIBE, b"y/*"))
+    client = life.sessions.clients[b"A"]
+    life.sessions.end_subscriptions(client, [b"z/*"])
+    topics = await read_on(peer)
+    assert topics[:3] == [b"x/0", b"y/0", b"z/0"]
+    assert topics[-2:] == [b"x/1", b"x/2"]
+    assert list(client.topics) == [b"x/*"]
+
+
 async def test_what_waits_has_the_bound_of_a_subscriber_that_does_not_read(
     small_pieces: None, nursery: trio.Nursery
 ) -> None:

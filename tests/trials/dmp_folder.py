@@ -57,8 +57,8 @@ class DmpAdapter(Adapter):
 def look(address: tuple[str, int], *, give_back: bool) -> Shown:
     """The queues that are there, and what is in each, in order; all is back in its place at the end."""
     with Asking(address) as asking:
-        depths = _depths(asking)
-        shown = {name: tuple(_take(asking, name, depth)) for name, depth in depths.items()}
+        depths = depths_of(asking)
+        shown = {name: tuple(take(asking, name, depth)) for name, depth in depths.items()}
         if give_back:
             asking.send(encode(commands.Basic.Nack(0, True, True), 1))
             _await_depths(asking, depths)
@@ -67,10 +67,10 @@ def look(address: tuple[str, int], *, give_back: bool) -> Shown:
     return shown
 
 
-def _depths(asking: Asking) -> dict[str, int]:
+def depths_of(asking: Asking, names: Sequence[str] = QUEUES) -> dict[str, int]:
     """Ready messages by queue, of those that are there: one that is not costs the channel it is asked on."""
     depths = {}
-    for channel, name in enumerate(QUEUES, start=2):
+    for channel, name in enumerate(names, start=2):
         asking.ask(commands.Channel.Open(), commands.Channel.OpenOk, channel)
         asking.send(encode(commands.Queue.Declare(queue=name, passive=True), channel))
         match asking.next():
@@ -84,7 +84,8 @@ def _depths(asking: Asking) -> dict[str, int]:
     return depths
 
 
-def _take(asking: Asking, name: str, depth: int) -> list[bytes]:
+def take(asking: Asking, name: str, depth: int) -> list[bytes]:
+    """The bodies of so many messages, which are back once the connection ends. Raises ValueError."""
     bodies: list[bytes] = []
     asking.send(encode(commands.Basic.Get(0, name, False), 1) * depth)
     for _ in range(depth):
@@ -104,4 +105,4 @@ def _take(asking: Asking, name: str, depth: int) -> list[bytes]:
 
 def _await_depths(asking: Asking, depths: Mapping[str, int]) -> None:
     """Raises AssertionError where they do not become what they were."""
-    until(lambda: _depths(asking) == depths)
+    until(lambda: depths_of(asking) == depths)

@@ -426,7 +426,7 @@ class Model:
                 continue
             if self._maybe_deleted_since(topic.name, message.there_since, math.inf):
                 continue
-            if message.offset < end:
+            if message.offset < end and not self._maybe_undone_before(topic, message):
                 raise BrokenPromiseError(f"{message} was at {message.offset}, below the end, and is gone")
             if self.is_safe(topic, message.known_seconds):
                 raise BrokenPromiseError(f"{message} was written long before the power cut, and is gone")
@@ -434,6 +434,14 @@ class Model:
             if message.acked:
                 self.lost.append(message)
             message.over = min(message.over, self._world.tick())
+
+    def _maybe_undone_before(self, topic: Topic, message: Message) -> bool:
+        """Whether a deletion before the message may be undone: then the end is that of an earlier life."""
+        safe = self._safe.get("always", math.inf)  # a deletion is synced in every mode
+        return any(
+            d.begun < message.ended and not d.refused and not (d.acked and d.known_seconds <= safe)
+            for d in topic.deletions
+        )
 
     def _maybe_again(self, message: Message, begun: int) -> bool:
         """Whether it may have been deleted, and written anew after `begun`: it was sent again."""

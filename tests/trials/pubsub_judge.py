@@ -38,10 +38,58 @@ class ClientBook:
 
 
 @attrs.define(eq=False)
+class AwayBook:
+    """What was published, numbered from 0, to a topic that one client keeps while it is away. Now and then it
+    comes and takes all that there is.
+
+    `sent`: when each was. `given`: when it was given each. `visited`: when it last came, and how many had
+    been sent then. `settled`: so many were judged.
+    """
+
+    sent: list[float] = attrs.field(factory=list)
+    given: dict[int, float] = attrs.field(factory=dict)
+    visited: tuple[float, int] = (-math.inf, 0)
+    settled: int = 0
+
+    def visit(self, numbers: Sequence[int], now: float) -> Iterator[str]:
+        """It was given these. Yields what is wrong with them."""
+        if list(numbers) != sorted(set(numbers)):
+            yield f"what was kept is out of order, or twice: {numbers[:20]}"
+        if twice := self.given.keys() & set(numbers):
+            yield f"{len(twice)} kept messages came again, the first {min(twice)}"
+        self.given |= dict.fromkeys(numbers, now)
+        self.visited = now, len(self.sent)
+
+    def started(self, until: float) -> None:
+        """The server died after that. What it was given since may come again."""
+        self.given = {number: at for number, at in self.given.items() if at <= until}
+
+    def judge(self, numbers: Sequence[int], now: float, cut: float, promised_until: float) -> Verdict:
+        """Compare what it is given after a recovery. What was sent by `promised_until` must have come, and
+        none twice; at -inf nothing was ever promised. What it was given in the last second before the cut may
+        come again; and of a visit then nobody knows what was given.
+        """
+        known = self.given.keys() | set(numbers)
+        until = min(cut - PROMISED_SECONDS, promised_until)
+        if self.visited[0] > until:
+            known |= set(range(self.visited[1]))
+        self.started(until)
+        due = [at for at in range(self.settled, len(self.sent)) if self.sent[at] <= promised_until]
+        lost = [at for at in due if at not in known]
+        verdict = Verdict(kept=len(due) - len(lost), lost=len(lost))
+        if lost:
+            verdict.faults.append(f"{len(lost)} of {len(due)} kept messages are lost, the first {lost[0]}")
+        self.settled = len(self.sent)
+        verdict.faults += self.visit(numbers, now)
+        return verdict
+
+
+@attrs.define(eq=False)
 class PubsubBook:
     """Everything that was asked for. `cut`: when the last load ended."""
 
     clients: dict[str, ClientBook] = attrs.field(factory=dict)
+    away: AwayBook = attrs.field(factory=AwayBook)
     ever: set[tuple[Subscription, str]] = attrs.field(factory=set)
     cut: float = math.inf
     mode: str = "always"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, PubsubBook, Subscription
+from tests.trials.pubsub_judge import KEPT, NONE, PLAIN, PROMISED_SECONDS, AwayBook, PubsubBook, Subscription
 
 CUT = 10.0
 UNTIL = CUT - PROMISED_SECONDS
@@ -114,3 +114,41 @@ def test_one_command_left_out_or_one_state_turned_over_in_a_long_row_is_found() 
 def play(asked: Asked) -> dict[Subscription, str]:
     last = {("c", topic): state for _, topic, state in asked}
     return {subscription: state for subscription, state in last.items() if state != NONE}
+
+
+def away(*given: tuple[float, list[int]]) -> AwayBook:
+    """Ten messages, one a second, and visits."""
+    made = AwayBook()
+    for number in range(10):
+        made.sent.append(float(number))
+        for at, numbers in given:
+            if number < at <= number + 1:
+                assert not list(made.visit(numbers, at))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("visits", "numbers", "told"),
+    [
+        pytest.param([], [*range(10)], "", id="all"),
+        pytest.param([], [*range(9)], "is promised", id="but the one before the last second"),
+        pytest.param([(5.5, [0, 1, 2, 3, 4])], [*range(5, 10)], "", id="the rest"),
+        pytest.param([(5.5, [0, 1, 2, 3, 4])], [*range(4, 10)], "came again, the first 4", id="one twice"),
+        pytest.param([(5.5, [0, 1, 2, 3, 4])], [*range(6, 10)], "1 of 10 kept messages are lost", id="lost"),
+        pytest.param([], [0, 1, 3, 2, *range(4, 10)], "out of order", id="turned over"),
+        pytest.param([(9.5, [*range(10)])], [*range(3, 10)], "", id="a visit that was cut off"),
+        pytest.param([(9.5, [0])], [], "", id="and what it was given is not known"),
+    ],
+)
+def test_what_is_kept_comes_once_and_none_is_lost(
+    visits: list[tuple[float, list[int]]], numbers: list[int], told: str
+) -> None:
+    faults = away(*visits).judge(numbers, 20.0, CUT, UNTIL).faults
+    if told == "is promised":
+        assert faults == ["1 of 10 kept messages are lost, the first 9"]
+    else:
+        assert [told in fault for fault in faults] == [True] * bool(told)
+
+
+def test_where_nothing_is_promised_what_is_kept_may_be_lost_or_come_again() -> None:
+    assert not away((5.5, [0, 1, 2])).judge([1, 2, 5], 20.0, CUT, -math.inf).faults

@@ -44,6 +44,13 @@ async def apart(tmp_path: Path) -> AsyncIterator[Apart]:
     other.drop_below(other.end)
     one.delete("empty")
     await parts.ship(store)
+    gone, _ = one.create("gone")
+    await parts.ship(store)
+    gone.append(records(b"in the batch that deletes it"), 1)
+    one.delete("gone")
+    other.append(records(b"in the batch that drops it"), 1)
+    other.drop_below(other.end)
+    await parts.ship(store)
     await store.close()
     store = await open_store(folder=folder, settings=settings)  # LSNs jump, and a chain of batches begins
     parts.started()

@@ -4,6 +4,7 @@ Requests are counted from 0. A fault stands for one request:
 
     "refused"    503: nothing was done, and the caller is told `Away`
     "lost"       done, but the answer is lost: `Away`
+    "conflict"   409: nothing was done, and the caller is told that it is there, or has changed
     "doubled"    done twice, as by a proxy that sends again: the second answer is told
     "crash"      the process ends before the request; "crash after": behind it
 """
@@ -16,8 +17,8 @@ import attrs
 from brokers.ship.bucket import Away, Bucket, Exists, Listed, Missing, Stale
 from brokers.ship.cipher import Cipher
 
-Fault = Literal["refused", "lost", "doubled", "crash", "crash after"]
-FAULTS: tuple[Fault, ...] = ("refused", "lost", "doubled", "crash", "crash after")
+Fault = Literal["refused", "lost", "conflict", "doubled", "crash", "crash after"]
+FAULTS: tuple[Fault, ...] = ("refused", "lost", "conflict", "doubled", "crash", "crash after")
 
 
 class Crash(BaseException):
@@ -67,6 +68,10 @@ class FakeStore:
         fault = self.faults.get(number)
         if self.away or fault == "refused":
             raise Away("503")
+        if fault == "conflict":
+            if operation in ("create", "replace"):
+                raise Exists(key)
+            raise Away("409")
         if fault == "crash":
             raise Crash
         if fault == "doubled":

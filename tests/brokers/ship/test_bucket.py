@@ -85,6 +85,23 @@ async def test_a_lost_answer_is_found_out_by_reading_back(operation: str) -> Non
     assert bucket.last_error == f"{operation}: the answer was lost"
 
 
+@pytest.mark.parametrize("operation", ["create", "replace"])
+async def test_a_conflict_where_nothing_is_as_was_said_may_be_better_later(operation: str) -> None:
+    """S3 answers 409 while another request for the key is under way: that tells nothing of who wrote it."""
+    store = FakeStore()
+    bucket = bucket_of(store)
+    tag = await bucket.create("m", b"0") if operation == "replace" else ""
+    store.faults = {len(store.asked): "conflict"}
+
+    async def ask() -> str:
+        return await (bucket.create("m", b"1") if operation == "create" else bucket.replace("m", b"1", tag))
+
+    with pytest.raises(Away, match="was said"):
+        await ask()
+    made = await ask()
+    assert await bucket.get("m") == (b"1", made)
+
+
 async def test_an_object_of_another_is_not_taken_for_ours() -> None:
     store = FakeStore()
     bucket = bucket_of(store)
