@@ -13,6 +13,8 @@ OPTIONS: Mapping[str, Argument] = {
     "delay_ms": Argument("milliseconds from a PRODUCE until the first delivery", "number"),
     "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
     "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
+    "dedup_ms": Argument("milliseconds for which a dedup key is known, message or not", "number"),
+    "ack_ms": Argument("milliseconds for a delivery, then it returns; 0: any time", "number"),
 }
 """A queue's options as the API names them; those that are not given are as the settings say."""
 

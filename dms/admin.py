@@ -145,14 +145,15 @@ class Admin:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._messages.shown(queue)
         row = queue.end - queue.head
-        returned = [run for run, _ in queue.returned_runs()]
-        purged = row + sum(map(len, returned))
-        spans = to_spans(returned)
+        spans = to_spans([run for run, _ in queue.returned_runs()])
+        if queue.jobs is not None:
+            spans += queue.jobs.waiting_spans()
         if row:
             spans.append((queue.head, row))
         ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
         queue.drop_front(row)
-        queue.take_returned()
+        returned = queue.take_returned()
+        purged = row + sum(map(len, returned))
         queue.drop(returned)
         self._engine.counts.purged += purged
         self._engine.sync_budget()
@@ -255,6 +256,11 @@ class Admin:
         return {"messages": len(file.bodies), "queue": queue.text}
 
 
+def _ready(queue: Queue) -> int:
+    jobs = 0 if queue.jobs is None else queue.jobs.ready.count
+    return _ready_in_row(queue) + sum([len(run) for _, run in queue.ready.requeued]) + jobs
+
+
 def _ready_in_row(queue: Queue) -> int:
     expiry = queue.expiry
     if expiry is None:
@@ -267,7 +273,8 @@ def _delayed(queue: Queue) -> int:
     if expiry is None:
         return in_row - _ready_in_row(queue)
     dead_in_row = min(max(expiry.expired - queue.head, 0), in_row)
-    return in_row - _ready_in_row(queue) - dead_in_row + expiry.delayed
+    jobs = 0 if queue.jobs is None else len(queue.jobs.waiting)
+    return in_row - _ready_in_row(queue) - dead_in_row + expiry.delayed + jobs
 
 
 def _bytes(queue: Queue) -> int:
@@ -277,7 +284,7 @@ def _bytes(queue: Queue) -> int:
 
 _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": attrgetter("text"),
-    "ready": lambda queue: _ready_in_row(queue) + sum([len(run) for _, run in queue.ready.requeued]),
+    "ready": _ready,
     "held": attrgetter("held"),
     "delayed": _delayed,
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,

@@ -10,7 +10,8 @@
 A client is for one thread at a time. Between calls nothing is sent and nothing is read.
 """
 
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 from dms import client, consumer
 from shared.client.blocking import Blocking, block, following, itself, method, opener
@@ -21,10 +22,15 @@ class Message(Blocking[consumer.Message]):
 
     ack = method(consumer.Message.ack)
     nack = method(consumer.Message.nack)
+    touch = method(consumer.Message.touch)
 
     @property
     def body(self) -> bytes:
         return self.core.body
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self.core.about
 
     @property
     def id(self) -> int:
@@ -58,6 +64,9 @@ class Client(Blocking[client.Client]):
     create = method(client.Client.create)
     delete = method(client.Client.delete)
     queues = method(client.Client.queues)
+    cancel = method(client.Client.cancel)
+    reschedule = method(client.Client.reschedule)
+    job = method(client.Client.job)
 
 
 connect = opener(client.connect, Client)

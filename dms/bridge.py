@@ -22,6 +22,7 @@ from shared.bridging import (
     missing,
     target_template,
 )
+from shared.queues.runs import Run
 
 if TYPE_CHECKING:
     from dms.engine import Engine, Queue
@@ -96,10 +97,10 @@ class DmsSource:
 
     # Calls of the engine.
 
-    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def deliver(self, ids: Sequence[bytes], run: Run) -> None:
         self._asked -= len(ids)
         self._held += len(ids)
-        plain = [*map(bytes, bodies)]  # a dead letter is a message like any other where it arrives
+        plain = [*map(bytes, run.bodies)]  # a dead letter is a message like any other where it arrives
         self._context.inbox.hold(MessageRun(self._origin, plain, ids))
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:

@@ -6,7 +6,8 @@ Flags and defaults are those of the specification's own server and client, and s
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from time import time_ns
+from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
 
@@ -15,6 +16,7 @@ from dms.client import (
     Client,
     Disconnected,
     DmsError,
+    JobSaid,
     Message,
     QueueExists,
     QueueOptions,
@@ -35,6 +37,7 @@ from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import NotThere, UsageError
 from shared.plugin import ApiRequest, ServeRequest
+from shared.units import moment_ms, parse_quantity
 
 PREFETCH = 64
 LEVELS = ("debug", "info", "warning", "error")
@@ -56,6 +59,41 @@ queue is full); 130 interrupted.
 
 
 QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="A queue.")]
+
+
+def _option(help_: str) -> Parameter:
+    return Parameter(help=help_, show_default=False)
+
+
+def _said(
+    *,
+    delay: str | None = None,
+    at: str | None = None,
+    ttl: str | None = None,
+    header: Sequence[str] = (),
+    **others: str | int | None,
+) -> JobSaid:
+    """What the flags say of a job. Raises UsageError."""
+    if delay is not None and at is not None:
+        raise UsageError("--delay", "either --delay or --at says when")
+    said: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+    for name, flag_, text in (("delay_ms", "--delay", delay), ("ttl_ms", "--ttl", ttl)):
+        if text is not None:
+            try:
+                said[name] = parse_quantity(text, "ms")
+            except ValueError as error:
+                raise UsageError(flag_, str(error)) from None
+    if at is not None:
+        try:
+            said["at"] = moment_ms(at, time_ns() // 1_000_000)
+        except ValueError as error:
+            raise UsageError("--at", str(error)) from None
+    if header:
+        pairs = [pair.partition("=") for pair in header]
+        if not all(name and equals for name, equals, _ in pairs):
+            raise UsageError("--header", "name=value")
+        said["headers"] = {name: value for name, _, value in pairs}
+    return cast(JobSaid, said)
 
 
 @asynccontextmanager
@@ -123,6 +161,7 @@ def serve(
     'produce -q orders -m "order 42"',
     "seq 1000 | brokers dms produce -q numbers --json",
     "tail -f events.log | brokers dms produce -q events --wait --again",
+    'produce -q mails -m "to ann" --delay 10min --dedup mail-41 --header trace=7f',
 )
 async def produce(
     queue: QueueName,
@@ -132,6 +171,17 @@ async def produce(
     again: Annotated[
         bool, flag("Send again what a lost connection left unanswered; such messages may be there twice.")
     ] = False,
+    delay: Annotated[str | None, _option("Not before so long from now (10s, 5min).")] = None,
+    at: Annotated[str | None, _option("Not before this time (ISO 8601, Unix milliseconds).")] = None,
+    ttl: Annotated[str | None, _option("Dead if not delivered by then (1h).")] = None,
+    priority: Annotated[int | None, _option("0 to 9.")] = None,
+    key: Annotated[str | None, _option("The job's key.")] = None,
+    dedup: Annotated[
+        str | None, _option("The job's name: while one of it is there, another is not added.")
+    ] = None,
+    header: Annotated[
+        tuple[str, ...], Parameter(help="name=value, for whoever consumes it.", show_default=False)
+    ] = (),
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
@@ -142,8 +192,9 @@ async def produce(
     one are in the queue; what follows its piece of input was not sent. The error
     says how many were put.
     """
+    said = _said(delay=delay, at=at, ttl=ttl, priority=priority, key=key, dedup=dedup, header=header)
     async with _connected(server) as client:
-        feeder = Feeder(client, queue, wait=wait, again=again)
+        feeder = Feeder(client, queue, wait=wait, again=again, **said)
         try:
             await send_given(feeder.put, (*words, *message))
         except DmsError as error:
@@ -167,6 +218,7 @@ async def consume(
     ] = False,
     max_: Annotated[Max, Parameter(help="Take this many (1 without -c).")] = None,
     timeout: Timeout = None,
+    about: Annotated[bool, flag("With --json: what is known of each, too, as deliveries and key.")] = False,
     nack: Annotated[
         bool,
         flag("Refuse messages once all are shown: they go back, or die of too many deliveries."),
@@ -189,7 +241,9 @@ async def consume(
     async def shown() -> AsyncIterator[Any]:
         async with (
             _connected(server) as client,
-            client.consume(queue, prefetch=PREFETCH if continuous else 1, at_most=left.count) as consumer,
+            client.consume(
+                queue, prefetch=PREFETCH if continuous else 1, at_most=left.count, with_about=about
+            ) as consumer,
             _nacked(consumer) as refused,
             waiting_is_told(queue) as has_come,
         ):
@@ -241,12 +295,11 @@ async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
 def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:
     """Messages for the host to show: rows, lines on a terminal, or their bytes."""
     if json:
-        return [{"queue": queue, "delivery": message.id, "message": message.body} for message in messages]
+        return [
+            {"queue": queue, "delivery": message.id, **message.about, "message": message.body}
+            for message in messages
+        ]
     return bodies_shown(message.body for message in messages)
-
-
-def _option(help_: str) -> Parameter:
-    return Parameter(help=help_, show_default=False)
 
 
 @command(
@@ -264,6 +317,8 @@ async def create(
     delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
     retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None,
     retry_max_ms: Annotated[int | None, _option("The delay doubles with each NACK, up to this.")] = None,
+    ack_ms: Annotated[int | None, _option("For a delivery, then it returns.")] = None,
+    dedup_ms: Annotated[int | None, _option("A dedup key is known so long, message or not.")] = None,
     exist_ok: Annotated[bool, flag("No error where it exists; its options stay.")] = False,
     server: Server,
     json: Json = False,
@@ -277,6 +332,8 @@ async def create(
         delay_ms=delay_ms,
         retry_ms=retry_ms,
         retry_max_ms=retry_max_ms,
+        ack_ms=ack_ms,
+        dedup_ms=dedup_ms,
     )
     async with _connected(server) as client:
         try:
@@ -290,6 +347,58 @@ async def create(
                 f"no queue {dead_letter} is listed: {queue} holds its dead messages back until you create it"
             )
     return {"queue": queue, "created": True}
+
+
+JobDedup = Annotated[str | None, Parameter(help="Which job: its name.", show_default=False)]
+JobSeq = Annotated[int | None, Parameter(help="Which job: its sequence.", show_default=False)]
+
+
+def _which(dedup: str | None, seq: int | None) -> None:
+    if (dedup is None) == (seq is None):
+        raise UsageError("--dedup", "either --dedup or --seq says which job")
+
+
+@command("job -q mails --dedup mail-41 --json")
+async def job(
+    queue: QueueName, *, dedup: JobDedup = None, seq: JobSeq = None, server: Server, json: Json = False
+) -> Mapping[str, Any]:
+    """Show a job that is in a queue: its state, its time, and what was said of it."""
+    _which(dedup, seq)
+    async with _connected(server) as client:
+        found = await client.job(queue, dedup=dedup, seq=seq)
+        return {"queue": queue, **found.about, "message": found.body.decode(errors="backslashreplace")}
+
+
+@command("cancel -q mails --dedup mail-41")
+async def cancel(
+    queue: QueueName, *, dedup: JobDedup = None, seq: JobSeq = None, server: Server, json: Json = False
+) -> Mapping[str, Any]:
+    """Take a job out of a queue, unless a consumer holds it."""
+    _which(dedup, seq)
+    async with _connected(server) as client:
+        await client.cancel(queue, dedup=dedup, seq=seq)
+        return {"queue": queue, "cancelled": True}
+
+
+@command("reschedule -q mails --dedup mail-41 --delay 1h")
+async def reschedule(
+    queue: QueueName,
+    *,
+    dedup: JobDedup = None,
+    seq: JobSeq = None,
+    delay: Annotated[str | None, _option("So long from now (10s, 5min).")] = None,
+    at: Annotated[str | None, _option("At this time (ISO 8601, Unix milliseconds).")] = None,
+    server: Server,
+    json: Json = False,
+) -> Mapping[str, Any]:
+    """Give a job another time, unless a consumer holds it."""
+    _which(dedup, seq)
+    if (delay is None) == (at is None):
+        raise UsageError("--delay", "either --delay or --at says when")
+    said = _said(delay=delay, at=at)
+    async with _connected(server) as client:
+        await client.reschedule(queue, dedup=dedup, seq=seq, delay_ms=said.get("delay_ms"), at=said.get("at"))
+        return {"queue": queue, "rescheduled": True}
 
 
 command("change orders --max-deliveries 5 --dry-run", "change orders --unset ttl-ms", name="change")(

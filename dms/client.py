@@ -24,14 +24,14 @@ What happens to messages in flight:
   consumer forgets those that it had not handed out. `ack` and `nack` of the others return False; unless the
   ACK had reached the server, the message comes again. So handling one twice must do no harm.
 - A consumer's iterator goes on over the new connection.
-- `create` and `delete` raise `Disconnected`; `queues` asks again.
+- `create`, `delete`, `cancel` and `reschedule` raise `Disconnected`; `queues` asks again.
 """
 
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Unpack
+from typing import Any, TypedDict, Unpack
 
 import attrs
 
@@ -51,12 +51,13 @@ from dms.errors import (
     Timeout,
     VersionMismatch,
 )
-from dms.link import Answer, Link, leave, open_link, reconnecting
+from dms.link import Answer, Link, about_of, leave, open_link, reconnecting
 from dms.wire import PAYLOAD_BYTES_MAX, Type
 from shared.client.dial import Address, Disconnected, How, Unreachable
 from shared.client.loop import Loop
 from shared.client.retry import RETRY_SECONDS
 from shared.client.running import open_loop
+from shared.errors import RemoteProtocolError
 
 __all__ = [
     "BadMagic",
@@ -67,6 +68,8 @@ __all__ = [
     "DmsError",
     "Internal",
     "InvalidType",
+    "Job",
+    "JobSaid",
     "Message",
     "PayloadTooLarge",
     "ProtocolError",
@@ -113,6 +116,10 @@ class QueueOptions:
     retry_ms: int | None = None
     """From a NACK until the next delivery. It doubles with each NACK, up to `retry_max_ms`."""
     retry_max_ms: int | None = None
+    ack_ms: int | None = None
+    """The time that a consumer has for a delivery; `Message.touch` begins it anew."""
+    dedup_ms: int | None = None
+    """How long a `dedup` key is known, though its message has left."""
 
     def encoded(self) -> bytes:
         said = {name: value for name, value in attrs.asdict(self).items() if value is not None}
@@ -120,6 +127,34 @@ class QueueOptions:
 
 
 AS_SET = QueueOptions()
+
+
+class JobSaid(TypedDict, total=False):
+    """What may be said of a message beside its body (PROTOCOL.md, "Jobs"); without any it is a plain one."""
+
+    delay_ms: int
+    """Not before so long from now."""
+    at: int
+    """Not before this time, in Unix milliseconds."""
+    ttl_ms: int
+    """Dead if it is not delivered by then."""
+    priority: int
+    """0 to 9."""
+    key: str
+    """Up to 128 bytes."""
+    dedup: str
+    """A name of up to 128 bytes: while a message of it is there, another is not added."""
+    headers: Mapping[str, str | int | float]
+    """Up to 2 KiB of JSON."""
+
+
+@attrs.frozen
+class Job:
+    """A job as it is now. `about`: `seq`, `state` (waiting, ready, held), `deliveries`, `due_ms`, and what
+    was said of it."""
+
+    about: Mapping[str, Any]
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
 @asynccontextmanager
@@ -164,21 +199,28 @@ class Client:
         self._reconnecting = reconnecting(loop, address, self._retry_seconds, first=link)
         self._consumers: set[Consumer] = set()
 
-    async def produce(self, queue: str, body: bytes, *, again: bool = False) -> None:
+    async def produce(self, queue: str, body: bytes, *, again: bool = False, **said: Unpack[JobSaid]) -> None:
         """Put a message at the queue's end. Returns once it is as durable as the queue.
 
-        Raises QueueFull, QueueNotFound, and Disconnected if the reply is lost, unless `again`.
+        `said`: its time, lifetime, priority, key, name and headers. Raises QueueFull, QueueNotFound,
+        ProtocolError for what cannot be said, and Disconnected if the reply is lost, unless `again`.
         """
-        await self.produce_many(queue, (body,), again=again)
+        await self.produce_many(queue, (body,), again=again, **said)
 
-    async def produce_many(self, queue: str, bodies: Iterable[bytes], *, again: bool = False) -> int:
+    async def produce_many(
+        self, queue: str, bodies: Iterable[bytes], *, again: bool = False, **said: Unpack[JobSaid]
+    ) -> int:
         """Put messages at the queue's end, in order, pipelined. Returns how many were sent again.
 
         Raises the first refusal once all are answered; its `refused` has the indexes of all refused messages,
         and the others are in the queue. A message that is too large is refused here, and not sent. Raises
         Disconnected if replies are lost; with `again` unanswered messages are sent again instead.
         """
-        pieces, refused = _pieces(_name(queue), bodies)
+        name = _name(queue)
+        if said:
+            pieces, refused = _pieces(name, bodies, Type.PRODUCE_WITH, _object(said))
+        else:
+            pieces, refused = _pieces(name, bodies)
         sent_again = 0
         while True:
             try:
@@ -218,17 +260,26 @@ class Client:
 
     @asynccontextmanager
     async def consume(
-        self, queue: str, *, prefetch: int = 1, at_most: int | None = None
+        self, queue: str, *, prefetch: int = 1, at_most: int | None = None, with_about: bool = False
     ) -> AsyncIterator[Consumer]:
         """An async iterator over the queue's messages: all that come, or `at_most`. See `Consumer`.
 
         `prefetch`: messages asked for ahead. The server counts them as delivered, so a higher number is
-        faster and less fair to other consumers. At the end of the block unacknowledged messages return to the
+        faster and less fair to other consumers. `with_about`: a message says what is known of it
+        (`Message.about`). At the end of the block unacknowledged messages return to the
         queue.
         """
         _name(queue)
         self._reconnecting.raise_if_closed()
-        consumer = Consumer(self._loop, self._address, self._retry_seconds, queue, prefetch, at_most)
+        consumer = Consumer(
+            self._loop,
+            self._address,
+            self._retry_seconds,
+            queue,
+            prefetch,
+            at_most,
+            with_about=with_about,
+        )
         self._consumers.add(consumer)
         try:
             yield consumer
@@ -246,6 +297,33 @@ class Client:
     async def delete(self, queue: str) -> None:
         """Delete a queue with its messages. Raises QueueNotFound."""
         await self._ask(Type.DELETE_QUEUE, _name(queue))
+
+    async def cancel(self, queue: str, *, dedup: str | None = None, seq: int | None = None) -> None:
+        """Take a job out of a queue, by its name or sequence. Raises ProtocolError where it is held or
+        gone."""
+        await self._ask(Type.CANCEL, _name(queue) + _object(_which(dedup, seq)))
+
+    async def reschedule(
+        self,
+        queue: str,
+        *,
+        dedup: str | None = None,
+        seq: int | None = None,
+        delay_ms: int | None = None,
+        at: int | None = None,
+    ) -> None:
+        """Give a job another time: so long from now, or in Unix milliseconds. Raises as `cancel`."""
+        when = {"delay_ms": delay_ms, "at": at}
+        said = _which(dedup, seq) | {name: value for name, value in when.items() if value is not None}
+        await self._ask(Type.RESCHEDULE, _name(queue) + _object(said))
+
+    async def job(self, queue: str, *, dedup: str | None = None, seq: int | None = None) -> Job:
+        """A job as it is now, by its name or sequence. Raises ProtocolError where it is not in the queue."""
+        ask = partial(self._ask, Type.GET_JOB, _name(queue) + _object(_which(dedup, seq)))
+        try:
+            return Job(*about_of(await self._reconnecting.repeat(ask)))
+        except RemoteProtocolError as error:
+            raise ProtocolError(str(error)) from None
 
     async def queues(self) -> list[Queue]:
         """All queues, by name."""
@@ -276,16 +354,17 @@ class Client:
 class _Piece:
     """Some messages of a `produce_many`. `start`: the index of the first among all."""
 
-    def __init__(self, start: int, payloads: list[bytes]) -> None:
+    def __init__(self, start: int, payloads: list[bytes], type_: Type) -> None:
         self.payloads = payloads
+        self._type = type_
         self.refused: list[tuple[int, DmsError]] = []
         self._start = start
         self._answer: Answer | None = None
 
     async def send(self, link: Link) -> None:
         """Raises Disconnected."""
-        answer = Answer(Type.PRODUCE, link.new_ids(len(self.payloads)))
-        frames = map(wire.pack, [Type.PRODUCE] * len(self.payloads), answer.ids, self.payloads)
+        answer = Answer(self._type, link.new_ids(len(self.payloads)))
+        frames = map(wire.pack, [self._type] * len(self.payloads), answer.ids, self.payloads)
         await link.ask(b"".join(frames), answer)
         self._answer = answer
 
@@ -319,8 +398,24 @@ def _name(queue: str) -> bytes:
         raise ProtocolError(error.text) from None
 
 
-def _pieces(name: bytes, bodies: Iterable[bytes]) -> tuple[list[_Piece], dict[int, DmsError]]:
-    """Pieces to send, and refusals of messages that are too large, by index."""
+def _object(said: Mapping[str, Any]) -> bytes:
+    try:
+        return wire.pack_object(said)
+    except (wire.Refusal, ValueError, TypeError) as error:
+        raise ProtocolError(str(error)) from None
+
+
+def _which(dedup: str | None, seq: int | None) -> dict[str, Any]:
+    if (dedup is None) == (seq is None):
+        raise ValueError("either dedup or seq says which job")
+    return {"seq": seq} if dedup is None else {"dedup": dedup}
+
+
+def _pieces(
+    name: bytes, bodies: Iterable[bytes], type_: Type = Type.PRODUCE, about: bytes = b""
+) -> tuple[list[_Piece], dict[int, DmsError]]:
+    """Pieces to send, and refusals of messages that are too large, by index. `about`: behind the name."""
+    name += about
     pieces: list[_Piece] = []
     refused: dict[int, DmsError] = {}
     payloads: list[bytes] = []
@@ -332,15 +427,16 @@ def _pieces(name: bytes, bodies: Iterable[bytes]) -> tuple[list[_Piece], dict[in
             size += len(payload)
         else:
             most = PAYLOAD_BYTES_MAX - len(name)
-            text = f"a message of {len(body)} bytes; at most {most} in a queue of this name"
+            beside = ", with what is said of it" if about else ""
+            text = f"a message of {len(body)} bytes; at most {most} in a queue of this name{beside}"
             refused[place] = PayloadTooLarge(text)
         if not fits or size >= PIECE_BYTES:
             if payloads:
-                pieces.append(_Piece(start, payloads))
+                pieces.append(_Piece(start, payloads, type_))
             start = place + 1
             payloads, size = [], 0
     if payloads:
-        pieces.append(_Piece(start, payloads))
+        pieces.append(_Piece(start, payloads, type_))
     return pieces, refused
 
 

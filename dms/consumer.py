@@ -1,8 +1,8 @@
 """A client's consumer: it asks ahead for messages of one queue, and acknowledges them."""
 
 from collections import deque
-from collections.abc import Awaitable, Sequence
-from typing import Self
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Self
 
 import attrs
 
@@ -18,13 +18,19 @@ PREFETCH_MAX = 4096
 
 @attrs.define(eq=False)
 class Message:
-    """A delivered message. The server keeps it for this client until it is acknowledged."""
+    """A delivered message. The server keeps it for this client until it is acknowledged.
+
+    `about`: where the consumer asked for it (`with_about`), what is known beside the body: `seq`,
+    `deliveries` (1 at the first), `priority`; of jobs `produced_ms`, `key`, `headers`, `dedup`; of dead
+    letters `dead`. Else it is empty.
+    """
 
     body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
     id: int
     """The delivery's id: another one when the message is delivered again."""
     _consumer: "Consumer" = attrs.field(repr=False)
     _link: Link = attrs.field(repr=False)
+    about: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     _answer: Answer | None = attrs.field(default=None, repr=False)
     """To the first ACK or NACK that was sent."""
 
@@ -40,9 +46,17 @@ class Message:
         """
         return await self._consumer.ack(self)
 
-    async def nack(self) -> bool:
-        """Give back: the message returns to its old place, and is delivered again. As `ack`."""
-        return await self._consumer.nack(self)
+    async def nack(self, *, delay_ms: int = 0, text: str = "") -> bool:
+        """Give back: the message returns to its old place, and is delivered again. As `ack`.
+
+        `delay_ms`: not before so long; 0: as the queue's options say. `text`: why, up to 500 bytes; a dead
+        letter has the last one.
+        """
+        return await self._consumer.nack(self, delay_ms=delay_ms, text=text)
+
+    async def touch(self) -> bool:
+        """Begin the queue's time for a delivery (`ack_ms`) anew. As `ack`; it may be called again."""
+        return await self._consumer.touch(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,6 +82,8 @@ class Consumer:
         queue: str,
         prefetch: int,
         at_most: int | None,
+        *,
+        with_about: bool = False,
     ) -> None:
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"a prefetch is 1 to {PREFETCH_MAX}, not {prefetch}")
@@ -75,6 +91,7 @@ class Consumer:
         self._name = wire.pack_name(queue)
         self._prefetch = prefetch
         self._at_most = at_most
+        self._request = Type.CONSUME_WITH if with_about else Type.CONSUME
         self._taken = 0
         self._reconnecting = reconnecting(loop, address, retry_seconds, self)
         self._ready: deque[Message] = deque()
@@ -111,7 +128,7 @@ class Consumer:
             link = await self._reconnecting.connected()
             here = link.consuming + len(self._ready)
             if here <= self._prefetch // 2 and (count := self._more_than(here)) > 0:
-                link.consume(self._name, count)
+                link.consume(self._name, count, self._request)
             if self._ready:
                 return self._take(1)[0]
             await self._news.wait()
@@ -134,9 +151,18 @@ class Consumer:
         """Acknowledge several at once. As `Message.ack`, once all are answered; False where one was not."""
         return await self._settle(Type.ACK, messages)
 
-    async def nack(self, *messages: Message) -> bool:
-        """Give several back at once."""
-        return await self._settle(Type.NACK, messages)
+    async def nack(self, *messages: Message, delay_ms: int = 0, text: str = "") -> bool:
+        """Give several back at once. As `Message.nack`."""
+        return await self._settle(Type.NACK, messages, wire.pack_nack(delay_ms, text))
+
+    async def touch(self, *messages: Message) -> bool:
+        """Begin the time of several anew. As `Message.touch`."""
+        touched = True
+        for message in messages:
+            answer = Answer(Type.TOUCH, [message.id])
+            touched &= await _reaches(message._link.ask(wire.pack(Type.TOUCH, message.id), answer))
+            touched = touched and await _reaches(answer.wait(self._loop))
+        return touched
 
     async def give_back(self, message: Message) -> None:
         """Give one back, unless it is settled, without waiting for the server's answer."""
@@ -144,7 +170,7 @@ class Consumer:
             request = wire.pack(Type.NACK, message.id)
             await _reaches(message._link.ask(request, Answer(Type.NACK, [message.id])))
 
-    async def _settle(self, type_: Type, messages: Sequence[Message]) -> bool:
+    async def _settle(self, type_: Type, messages: Sequence[Message], payload: bytes = b"") -> bool:
         by_link: dict[Link, list[Message]] = {}
         for message in messages:
             if message._answer is None or message._answer.type is not type_:
@@ -152,7 +178,8 @@ class Consumer:
         settled = True
         for link, unsettled in by_link.items():
             answer = Answer(type_, [message.id for message in unsettled])
-            if await _reaches(link.ask(b"".join(wire.pack(type_, each) for each in answer.ids), answer)):
+            requests = b"".join(wire.pack(type_, each, payload) for each in answer.ids)
+            if await _reaches(link.ask(requests, answer)):
                 for message in unsettled:
                     message._answer = answer
             else:
@@ -164,8 +191,8 @@ class Consumer:
 
     # What the link calls (`link.DeliveryTaker`).
 
-    def delivered(self, link: Link, delivery_id: int, body: bytes) -> None:
-        self._ready.append(Message(body, delivery_id, self, link))
+    def delivered(self, link: Link, delivery_id: int, body: bytes, about: Mapping[str, Any]) -> None:
+        self._ready.append(Message(body, delivery_id, self, link, about))
         self._news.wake()
 
     def not_delivered(self, link: Link, error: DmsError) -> None:

@@ -36,7 +36,8 @@ import structlog
 
 from dms.cold import ColdRow
 from dms.delivery_ids import DeliveryIds
-from dms.expiry import EVER, Expiry
+from dms.expiry import EVER, AckDeadlines, Expiry, Jobs
+from dms.job_head import JOB_FIRST, JobHead, said
 from dms.memory import MessageMemory
 from dms.metrics import Counts
 from dms.options import Options
@@ -91,7 +92,7 @@ Outcome: TypeAlias = "Ticket | Refusal | None"
 class DeliveryReceiver(Protocol):
     """A consumer's session, as the engine sees it. Whatever it raises ends its consumer only."""
 
-    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def deliver(self, ids: Sequence[bytes], run: Run) -> None:
         """Messages of one queue for the oldest credits, under these delivery ids."""
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
@@ -251,11 +252,13 @@ class Queue(RunQueue):
         "cold",
         "consumers",
         "crowded",
+        "deadlines",
         "depth",
         "end",
         "engine",
         "expiry",
         "head",
+        "jobs",
         "line",
         "line_most",
         "log",
@@ -293,6 +296,10 @@ class Queue(RunQueue):
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
+        self.deadlines: AckDeadlines | None = AckDeadlines(self) if options.ack_ms else None
+        """None: its deliveries have no time limit."""
+        self.jobs: Jobs | None = None
+        """None: no job has come."""
         self.consumers = 0
         """Connections and bridges that consume it."""
         self.recovered = 1
@@ -323,8 +330,10 @@ class Queue(RunQueue):
 
     @property
     def returned(self) -> int:
-        """How many messages have left the row, and nobody holds them: requeued ones, and those aside."""
-        return self.depth - self.held - (self.tail - self.head)
+        """How many messages have left the row, and nobody holds them: requeued ones, and those aside. Jobs
+        are not among them."""
+        out = self.depth - self.held - (self.tail - self.head)
+        return out if self.jobs is None else out - self.jobs.count - self.jobs.coming
 
     @property
     def loaded_end(self) -> int:
@@ -348,6 +357,19 @@ class Queue(RunQueue):
         """Keep the queue on disk from now on."""
         self.log = QueueLog(log, self, self.engine.times)
         self.cold = ColdRow(self, log)
+
+    def made_for_jobs(self) -> Jobs:
+        """Its jobs: there may come some, from now on."""
+        if self.jobs is None:
+            self.jobs = Jobs(self)
+            self.timed()
+        return self.jobs
+
+    def timed(self) -> Expiry:
+        """Its messages' times: there may be some, from now on."""
+        if self.expiry is None:
+            self.expiry = Expiry(self)
+        return self.expiry
 
     # -- messages arrive
 
@@ -373,7 +395,7 @@ class Queue(RunQueue):
             try:
                 ticket = self.log.produce(bodies, size, self.tail)
             except StoreError as error:
-                self._detach_or_refuse(error)
+                self.detach_or_refuse(error)
         engine.counts.produced += count
         if engine.observers:
             for observe in engine.observers:
@@ -434,7 +456,7 @@ class Queue(RunQueue):
             line.extend(waiting)
             self.line_most = max(LINE_LEAST, 2 * len(line))
         line.append(credit)
-        if len(line) == 1 and (self.head < self.end or self.ready.requeued):
+        if len(line) == 1 and (self.head < self.end or self.ready.requeued or self.jobs is not None):
             self.dispatch()
 
     def dispatch(self) -> None:
@@ -461,11 +483,16 @@ class Queue(RunQueue):
         """Deliver the next messages that stand together, at most so many; False: none is ready, or those that
         are have expired. `credit`: the first in line, which they are for; None: nothing waits.
         """
-        engine, ready, log = self.engine, self.ready, self.log
-        if ready.requeued:
+        engine, ready, log, jobs = self.engine, self.ready, self.log, self.jobs
+        if jobs is not None and (job := jobs.take_next()) is not None:
+            run, count = job, 1
+            engine.counts.redelivered += run.tries > 0
+        elif ready.requeued:
             if self.expiry is not None and self.expiry.requeued_expired:
                 self.wake_by(engine.times.now_ms())
                 return False
+            if jobs is not None:
+                most = jobs.before_first(ready.requeued[0][0], most)
             run = ready.take_requeued(most)
             count = len(run.bodies)
             engine.counts.redelivered += count
@@ -479,6 +506,8 @@ class Queue(RunQueue):
                 loaded = self.released - head
             if loaded <= 0:
                 return False
+            if jobs is not None:
+                most = jobs.before_first(head, most)
             run = ready.take_row(most if most < loaded else loaded)
             count = len(run.bodies)
             self.head = head = head + count
@@ -499,6 +528,8 @@ class Queue(RunQueue):
             number = delivery_ids.take(count)
         ids = (number.to_bytes(4),) if count == 1 else counted(number, count)
         consumer.unacked.add(ids, self, run)
+        if self.deadlines is not None:
+            self.deadlines.begin(consumer, ids)
         if consumer.user:
             consumer.took(run)
         engine.counts.delivered += count
@@ -509,7 +540,7 @@ class Queue(RunQueue):
             if credit.at == len(credit.ids):  # `dispatch` takes it out of the line
                 consumer.credits.popleft()
         try:
-            consumer.receiver.deliver(ids, run.bodies)
+            consumer.receiver.deliver(ids, run)
         except Exception as error:
             consumer.fail(error)
         return True
@@ -533,13 +564,18 @@ class Queue(RunQueue):
                         self.log.note_delivered(run.first, len(run.bodies))
                 ticket = self.log.ack(runs, partial(self.undo_ack, consumer, deliveries))
             except StoreError as error:
-                self._detach_or_refuse(error)
+                self.detach_or_refuse(error)
         count = self.release(runs)
         if consumer.user:
             consumer.gave(runs)
         engine = self.engine
         engine.counts.acked += count
         self.depth -= count
+        if self.deadlines is not None:
+            self.deadlines.acked(deliveries)
+        if self.jobs is not None:
+            self.jobs.released(runs)
+            self.jobs.gone(runs)
         if engine.parked:
             engine.has_room(self)
         if ticket is None and engine.durable is not None:
@@ -551,6 +587,8 @@ class Queue(RunQueue):
         for _, _, run in deliveries:
             self.depth += len(run)
             self.hold_again(run)
+            if self.jobs is not None:
+                self.jobs.held_again(run)
             self.engine.counts.acked -= len(run)
             if consumer.user and not consumer.gone:
                 consumer.took(run)
@@ -558,30 +596,44 @@ class Queue(RunQueue):
             self.requeue([run for _, _, run in deliveries], nacked=False)
         else:
             consumer.unacked.put_back(deliveries)
+            if self.deadlines is not None:
+                for ids, _, _ in deliveries:
+                    self.deadlines.begin(consumer, ids)
 
-    def requeue(self, runs: Sequence[Run], *, nacked: bool) -> None:
-        """Return held messages to their places; `nacked`: their consumer sent a NACK."""
+    def requeue(self, runs: Sequence[Run], *, nacked: bool, delay_ms: int = 0, text: str = "") -> None:
+        """Return held messages to their places; `nacked`: their consumer sent a NACK, which may say when they
+        may come again, and why they came back."""
         count = self.release(runs)
         if self.deleted:
             return
+        if self.jobs is not None:
+            self.jobs.released(runs)
         self.engine.counts.returned += count
+        if text:
+            for run in runs:
+                said(run, text)
         self.charge_runs(runs)
+        if delay_ms:
+            self.timed()
         notes: list[tuple[int, int, int]] = []
         for run in runs:
-            due = self.place(run, nacked=nacked)
+            due = self.place(run, nacked=nacked, delay_ms=delay_ms)
             notes += zip(run.numbers, repeat(run.tries), repeat(due), strict=False)
         if self.log is not None:
             self.log.note_returned(notes, nacked=nacked)
+            if text:
+                for seq, _, _ in notes:
+                    self.log.note_text(seq, text)
         if self.expiry is not None:
             self.expiry.bury()
         if self.line:
             self.dispatch()
 
-    def place(self, run: Run, *, nacked: bool = False) -> int:
+    def place(self, run: Run, *, nacked: bool = False, delay_ms: int = 0) -> int:
         """Messages that left the row may be delivered again: now, later, or never where they have died.
         Returns when, if a NACK delays them; else 0."""
         if self.expiry is not None:
-            return self.expiry.on_returned(run, nacked=nacked)
+            return self.expiry.on_returned(run, nacked=nacked, delay_ms=delay_ms)
         self.ready.requeue(run)
         return 0
 
@@ -605,7 +657,20 @@ class Queue(RunQueue):
     def drop(self, runs: Sequence[Run]) -> None:
         """Messages that nobody holds leave; they are in no place any more."""
         self.uncharge_runs(runs)
+        if self.jobs is not None:
+            self.jobs.gone(runs)
         self.leave(sum(map(len, runs)))
+
+    def undo_departure(self, runs: Sequence[Run]) -> None:
+        """The disk refused that messages left: they are back."""
+        self.depth += sum(map(len, runs))
+        self.charge_runs(runs)
+        if self.jobs is not None:
+            self.jobs.not_gone(runs)
+        for run in runs:
+            self.place(run)
+        if self.expiry is not None:
+            self.expiry.arm()
 
     def leave(self, count: int) -> None:
         """So many messages have left, other than by `ack`: other queues' dead letters may have waited for
@@ -627,7 +692,7 @@ class Queue(RunQueue):
             try:
                 return self.log.gone(spans, reason)
             except StoreError as error:
-                self._detach_or_refuse(error)
+                self.detach_or_refuse(error)
         return None
 
     def returned_runs(self) -> list[tuple[Run, int]]:
@@ -635,6 +700,8 @@ class Queue(RunQueue):
         is not delayed."""
         runs = [(run, 0) for _, run in self.ready.requeued]
         runs += [(run, 0) for aside in self.aside for run in aside]
+        if self.jobs is not None:
+            runs += [(run, 0) for run in self.jobs.runs()]
         return runs if self.expiry is None else runs + self.expiry.runs()
 
     def take_returned(self) -> list[Run]:
@@ -643,6 +710,9 @@ class Queue(RunQueue):
         self.ready.clear_requeued()
         for aside in self.aside:
             aside.clear()
+        if self.jobs is not None:
+            jobs = self.jobs.take_all()  # runs of those that were ready are empty then
+            runs = [run for run in runs if run.bodies] + jobs
         if self.expiry is not None:
             self.expiry.forget()
         return runs
@@ -659,6 +729,10 @@ class Queue(RunQueue):
             return
         if self.log is not None:
             self.log.flush_notes()
+        if self.deadlines is not None:
+            self.deadlines.on_time(int(now))
+        if self.jobs is not None:
+            self.jobs.on_time(int(now))
         if self.expiry is not None:
             self.expiry.on_time(int(now))
         elif self.line:
@@ -666,7 +740,7 @@ class Queue(RunQueue):
 
     # -- the disk
 
-    def _detach_or_refuse(self, error: StoreError) -> None:
+    def detach_or_refuse(self, error: StoreError) -> None:
         """The store accepts nothing. Raises Refusal, unless the queue may go on in memory."""
         if not (isinstance(error, StoreReadOnly) and self.engine.best_effort):
             raise refusal_for(error) from None
@@ -683,6 +757,10 @@ class Queue(RunQueue):
         cold, engine = self.cold, self.engine
         assert cold is not None
         for _, offset, first, bodies, size, _ in arrivals:
+            if first >= JOB_FIRST:
+                assert self.jobs is not None
+                self.jobs.arrived(first, bodies)
+                continue
             if self.loaded_end >= self.end:  # all of the row is in memory
                 if self.head == self.end:
                     cold.positions.clear()
@@ -705,12 +783,20 @@ class Queue(RunQueue):
         engine = self.engine
         if engine.memory_only:
             self.detach(engine.disk_failed or StoreReadOnly("the disk has failed"))
-            for _, _, _, bodies, size, _ in arrivals:
-                self.make_visible(bodies, size)
+            for _, _, first, bodies, size, _ in arrivals:
+                if first < JOB_FIRST:
+                    self.make_visible(bodies, size)
+                elif self.jobs is not None:
+                    self.jobs.arrived(first, bodies)
         else:
             for _, _, first, bodies, _, _ in reversed(arrivals):
-                self.tail = first
                 engine.counts.produced -= len(bodies)
+                if first >= JOB_FIRST:
+                    assert self.jobs is not None
+                    self.jobs.refused(first, bodies)
+                    self.leave(len(bodies))
+                    continue
+                self.tail = first
                 if self.expiry is not None:
                     self.expiry.undo_produced(self.tail)
                 self.leave(len(bodies))
@@ -724,7 +810,14 @@ class Queue(RunQueue):
     def snapshot_state(self) -> Mapping[str, Any]:
         no_times = {"expired": 0, "released": 0, "lives": [], "delays": []}
         times = self.expiry.state if self.expiry is not None else no_times
-        return {"head": self.head, "tail": self.tail, "home": 0, **times}
+        jobs = {} if self.jobs is None else {"jobs": self.jobs.tail}
+        return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
+
+    def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
+        return () if self.jobs is None else ((seq, form) for seq, _, form in self.jobs.waiting)
+
+    def seen_keys(self) -> Sequence[Sequence[Any]]:
+        return () if self.jobs is None else self.jobs.seen_keys()
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
@@ -971,6 +1064,10 @@ class Engine:
         self._sources[queue.options.dead_letter] -= 1
         self._sources[options.dead_letter] += 1
         queue.options = options
+        if options.ack_ms and queue.deadlines is None:
+            queue.deadlines = AckDeadlines(queue)
+        elif not options.ack_ms:
+            queue.deadlines = None
         if queue.expiry is not None:
             queue.expiry.options_changed()
         self.has_room(queue)
@@ -1156,28 +1253,42 @@ class Engine:
         runs: Sequence[Run],
         letters: Sequence[bytes],
         reason: Reason,
+        jobs: Sequence[tuple[JobHead, bytes]] = (),
     ) -> Ticket | None:
         """Move messages that are aside in one queue to the end of another; or nothing happens. The ticket: of
         their arrival there; None: done. Raises Refusal.
 
-        `letters`: the messages of all `runs` by number, as they arrive.
+        `letters`: the messages of all `runs` by number, as they arrive; but for those that are `jobs` there.
         """
         size = bodies_bytes(letters)
+        ticket = None
+        forms = target.made_for_jobs().welcome(jobs, self.times.now_ms()) if jobs else []
         if source.log is None or target.log is None:
-            ticket = target.produce(letters, size, moved=True)
+            if letters:
+                ticket = target.produce(letters, size, moved=True)
+            for head, body in jobs:
+                ticket = target.made_for_jobs().add(head, body, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
-            record = target.log.arriving(letters, first)
+            record = target.log.arriving(letters, first) if letters else b""
+            if target.jobs is not None and forms:
+                record += target.log.jobs_record(forms, target.jobs.tail)
+            arriving = bool(letters) + bool(forms)
             try:
                 (_, offset), ticket = self.store.append_all(
-                    [(source.log.log, moving, count), (target.log.log, record, 1)], reserved=True
+                    [(source.log.log, moving, count), (target.log.log, record, arriving)], reserved=True
                 )
             except StoreError as error:
                 raise refusal_for(error) from None
-            source.log.departed(partial(_undo_move, source, runs))
-            target.log.appended(letters, size, offset, first, ticket)
-            target.on_produced(len(letters))
+            source.log.departed(partial(source.undo_departure, runs))
+            if letters:
+                target.log.appended(letters, size, offset, first, ticket)
+                target.on_produced(len(letters))
+            if target.jobs is not None and forms:
+                target.log.appended(forms, sum(map(len, forms)), offset, target.jobs.tail, ticket)
+                for head, body in jobs:
+                    target.jobs.came(head, body, ticket)
         source.drop(runs)
         return ticket
 
@@ -1362,16 +1473,6 @@ def _report_crash(error: Exception) -> None:
 def _row(log: Log, asked: Mapping[str, Any], snapshot: int, paused: bool = False) -> bytes:
     row = {"log": log.id, "options": asked, "snapshot": snapshot}
     return json.dumps({**row, "paused": True} if paused else row).encode()
-
-
-def _undo_move(source: Queue, runs: Sequence[Run]) -> None:
-    """The disk refused a move: the messages are back."""
-    source.depth += sum(map(len, runs))
-    source.charge_runs(runs)
-    for run in runs:
-        source.place(run)
-    if source.expiry is not None:
-        source.expiry.arm()
 
 
 def _less_untried(ids: Sequence[bytes], run: Run, untried: Callable[[bytes], bool]) -> list[Run]:

@@ -1,30 +1,47 @@
-"""Expiry in one queue: delays, lifetimes, delivery limits, and where dead letters go.
+"""What has a time in one queue: messages that wait or age, deliveries that must be acknowledged, jobs.
 
-Only queues whose options ask for it have one. A lifetime or delay is the same for all messages of a queue. So
-times are kept as pairs (due, sequence): all messages before the sequence are due then. Messages of nearly the
-same time share a pair, and are late by at most a thousandth of the time. A message delayed by a NACK has an
-entry of its own. The queue has one entry in the engine's timers: its next time.
+*Expiry*: delays, lifetimes, delivery limits, and where dead letters go. Only queues whose messages have one
+of these have it. A lifetime or delay of the queue is the same for all messages of the row. So times are kept
+as pairs (due, sequence): all messages before the sequence are due then. Messages of nearly the same time
+share a pair, and are late by at most a thousandth of the time. A message delayed by a NACK has an entry of
+its own. The queue has one entry in the engine's timers: its next time.
 
 Dead letters move to their dead-letter queue, or are dropped if none is named. They go in slices, so many of
 them hold up nobody. If the dead-letter queue is missing or full, or the disk refuses, their queue is
 *parked*: it tries one message each second, and all once the engine says that there is room
 (`Engine.has_room`).
+
+*Jobs* are messages that came with PRODUCE_WITH (`dms.job_head`). Each is in one of four places. It *waits*
+for its time, as bytes; it is *ready*, by priority, key and place; a consumer *holds* it; or it is dead. All
+jobs are in memory, and a snapshot copies them: they leave in any order, so none of them may pin the log. A
+job stands where it came: behind the messages of the row that came before it, and before the others.
 """
 
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job, with_times
 from dms.records import TTL, DeadLetter, Reason
-from dms.wire import Refusal
+from dms.wire import Refusal, Status, malformed, refusal_for
+from shared.errors import StoreError
+from shared.queues.dedup import SeenKeys
 from shared.queues.due_times import DueTimes
+from shared.queues.keys import Keys
 from shared.queues.runs import RUN_MOST, Run, split_after, split_at, split_by, to_spans
+from shared.queues.unacked import Delivery
+from shared.queues.waiting import Waiting
 from shared.turns import Turn
 
 if TYPE_CHECKING:
-    from dms.engine import Queue
+    from dms.engine import Consumer, Queue
+    from dms.job_requests import JobName, JobRequest
+    from shared.storage.store import Ticket
 
 TRY_AGAIN_MS = 1000
 """A parked queue tries one dead letter at this interval."""
@@ -35,10 +52,21 @@ REASON_TEXTS = {Reason.TTL: TTL, Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
 
+WAITING_BYTES = 200
+"""Memory of a job that waits for its time, beside its bytes."""
+KNOWN_MAX = 1_000_000
+"""Keys that a queue knows, of jobs that it has and of those that came lately."""
+_ONCE = b'"dedup"'
+_EXPIRES = b'"expires"'
+_AT = b'"at"'
+_TO_BE_READ = (_ONCE, _EXPIRES, _AT)
+"""JSON of a waiting job is only read where it has one of these."""
+
+
 class Expiry:
     """The deadlines of one queue's messages, in milliseconds of the engine's age (`dms.times`)."""
 
-    def __init__(self, queue: "Queue") -> None:
+    def __init__(self, queue: Queue) -> None:
         self.queue = queue
         options = queue.options
         self.lifetimes, self.delays = DueTimes(), DueTimes()
@@ -47,8 +75,8 @@ class Expiry:
         delivered."""
         self.released = queue.head if options.delay_ms else queue.released
         """No message before this sequence is delayed any more."""
-        self._put_off: list[tuple[int, int, Run]] = []
-        """Messages that left the row and may not be delivered yet: a heap of (due, first sequence, run)."""
+        self._put_off: Waiting[Run] = Waiting()
+        """Messages that left the row and may not be delivered yet, by the first sequence of their run."""
         self._dead: dict[Reason, deque[Run]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
         """Messages that left the row, and will leave the queue."""
         self._parked_until = 0
@@ -107,19 +135,23 @@ class Expiry:
             self.released = min(self.released, tail)
         self._gate()
 
-    def on_returned(self, run: Run, *, nacked: bool) -> int:
+    def on_returned(self, run: Run, *, nacked: bool, delay_ms: int = 0) -> int:
         """Messages that left the row wait again: they are deliverable, delayed, or dead. Returns until when a
-        NACK delays them; 0: it does not."""
+        NACK delays them; 0: it does not. `delay_ms`: by which time, other than the queue's options say."""
         options = self.queue.options
         if options.max_deliveries and run.tries >= options.max_deliveries:
-            self._dead[Reason.MAX_DELIVERIES].append(run)
+            self.died(run, Reason.MAX_DELIVERIES)
             return 0
+        if nacked and options.retry_ms and not delay_ms:
+            delay_ms = options.retry_delay_ms(run.tries)
+        if run.first >= JOB_FIRST:
+            assert self.queue.jobs is not None
+            return self.queue.jobs.place(run, delay_ms)
         dead, alive = split_at((run,), self.expired)
         self._dead[Reason.TTL].extend(dead)
         for part in alive:
-            if nacked and options.retry_ms:
-                now = self.queue.engine.times.now_ms()
-                due = due_at(now, options.retry_delay_ms(part.tries))
+            if delay_ms:
+                due = due_at(self.queue.engine.times.now_ms(), delay_ms)
                 self.put_off(part, due)
                 return due
             ready, delayed = split_at((part,), self.released)
@@ -130,14 +162,19 @@ class Expiry:
                     self.put_off(each.part(place, place + 1), self.delays.due_of(seq))
         return 0
 
+    def died(self, run: Run, reason: Reason) -> None:
+        """Messages that are in no place any more are dead: they go in the next slice, or with `bury`."""
+        self._dead[reason].append(run)
+        self._soon()
+
     def put_off(self, run: Run, due: int) -> None:
         """Messages that left the row may not be delivered before `due`."""
-        heappush(self._put_off, (due, run.first, run))
+        self._put_off.add(run.first, due, run)
         self.queue.wake_by(due)
 
     def runs(self) -> list[tuple[Run, int]]:
         """The messages that are delayed or dead, each run with the age at which it is due; 0: it is dead."""
-        delayed = [(run, due) for due, _, run in self._put_off]
+        delayed = [(run, due) for _, due, run in self._put_off]
         return delayed + [(run, 0) for dead in self._dead.values() for run in dead]
 
     def row_grew(self) -> None:
@@ -191,11 +228,13 @@ class Expiry:
         if (not parked and any(self._dead.values())) or self.requeued_expired or self._may_leave():
             self._soon()
             return
-        firsts = [times[0][0] for times in (self.lifetimes, self.delays, self._put_off) if times]
+        firsts: list[float] = [times[0][0] for times in (self.lifetimes, self.delays) if times]
         if parked:
             firsts.append(parked)
+        if self._put_off:
+            firsts.append(self._put_off.next)
         if firsts:
-            self.queue.wake_by(min(firsts))
+            self.queue.wake_by(int(min(firsts)))
 
     def _soon(self) -> None:
         """Have `on_time` called again in another slice."""
@@ -226,9 +265,9 @@ class Expiry:
 
     def _take_due(self, now: int) -> None:
         """Delayed messages that are due become deliverable, or are dead by now."""
-        heap, turn = self._put_off, Turn()
-        while heap and heap[0][0] <= now:
-            self.on_returned(heappop(heap)[-1], nacked=False)
+        turn = Turn()
+        while (due := self._put_off.pop(now)) is not None:
+            self.on_returned(due[1], nacked=False)
             if turn.over():
                 break
 
@@ -327,7 +366,7 @@ class Expiry:
             if not name:
                 dropped.append(run)
                 continue
-            of_run = [DeadLetter.of(body, queue.text, REASON_TEXTS[reason], run.tries) for body in run.bodies]
+            of_run = [self._letter(run, body, reason) for body in run.bodies]
             for circles, part in split_by(run, [name in letter.passed for letter in of_run]):
                 if circles:
                     dropped.append(part)
@@ -353,6 +392,17 @@ class Expiry:
         if target is not None and len(letters) and not moving:
             engine.has_room(target)  # dead letters of another queue may wait for it too
         return sorted([*dropped, *moving, *left], key=attrgetter("first"))
+
+    def _letter(self, run: Run, body: bytes, reason: Reason) -> DeadLetter:
+        queue = self.queue
+        return DeadLetter.of(
+            body,
+            queue.text,
+            REASON_TEXTS[reason],
+            run.tries,
+            time_ms=queue.engine.times.unix_ms(),
+            head=run.head,
+        )
 
     # -- parking
 
@@ -402,6 +452,457 @@ class Expiry:
             self.delays.restore((due_at(age_ms, self._delay_ms), upto) for age_ms, upto in produced)
 
 
+class AckDeadlines:
+    """The deliveries of one queue that must be acknowledged in time, by their ids.
+
+    One whose time has passed returns as if its consumer had been lost, and counts as a delivery. What has
+    come back in another way is still here, until its time.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._held: Waiting[Consumer] = Waiting()
+
+    def begin(self, consumer: Consumer, ids: Iterable[bytes]) -> None:
+        """The time begins, or begins anew."""
+        queue = self._queue
+        due = due_at(queue.engine.times.now_ms(), queue.options.ack_ms)
+        for delivery_id in ids:
+            self._held.add(int.from_bytes(delivery_id), due, consumer)
+        queue.wake_by(due)
+
+    def acked(self, deliveries: Sequence[Delivery[bytes, Queue]]) -> None:
+        for ids, _, _ in deliveries:
+            for delivery_id in ids:
+                self._held.take(int.from_bytes(delivery_id))
+
+    def on_time(self, now: int) -> None:
+        """Take back what is overdue."""
+        queue, turn = self._queue, Turn()
+        while (due := self._held.pop(now)) is not None:
+            number, consumer = due
+            delivery = None if consumer.gone else consumer.unacked.get(number.to_bytes(4))
+            if delivery is not None and delivery[1] is queue:
+                consumer.unacked.take_one(number.to_bytes(4))
+                queue.engine.counts.overdue += 1
+                if consumer.user:
+                    consumer.gave((delivery[2],))
+                queue.requeue((delivery[2],), nacked=False)
+            if turn.over():
+                break
+        if self._held:
+            queue.wake_by(int(self._held.next))
+
+
+class Jobs:
+    """The jobs of one queue, by sequence. Times are ages of the engine, in milliseconds."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.tail = JOB_FIRST
+        """The sequence of the next job."""
+        self.waiting: Waiting[bytes] = Waiting()
+        self.ready = self._new_keys()
+        self.held: dict[int, Run] = {}
+        self._runs: dict[int, Run] = {}
+        """Those that are in `ready`."""
+        self._lives: Waiting[bool] = Waiting()
+        """When each is too old."""
+        self._seen = SeenKeys()
+        self.coming = 0
+        """Jobs that the disk does not have yet."""
+        self._unconfirmed: dict[int, Ticket] = {}
+        """What the answer to a repeated key waits for: jobs with a key that the disk does not have yet."""
+
+    def _new_keys(self) -> Keys:
+        return Keys()
+
+    # -- jobs arrive
+
+    def produce(self, asked: JobRequest, body: bytes) -> Ticket | None:
+        """Add what PRODUCE_WITH asks for. None: done. Raises Refusal."""
+        queue, now = self.queue, self.queue.engine.times.now_ms()
+        if asked.dedup:
+            known = self._seen.number_of(asked.dedup, now)
+            if known is not None:
+                queue.engine.counts.repeated += 1
+                return self._unconfirmed.get(known)
+            if len(self._seen) >= KNOWN_MAX:
+                text = f"{queue.text} knows {KNOWN_MAX} keys already"
+                raise Refusal(Status.QUEUE_FULL, text, limit="dedup")
+        if queue.room < 1:
+            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
+        return self.add(self._head(asked, now), body)
+
+    def _head(self, asked: JobRequest, now: int) -> JobHead:
+        """Raises Refusal where the job would die before its time."""
+        queue, times = self.queue, self.queue.engine.times
+        options, unix_ms = queue.options, times.unix_ms()
+        delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
+        if asked.at_ms:
+            delay_ms = max(asked.at_ms - unix_ms, 0)
+        ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
+        if 0 < ttl_ms < delay_ms:
+            raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
+        return JobHead(
+            produced_ms=unix_ms,
+            behind=queue.tail,
+            expires=due_at(now, ttl_ms) if ttl_ms else 0,
+            at_ms=asked.at_ms,
+            priority=asked.priority,
+            key=asked.key,
+            dedup=asked.dedup,
+            known_until=due_at(now, options.dedup_ms) if asked.dedup and options.dedup_ms else 0,
+            headers=asked.headers,
+            due=due_at(now, delay_ms) if delay_ms else 0,
+        )
+
+    def add(self, head: JobHead, body: bytes, *, moved: bool = False) -> Ticket | None:
+        """Add a job; `moved`: it is in memory already, and needs no room there. Raises Refusal."""
+        queue, engine = self.queue, self.queue.engine
+        engine.sync_budget()
+        if queue.memory.full and not moved:
+            raise Refusal(Status.QUEUE_FULL, "the server has no memory for more jobs", limit="memory")
+        form = pack_job(0, head, body)
+        ticket = None
+        if queue.log is not None:
+            try:
+                ticket = queue.log.jobs((form,), self.tail)
+            except StoreError as error:
+                queue.detach_or_refuse(error)
+        self.came(head, body, ticket)
+        if ticket is None:
+            if engine.durable is not None:
+                engine.count_not_durable()
+            self.arrived(self.tail - 1, (form,))
+            if queue.line:
+                queue.dispatch()
+        return ticket
+
+    def welcome(self, jobs: Sequence[tuple[JobHead, bytes]], now: int) -> list[bytes]:
+        """The forms of jobs that come from another queue, where their place, key and lifetime were others."""
+        queue = self.queue
+        for head, _ in jobs:
+            head.behind, head.known_until, head.text = queue.tail, 0, ""  # its key came, but not here
+            head.expires = due_at(now, queue.options.ttl_ms) if queue.options.ttl_ms else 0
+            if head.dedup and self._seen.number_of(head.dedup, now) is not None:
+                head.dedup = ""
+        return [pack_job(0, head, body) for head, body in jobs]
+
+    def came(self, head: JobHead, body: bytes, ticket: Ticket | None) -> None:
+        """A job is in the queue, and not visible yet."""
+        queue, engine = self.queue, self.queue.engine
+        engine.counts.produced += 1
+        for observe in engine.observers:
+            observe(queue.name, (body,))
+        queue.depth += 1
+        if head.dedup:
+            self._seen.add(head.dedup, self.tail, head.known_until)
+            if ticket is not None:
+                self._unconfirmed[self.tail] = ticket
+        self.tail += 1
+        self.coming += 1
+
+    def arrived(self, first: int, forms: Sequence[bytes]) -> None:
+        """Jobs are visible."""
+        self.coming -= len(forms)
+        now = self.queue.engine.times.now_ms()
+        for seq, form in enumerate(forms, first):
+            self._unconfirmed.pop(seq, None)
+            self._enter(seq, form, now)
+        self.arm()
+
+    def refused(self, first: int, forms: Sequence[bytes]) -> None:
+        """The disk refused the newest jobs."""
+        self.tail = first
+        self.coming -= len(forms)
+        for seq, form in enumerate(forms, first):
+            self._unconfirmed.pop(seq, None)
+            if _ONCE in form:
+                self._seen.undo(unpack_job(form)[1].dedup)
+
+    def _enter(self, seq: int, form: bytes, now: int) -> None:
+        """A job waits from now on, or is ready."""
+        _, due = times_of(form)
+        if _EXPIRES in form:
+            self._lives.add(seq, unpack_job(form)[1].expires, True)
+        if due > now:
+            self.waiting.add(seq, due, form)
+            self.queue.charge(WAITING_BYTES + len(form))
+        else:
+            run = _run_of(seq, form)
+            self.queue.charge_runs((run,))
+            self._make_ready(run)
+
+    def _make_ready(self, run: Run) -> None:
+        self._runs[run.first] = run
+        self.ready.requeue(run, run.head.priority, run.head.key)
+
+    # -- jobs are delivered, and return
+
+    def take_next(self) -> Run | None:
+        """Take the job that is to be delivered next; None: none is, or a message of the row is."""
+        run = self.ready.first()
+        if run is None:
+            return None
+        now = self.queue.engine.times.now_ms()
+        if 0 < run.head.expires <= now:  # its timer has not come yet
+            self.on_time(now)
+            run = self.ready.first()
+            if run is None:
+                return None
+        if self.ready.first_priority == 0 and self._row_goes_first(run.head):
+            return None
+        run = self.ready.take(1)
+        del self._runs[run.first]
+        self.held[run.first] = run
+        return run
+
+    def _row_goes_first(self, head: JobHead) -> bool:
+        queue = self.queue
+        if queue.ready.requeued:
+            return queue.ready.requeued[0][0] < head.behind
+        return queue.head < head.behind and queue.head < min(queue.end, queue.released)
+
+    def before_first(self, seq: int, most: int) -> int:
+        """How many of the row's messages from `seq` on, at most so many, stand before the first job."""
+        run = self.ready.first()
+        return most if run is None else max(min(most, run.head.behind - seq), 1)
+
+    def released(self, runs: Iterable[Run]) -> None:
+        """Consumers do not hold these any more."""
+        for run in runs:
+            if self.held.pop(run.first, None) is not None:
+                self.ready.release(run.head.key)
+
+    def held_again(self, run: Run) -> None:
+        """The acknowledgement of a message is undone."""
+        if run.first >= JOB_FIRST:
+            self.held[run.first] = run
+            self.ready.take_over(run.head.key)
+            self._came_back(run)
+
+    def place(self, run: Run, delay_ms: int = 0) -> int:
+        """A job that was taken waits again. Returns the age at which it is due; 0: it may go now."""
+        queue, head = self.queue, run.head
+        now = queue.engine.times.now_ms()
+        assert queue.expiry is not None
+        if 0 < head.expires <= now:
+            queue.expiry.died(run, Reason.TTL)
+            return 0
+        if delay_ms:
+            head.due = due_at(now, delay_ms)
+        if head.due <= now:
+            self._make_ready(run)
+            return 0
+        form = pack_job(run.tries, head, run.bodies[0])
+        self.waiting.add(run.first, head.due, form)
+        queue.uncharge_runs((run,))
+        queue.charge(WAITING_BYTES + len(form))
+        self.arm()
+        return int(head.due)
+
+    def take_out(self, seq: int) -> Run | None:
+        """Take out a job that waits or is ready; it stays in the queue. None: it is held, dead or gone."""
+        form = self.waiting.take(seq)
+        if form is not None:
+            return self._unpacked(seq, form)
+        run = self._runs.pop(seq, None)
+        return None if run is None else self.ready.remove(run, run.head.priority, run.head.key)
+
+    def _unpacked(self, seq: int, form: bytes) -> Run:
+        run = _run_of(seq, form)
+        self.queue.charge(-WAITING_BYTES - len(form))
+        self.queue.charge_runs((run,))
+        return run
+
+    def take_all(self) -> list[Run]:
+        """Take out all that wait or are ready."""
+        return self.take_some(self.count)
+
+    def take_some(self, most: int) -> list[Run]:
+        """Take out so many, in no order."""
+        seqs = [*islice(self._runs, most)]
+        seqs += [seq for seq, _, _ in islice(self.waiting, most - len(seqs))]
+        return [run for seq in seqs if (run := self.take_out(seq)) is not None]
+
+    def gone(self, runs: Iterable[Run]) -> None:
+        """Messages have left the queue."""
+        for run in runs:
+            if run.first >= JOB_FIRST:
+                if run.head.dedup:
+                    self._seen.leave(run.head.dedup)
+                if run.head.expires:
+                    self._lives.take(run.first)
+
+    def not_gone(self, runs: Iterable[Run]) -> None:
+        """They are back: the disk has refused that they left."""
+        for run in runs:
+            if run.first >= JOB_FIRST:
+                self._came_back(run)
+
+    def _came_back(self, run: Run) -> None:
+        if run.head.dedup:
+            self._seen.back(run.head.dedup, run.first)
+        if run.head.expires:
+            self._lives.add(run.first, run.head.expires, True)
+
+    # -- by name
+
+    def find(self, name: JobName) -> int:
+        """The sequence of a job that is in the queue. Raises Refusal."""
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.seq
+        known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
+        if seq is None or not known:
+            raise malformed(f"no job of {name} is in {self.queue.text}")
+        return seq
+
+    def cancel(self, name: JobName) -> Ticket | None:
+        """A job leaves the queue. None: done. Raises Refusal."""
+        queue, run = self.queue, self._taken(name)
+        try:
+            ticket = queue.log_gone([(run.first, 1)], Reason.CANCELLED)
+        except Refusal:
+            self.place(run)
+            raise
+        queue.drop((run,))
+        queue.engine.counts.cancelled += 1
+        if ticket is not None and queue.log is not None:
+            queue.log.departed(partial(queue.undo_departure, (run,)))
+        return ticket
+
+    def reschedule(self, name: JobName) -> Ticket | None:
+        """A job gets another time. None: done. Raises Refusal."""
+        queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
+        head, now = run.head, times.now_ms()
+        before = head.due, head.at_ms
+        delay_ms = max(name.at_ms - times.unix_ms(), 0) if name.delay_ms is None else name.delay_ms
+        if 0 < head.expires < now + delay_ms:
+            self.place(run)
+            raise malformed("it would die undelivered: its ttl_ms ends before that")
+        due, ticket = due_at(now, delay_ms), None
+        if queue.log is not None:
+            try:
+                undo = partial(self._undo_reschedule, run.first, *before)
+                ticket = queue.log.rescheduled(run.first, due, name.at_ms, undo)
+            except StoreError as error:
+                self.place(run)
+                raise refusal_for(error) from None
+        head.due, head.at_ms = due, name.at_ms
+        self.place(run)
+        return ticket
+
+    def _undo_reschedule(self, seq: int, due: int, at_ms: int) -> None:
+        run = self.take_out(seq)
+        if run is not None:
+            run.head.due, run.head.at_ms = due, at_ms
+            self.place(run)
+
+    def get(self, name: JobName) -> tuple[dict[str, Any], bytes]:
+        """A job as it is now, and its body. Raises Refusal."""
+        seq = self.find(name)
+        form, times = self.waiting.get(seq), self.queue.engine.times
+        if form is not None:
+            tries, head, body = unpack_job(form)
+            state = "waiting"
+        else:
+            run = self.held.get(seq) or self._runs[seq]
+            tries, head, body = run.tries, run.head, run.bodies[0]
+            state = "held" if seq in self.held else "ready"
+        shown: dict[str, Any] = {"seq": seq, "state": state, "deliveries": tries, **head.shown}
+        if state == "waiting":
+            shown["due_ms"] = head.due - times.now_ms() + times.unix_ms()
+        if head.text:
+            shown["text"] = head.text
+        return shown, body
+
+    def _taken(self, name: JobName) -> Run:
+        seq = self.find(name)
+        run = self.take_out(seq)
+        if run is None:
+            raise malformed(f"the job of {name} is held by a consumer")
+        return run
+
+    # -- time
+
+    def arm(self) -> None:
+        """Have `on_time` called when something is due."""
+        due = min(self.waiting.next, self._lives.next)
+        if due < float("inf"):
+            self.queue.wake_by(int(due))
+
+    def on_time(self, now: int) -> None:
+        """Jobs whose time has come are ready, and those whose life has ended are dead."""
+        queue, turn = self.queue, Turn()
+        assert queue.expiry is not None
+        while (due := self.waiting.pop(now)) is not None:
+            self._make_ready(self._unpacked(*due))
+            if turn.over():
+                break
+        while (ended := self._lives.pop(now)) is not None:
+            run = self.take_out(ended[0])
+            if run is not None:  # else it is held, and dies if it returns
+                queue.expiry.died(run, Reason.TTL)
+            if turn.over():
+                break
+        self.arm()
+
+    # -- what the log has
+
+    @property
+    def count(self) -> int:
+        """How many are visible, and nobody holds them; without the dead."""
+        return len(self.waiting) + len(self._runs)
+
+    def runs(self) -> list[Run]:
+        """All that are ready."""
+        return list(self._runs.values())
+
+    def waiting_spans(self) -> list[tuple[int, int]]:
+        """The sequences of those that wait for their time, as pairs (first, count)."""
+        spans: list[tuple[int, int]] = []
+        for seq in sorted([seq for seq, _, _ in self.waiting]):
+            if spans and sum(spans[-1]) == seq:
+                spans[-1] = spans[-1][0], spans[-1][1] + 1
+            else:
+                spans.append((seq, 1))
+        return spans
+
+    def waiting_runs(self) -> Iterator[Run]:
+        """All that wait for their time, as copies."""
+        for seq, _, form in self.waiting:
+            yield _run_of(seq, form)
+
+    def seen_keys(self) -> Sequence[Sequence[Any]]:
+        self._seen.forget(self.queue.engine.times.now_ms())
+        return sorted(self._seen.left_keys())
+
+    def restore(self, jobs: dict[int, bytes], tail: int, seen: Iterable[Sequence[Any]]) -> None:
+        """What was in the queue when the server ended; `seen`: keys, numbers and ends of windows."""
+        times = self.queue.engine.times
+        now, unix_ms = times.now_ms(), times.unix_ms()
+        self.tail = tail
+        for key, seq, until in seen:
+            if until > now:
+                self._seen.add(key, seq, until)
+                self._seen.leave(key)
+        for seq, form in sorted(jobs.items()):
+            if any(name in form for name in _TO_BE_READ):
+                tries, head, _ = unpack_job(form)
+                if head.dedup:
+                    self._seen.add(head.dedup, seq, head.known_until)
+                if head.at_ms and not tries:  # the clock went on while no server ran
+                    due = due_at(now, head.at_ms - unix_ms) if head.at_ms > unix_ms else 0
+                    form = with_times(form, tries, due)
+            self._enter(seq, form, now)
+        self.arm()
+
+
 def due_at(now: int, after_ms: int) -> int:
     """When `after_ms` have surely passed: plus one, because ages are rounded down."""
     return now + after_ms + 1
+
+
+def _run_of(seq: int, form: bytes) -> Run:
+    tries, head, body = unpack_job(form)
+    return Run(head, [body], seq, tries)

@@ -1,24 +1,29 @@
 """Messages into a queue, tried again where that is asked for: for `dms produce` and for a replay."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import trio
 
-from dms.client import Client, DmsError, QueueFull
+from dms.client import Client, DmsError, JobSaid, QueueFull
 from shared.client.retry import pause_before
 
 
 class Feeder:
     """Puts messages into one queue. `messages`, `size`: number and bytes put so far.
 
-    `wait`: retry what a full queue refuses. `again`: send again what a lost connection left unanswered.
+    `said`: of each message. `wait`: retry what a full queue refuses. `again`: send again what a lost
+    connection left unanswered.
     """
 
-    def __init__(self, client: Client, queue: str, *, wait: bool, again: bool) -> None:
+    def __init__(
+        self, client: Client, queue: str, *, wait: bool, again: bool, **said: Unpack[JobSaid]
+    ) -> None:
         self._client = client
         self._queue = queue
         self._wait = wait
         self._again = again
+        self._said = said
         self.messages = self.size = self.sent_again = 0
 
     async def put(self, bodies: Sequence[bytes]) -> None:
@@ -26,7 +31,9 @@ class Feeder:
         attempts = 0
         while bodies:
             try:
-                self.sent_again += await self._client.produce_many(self._queue, bodies, again=self._again)
+                self.sent_again += await self._client.produce_many(
+                    self._queue, bodies, again=self._again, **self._said
+                )
                 refused: Sequence[bytes] = ()
             except DmsError as error:
                 if not error.refused:  # the outcome of all of them is unknown

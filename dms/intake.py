@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dms import runs
 from dms.engine import Outcome, Queue
-from dms.requests import require
+from dms.requests import NO_NAME, require
 from dms.runs import PRODUCE_OK, TYPE_AND_VERSION_BITS, WORDS, word
 from dms.wire import (
     HEADER_BYTES,
@@ -28,9 +28,6 @@ from shared.access import WRITE
 
 if TYPE_CHECKING:
     from dms.session import Session
-
-NO_NAME = b"\xff\xff\xff"
-"""Begins no valid payload."""
 
 _PRODUCE = word(Type.PRODUCE)
 _unpack = WORDS.unpack_from

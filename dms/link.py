@@ -5,8 +5,8 @@ Messages and the refusals of CONSUMEs come in any order between the replies.
 
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from dms import wire
 from dms.errors import DmsError, Internal
@@ -65,7 +65,7 @@ class Answer:
 class DeliveryTaker(Protocol):
     """Gets what the CONSUMEs that it sent are answered."""
 
-    def delivered(self, link: "Link", delivery_id: int, body: bytes) -> None: ...
+    def delivered(self, link: "Link", delivery_id: int, body: bytes, about: Mapping[str, Any]) -> None: ...
 
     def not_delivered(self, link: "Link", error: DmsError) -> None: ...
 
@@ -109,11 +109,11 @@ class Link(PipelinedConnection[Answer]):
         self._next_id += count
         return ids
 
-    def consume(self, queue: bytes, count: int) -> None:
+    def consume(self, queue: bytes, count: int, type_: Type = Type.CONSUME) -> None:
         """Ask for `count` messages; the taker is told of each. Only on a link that is not lost."""
         ids = self.new_ids(count)
         self._consuming.extend(ids)
-        self.transport.write(b"".join(wire.pack(Type.CONSUME, each, queue) for each in ids))
+        self.transport.write(b"".join(wire.pack(type_, each, queue) for each in ids))
 
     @property
     def consuming(self) -> int:
@@ -158,7 +158,10 @@ class Link(PipelinedConnection[Answer]):
             if not self._greeted:
                 self._greet_back(type_, status, payload)
             elif type_ == Type.DELIVER:
-                self._delivered(message_id, payload)
+                self._delivered(message_id, payload, {})
+            elif type_ == Type.DELIVER_WITH:
+                about, body = about_of(payload)
+                self._delivered(message_id, body, about)
             elif type_ == Type.ERROR and message_id in self._consuming:
                 self._consuming.remove(message_id)  # nearly always the first
                 assert self._taker is not None
@@ -176,13 +179,13 @@ class Link(PipelinedConnection[Answer]):
         self._greeted = True
         self._greeting.set()
 
-    def _delivered(self, delivery_id: int, body: bytes) -> None:
+    def _delivered(self, delivery_id: int, body: bytes, about: Mapping[str, Any]) -> None:
         # It does not name its CONSUME: those of one connection are served in order.
         if not self._consuming or self._taker is None:
             raise RemoteProtocolError("a message that nobody asked for")
         self._consuming.popleft()
         self.heard = True
-        self._taker.delivered(self, delivery_id, body)
+        self._taker.delivered(self, delivery_id, body, about)
 
     def _replied(self, type_: int, status: int, message_id: int, payload: bytes) -> None:
         answer = self.awaited
@@ -201,6 +204,18 @@ class Link(PipelinedConnection[Answer]):
         if answer.count == len(answer.ids):
             self.answered()
             answer.tell()
+
+
+def about_of(payload: bytes) -> tuple[Mapping[str, Any], bytes]:
+    """What an answer says of a message, and its body. Raises RemoteProtocolError."""
+    try:
+        text, body = wire.split_object(payload)
+        about = json.loads(text)
+    except (wire.Refusal, ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"a message that cannot be read: {error}") from None
+    if not isinstance(about, dict):
+        raise RemoteProtocolError("a message that cannot be read: its JSON is no object")
+    return about, body
 
 
 def error_for(status: int, payload: bytes) -> DmsError:

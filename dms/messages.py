@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dms import records
 from dms.engine import Engine, Queue
+from dms.job_head import JOB_FIRST, JobHead
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
@@ -42,8 +45,9 @@ class Messages(MessageActions[Queue]):
 
     async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
         """Those of the row that are on disk are read from there, with their times."""
-        head, end, cold = max(queue.head, least), queue.end, queue.cold
-        runs = [part for run, _ in queue.returned_runs() for part in _from(run, least)]
+        head, end, cold, jobs = max(queue.head, least), queue.end, queue.cold, queue.jobs
+        out = [run for run, _ in queue.returned_runs()]
+        runs = [part for run in out if run.first < JOB_FIRST for part in _from(run, least)]
         if queue.log is None or cold is None:
             runs += [part for run in queue.ready.runs for part in _from(run, least)]
             head = end
@@ -57,10 +61,17 @@ class Messages(MessageActions[Queue]):
             stop = min(end, head + most - len(first))
             async for seq, body, deliveries, time_ms in logged(cold.log, offset, head, stop):
                 yield Run(None, [body], seq, deliveries), time_ms
+                most -= 1
+        if jobs is not None and len(first) < most:
+            out = [run for run in (*out, *jobs.waiting_runs()) if run.first >= max(JOB_FIRST, least)]
+            for run in sorted(out)[: most - len(first)]:
+                yield run, run.head.produced_ms
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
         more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
+        if message.first >= JOB_FIRST:
+            more |= message.head.shown
         rows.add(message.first, body, time_ms, properties={"deliveries": message.tries, **more})
 
     def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:
@@ -84,7 +95,10 @@ class Messages(MessageActions[Queue]):
     def take_front(self, queue: Queue, most: int) -> list[Run]:
         if queue.ready.requeued:
             return [queue.ready.take_requeued(most)]
-        return queue.take_row(most)
+        runs = queue.take_row(most)
+        if not runs and queue.jobs is not None and not queue.is_cold:
+            runs = queue.jobs.take_some(most)
+        return runs
 
     def return_front(self, queue: Queue, runs: list[Run]) -> None:
         for run in runs:
@@ -96,8 +110,9 @@ class Messages(MessageActions[Queue]):
         return max(target.room, 0)
 
     def send(self, queue: Queue, run: Run, target: Queue) -> Ticket | None:
-        letters = [bytes(body) for body in run.bodies]
-        return self._engine.move(queue, target, (run,), letters, Reason.REDRIVEN)
+        letters = [bytes(body) for body in run.bodies if job_of(run, body) is None]
+        jobs = [(head, bytes(body)) for body in run.bodies if (head := job_of(run, body)) is not None]
+        return self._engine.move(queue, target, (run,), letters, Reason.REDRIVEN, jobs)
 
     def drop(self, queue: Queue, run: Run) -> Ticket | None:
         ticket = queue.log_gone(to_spans((run,)), Reason.PURGED)
@@ -125,6 +140,8 @@ class Messages(MessageActions[Queue]):
         """All messages as of now, also held ones, oldest first."""
         loaded_end, end = queue.loaded_end, queue.end
         runs = [*(run for run, _ in queue.returned_runs()), *queue.held_runs(), *queue.ready.runs]
+        if queue.jobs is not None:
+            runs += queue.jobs.waiting_runs()
         copies = [run.part(0, len(run)) for run in runs]  # what waits may be cut meanwhile
         offset = queue.cold.row_start() if queue.cold is not None else 0
         for run, place in first_of(copies, queue.depth):
@@ -151,6 +168,23 @@ async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[En
                     yield number, bodies[number - record.seq], 0, record.time_ms
                 seq = last
         offset += len(data)
+
+
+def job_of(run: Run, body: bytes) -> JobHead | None:
+    """The head with which a message comes to another queue; None: it is no job there."""
+    if run.first >= JOB_FIRST:
+        head: JobHead = run.head
+        return attrs.evolve(head)
+    if isinstance(body, DeadLetter) and body.job:
+        before = JobHead.of(body.job)
+        return JobHead(
+            produced_ms=before.produced_ms,
+            priority=before.priority,
+            key=before.key,
+            dedup=before.dedup,
+            headers=before.headers,
+        )
+    return None
 
 
 def _from(run: Run, least: int) -> Sequence[Run]:

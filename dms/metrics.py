@@ -18,6 +18,7 @@ class Counts:
     redelivered: int = counter("messages_redelivered_total", "Deliveries of what had come back.")
     acked: int = counter("messages_acked_total", "Messages acknowledged.")
     returned: int = counter("messages_returned_total", "Deliveries that came back: NACK, connection lost.")
+    overdue: int = counter("messages_overdue_total", "Deliveries that came back because `ack_ms` had passed.")
     dead_lettered: int = counter("messages_dead_lettered_total", "Dead messages moved to their queue.")
     dropped: int = counter("messages_dropped_total", "Dead messages without a queue to go to.")
     held_back: int = counter("messages_held_back_total", "Times that a dead message's queue had no place.")
@@ -25,6 +26,8 @@ class Counts:
     """
     purged: int = counter("messages_purged_total", "Messages taken out by an administrator.")
     imported: int = counter("messages_imported_total", "Messages that came from .dmsq files.")
+    repeated: int = counter("messages_repeated_total", "PRODUCE_WITHs whose dedup key was known.")
+    cancelled: int = counter("messages_cancelled_total", "Jobs cancelled before they were delivered.")
     timeouts: int = counter("consumes_timed_out_total", "CONSUMEs that have waited in vain.")
     clients_refused: int = counter("clients_refused_total", "Connections above clients_max.")
     too_late: int = counter("frames_too_late_total", "Frames that did not come to their end in time.")
@@ -52,6 +55,13 @@ GAUGES = (
         "messages_ready",
         "Messages that nobody holds, delayed ones too.",
         lambda engine: sum(queue.depth - queue.held for queue in engine.queues.values()),
+    ),
+    Gauge(
+        "messages_waiting",
+        "Jobs that wait for their time.",
+        lambda engine: sum(
+            len(queue.jobs.waiting) for queue in engine.queues.values() if queue.jobs is not None
+        ),
     ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
     Gauge(

@@ -11,6 +11,7 @@ from typing import Any
 
 from dms import cold, records
 from dms.engine import ENGINE_KEY, Engine, Queue
+from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead, pack_job, times_of, unpack_job, with_times
 from dms.records import NotOurs, Record, RecordKind, SeqRange
 from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
@@ -49,6 +50,13 @@ class LogReplay:
         self.state_age_ms = 0
         self.produced: list[tuple[int, int]] = []
         """(age, sequence behind) of messages since the snapshot."""
+        self.heads: dict[int, JobHead] = {}
+        """Of messages that are out and have one."""
+        self.jobs: dict[int, bytes] = {}
+        """Jobs by sequence: the rest of the entry, with the present times."""
+        self.job_tail = JOB_FIRST
+        self.seen: list[list[Any]] = []
+        self._kept_jobs: dict[int, bytes] = {}
 
     def apply(self, data: bytes, offset: int) -> None:
         """Apply whole records, the first at `offset`. Raises NotOurs."""
@@ -59,8 +67,9 @@ class LogReplay:
             at = record.end
 
     def _apply(self, data: bytes, record: Record, offset: int) -> None:
-        if record.kind != RecordKind.KEPT and record.kind != RecordKind.SNAPSHOT:
+        if record.kind not in (RecordKind.KEPT, RecordKind.SEEN, RecordKind.SNAPSHOT):
             self._kept.clear()
+            self._kept_jobs.clear()
         match record.kind:
             case RecordKind.ENQUEUED | RecordKind.LETTERS:
                 self._begin(record.seq)
@@ -70,6 +79,9 @@ class LogReplay:
                 self.produced.append((record.age_ms, self.tail))
             case RecordKind.DELIVERED:
                 for run in records.runs_in(data, record):
+                    if run.first >= JOB_FIRST:
+                        self._job_delivered(run)
+                        continue
                     self._begin(run.first)
                     head = self.head
                     self._passed(run)
@@ -78,30 +90,80 @@ class LogReplay:
                             self.out[seq] = self.out.get(seq, (0, 0))[0] + 1, 0
             case RecordKind.ACKED | RecordKind.GONE | RecordKind.MOVED:
                 for run in records.runs_in(data, record):
+                    if run.first >= JOB_FIRST:
+                        self._jobs_gone(run)
+                        continue
                     self._begin(run.first)
                     self._gone(run)
             case RecordKind.RETURNED:
                 for seq, deliveries, due in records.returned_in(data, record):
-                    if seq >= self.head or seq in self.out:
+                    if seq >= JOB_FIRST:
+                        if seq in self.jobs:
+                            self.jobs[seq] = with_times(self.jobs[seq], deliveries, due)
+                    elif seq >= self.head or seq in self.out:
                         self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
             case RecordKind.KEPT:
-                for kept in records.kept_in(data, record):
+                for seq, form in records.forms_in(data, record):
+                    if seq >= JOB_FIRST:
+                        self.jobs[seq] = self._kept_jobs[seq] = form
+                for kept in records.kept_in(data, record, JOB_FIRST):
+                    if kept.head is not None:
+                        self.heads[kept.seq] = kept.head
                     self.out[kept.seq] = self._kept[kept.seq] = kept.deliveries, kept.due
                     self.bodies[kept.seq] = kept.body
             case RecordKind.SNAPSHOT:
                 self._beheaded = False
                 self.out = dict(self._kept)
                 self.bodies = {seq: self.bodies[seq] for seq in self.out}
+                self.heads = {seq: head for seq, head in self.heads.items() if seq in self.out}
+                self.jobs = dict(self._kept_jobs)
                 self.state = dict(records.object_in(data, record))
+                self.job_tail = self.state.get("jobs", JOB_FIRST)
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
                 self.produced.clear()
+            case RecordKind.JOBS:
+                self.jobs.update(records.forms_in(data, record))
+                self.job_tail = record.seq + record.entries
+            case RecordKind.TEXTS:
+                for seq, text in records.texts_in(data, record):
+                    self._said(seq, text)
+            case RecordKind.RESCHEDULED:
+                for seq, due, at_ms in records.rescheduled_in(data, record):
+                    if seq in self.jobs:
+                        tries, about, body = unpack_job(self.jobs[seq])
+                        about.due, about.at_ms = due, at_ms
+                        self.jobs[seq] = pack_job(tries, about, body)
+            case RecordKind.SEEN:
+                self.seen = list(records.object_in(data, record)["keys"])
             case RecordKind.IMPORTED:
                 pass  # the table has the imported files
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
+
+    def _job_delivered(self, run: SeqRange) -> None:
+        for seq in range(run.first, sum(run)):
+            if seq in self.jobs:
+                self.jobs[seq] = with_times(self.jobs[seq], times_of(self.jobs[seq])[0] + 1, 0)
+
+    def _jobs_gone(self, run: SeqRange) -> None:
+        for seq in range(run.first, sum(run)):
+            form = self.jobs.pop(seq, b"")
+            if b'"known_until"' in form:
+                _, head, _ = unpack_job(form)
+                if head.known_until:
+                    self.seen.append([head.dedup, seq, head.known_until])
+
+    def _said(self, seq: int, text: str) -> None:
+        """What a NACK of a message said."""
+        if seq in self.jobs:
+            tries, head, body = unpack_job(self.jobs[seq])
+            head.text = text
+            self.jobs[seq] = pack_job(tries, head, body)
+        elif seq in self.out:
+            self.heads[seq] = JobHead(text=text)
 
     def _begin(self, seq: int) -> None:
         """Begin at the first sequence in a beheaded log."""
@@ -123,6 +185,7 @@ class LogReplay:
         for seq in range(run.first, min(sum(run), max(head, run.first))):
             self.out.pop(seq, None)
             self.bodies.pop(seq, None)
+            self.heads.pop(seq, None)
 
 
 async def open_engine(context: Context, settings: DmsSettings, times: Times | None = None) -> Engine:
@@ -175,7 +238,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
     tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
         if queue.expiry is not None:  # now that the dead-letter queues exist
-            queue.expiry.on_time(engine.times.now_ms())
+            queue.expire(engine.times.now_ms())
     return engine
 
 
@@ -198,8 +261,10 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
         queue.cold.offset = homes[-1][1]
     queue.head = replay.head
     queue.end = queue.tail = queue.recovered = max(replay.tail, replay.head)
-    queue.depth = queue.end - queue.head + len(replay.out)
+    queue.depth = queue.end - queue.head + len(replay.out) + len(replay.jobs)
     _restore_times(queue, replay)
+    if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
+        queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen)
     queue.cold.lose(lost)
 
 
@@ -243,10 +308,13 @@ def _restore_times(queue: Queue, replay: LogReplay) -> None:
         expiry.restore(replay.state, replay.state_age_ms, replay.produced)
     for seq, (deliveries, due) in sorted(replay.out.items()):
         run = Run(None, [replay.bodies[seq]], seq, deliveries)
+        if seq in replay.heads:
+            run.head = replay.heads[seq]
+            run.head.cost_bytes = JOB_BYTES + len(run.bodies[0])
         queue.charge_runs((run,))
-        if due and expiry is not None:
-            expiry.put_off(run, due)
+        if due:  # a NACK may have delayed it in a queue without options
+            queue.timed().put_off(run, due)
         else:
             queue.place(run)
-    if expiry is not None:
-        expiry.arm()
+    if queue.expiry is not None:
+        queue.expiry.arm()

@@ -23,6 +23,8 @@ class Options:
     delay_ms: int = 0
     retry_ms: int = 0
     retry_max_ms: int = 0
+    ack_ms: int = 0
+    dedup_ms: int = 0
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], settings: QueueSettings, name: str) -> Self:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -78,6 +78,12 @@ class LogOwner(Protocol):
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         """All messages not in the row and not gone, each run with the age at which it is due; 0: now."""
+
+    def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
+        """Each job that waits for its time: its sequence, and the rest of its entry in a record."""
+
+    def seen_keys(self) -> Sequence[Sequence[Any]]:
+        """The keys of messages that have left, as a SEEN record has them."""
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         """Append the records together with the table's row that names `offset`. Raises StoreError.
@@ -196,6 +202,26 @@ class QueueLog:
 
     # -- records appended at once
 
+    def jobs(self, forms: Sequence[bytes], first: int) -> Ticket:
+        """Jobs arrive, from sequence `first` on. `forms`: each one's entry without the sequence."""
+        offset, ticket = self.append(self.jobs_record(forms, first), 1)
+        self.appended(forms, sum(map(len, forms)), offset, first, ticket)
+        return ticket
+
+    def jobs_record(self, forms: Sequence[bytes], first: int) -> bytes:
+        """The record of arriving jobs, for the caller to append now; then it calls `appended`."""
+        self.write_pending()
+        entries = [seq.to_bytes(8) + form for seq, form in enumerate(forms, first)]
+        return self._pack(RecordKind.JOBS, len(forms), first, b"".join(entries))
+
+    def rescheduled(self, seq: int, due: int, at_ms: int, undo: Callable[[], None]) -> Ticket:
+        """A job waits for another time."""
+        self.write_pending()
+        record = self._pack(RecordKind.RESCHEDULED, 1, 0, records.pack_rescheduled(seq, due, at_ms))
+        _, ticket = self.append(*self._with_notes(record), reserved=True)  # it may have returned just now
+        self.departed(undo)
+        return ticket
+
     def append(self, data: bytes, count: int, *, reserved: bool = False) -> tuple[int, Ticket]:
         self.write_pending()
         return self.log.append(data, count, reserved)
@@ -257,6 +283,10 @@ class QueueLog:
             self._passed(max(seqs), seqs)
         self._begin_note()
         self._add_notes(RecordKind.RETURNED, Reason.NACKED if nacked else Reason.LOST, returned)
+
+    def note_text(self, seq: int, text: str) -> None:
+        """Note what a NACK said. Behind the note that the message has returned."""
+        self._add_notes(RecordKind.TEXTS, _NO_REASON, ((seq, text),))
 
     def taken_ahead(self, numbers: range) -> None:
         """Messages never delivered are held before they are tried. No record says so, except a snapshot."""
@@ -337,6 +367,8 @@ class QueueLog:
         for kind, reason, entries in self._notes:
             if kind is _DELIVERED:
                 parts.append(records.pack_run_record(kind, entries, age_ms, time_ms))
+            elif kind is RecordKind.TEXTS:
+                parts.append(self._pack(kind, len(entries), 0, records.pack_texts(entries)))
             elif entries:
                 parts.append(self._pack(kind, len(entries), 0, records.pack_returned(entries), reason))
         packed = b"".join(parts)
@@ -409,6 +441,12 @@ class QueueLog:
         for count, messages in records.pack_kept(self._owner.older_than_row(), KEPT_BYTES):
             kept.append((records.pack_head(RecordKind.KEPT, count, 0, *stamp, len(messages)), 0))
             kept.append((messages, 1))
+        for jobs in _pieces(self._owner.waiting_jobs()):
+            messages = b"".join([seq.to_bytes(8) + form for seq, form in jobs])
+            kept.append((records.pack_head(RecordKind.KEPT, len(jobs), 0, *stamp, len(messages)), 0))
+            kept.append((messages, 1))
+        if seen := self._owner.seen_keys():
+            kept.append((self._pack(RecordKind.SEEN, 1, 0, json.dumps({"keys": seen}).encode()), 1))
         return kept
 
     def _row_start(self) -> int:
@@ -435,3 +473,17 @@ class QueueLog:
                 self.log.drop_below(offset)
             except StoreError:
                 pass  # the next snapshot does it
+
+
+def _pieces(jobs: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Jobs in lists of about `KEPT_BYTES`."""
+    piece: list[tuple[int, bytes]] = []
+    size = 0
+    for job in jobs:
+        piece.append(job)
+        size += len(job[1])
+        if size >= KEPT_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece

@@ -7,6 +7,7 @@ from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
 
+from dms.job_head import JobHead, form_bytes
 from shared.errors import BrokerError
 from shared.queues.runs import Run
 
@@ -22,6 +23,9 @@ _ONE_BODY = struct.Struct(">IBBHIQQQI")
 """`HEAD` and a body's length: a record of one message."""
 _RETURNED = struct.Struct(">QIQ")
 _KEPT = struct.Struct(">QIQII")
+_SEQ_BYTES = 8
+_TEXT = struct.Struct(">QI")
+_RESCHEDULED = struct.Struct(">QQQ")
 _LENGTH = struct.Struct(">I")
 
 
@@ -38,6 +42,10 @@ class RecordKind(IntEnum):
     KEPT = 8
     SNAPSHOT = 9
     IMPORTED = 10
+    JOBS = 11
+    TEXTS = 12
+    RESCHEDULED = 13
+    SEEN = 14
 
 
 class Reason(IntEnum):
@@ -50,6 +58,7 @@ class Reason(IntEnum):
     MAX_DELIVERIES = 4
     PURGED = 5
     REDRIVEN = 6
+    CANCELLED = 7
 
 
 TTL = "ttl"
@@ -59,19 +68,39 @@ TTL = "ttl"
 class DeadLetter(bytes):
     """A body that was dead-lettered: bytes that also know where they come from.
 
-    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had. `before`: the queues that
-    it left before that one, since it was last delivered.
+    `origin`: the queue; `reason`: why it died there; `deliveries`: how many it had; `time_ms`: when, in Unix
+    milliseconds, 0: not known; `text`: what its last NACK said. `before`: the queues that it left before that
+    one, since it was last delivered. `job`: what it was as a job, as `JobHead.about` has it.
     """
 
     origin: str
     reason: str
     deliveries: int
+    time_ms: int
+    text: str
+    job: Mapping[str, Any]
     before: tuple[str, ...]
 
     @classmethod
-    def of(cls, body: bytes, origin: str, reason: str, deliveries: int) -> "DeadLetter":
+    def of(
+        cls,
+        body: bytes,
+        origin: str,
+        reason: str,
+        deliveries: int,
+        *,
+        time_ms: int = 0,
+        head: JobHead | None = None,
+    ) -> "DeadLetter":
         letter = cls(body)
         letter.origin, letter.reason, letter.deliveries = origin, reason, deliveries
+        letter.time_ms, letter.text, letter.job = time_ms, "", {}
+        if head is not None:
+            letter.text = head.text
+        if head is not None and head.produced_ms:
+            letter.job = head.about
+        elif isinstance(body, DeadLetter):
+            letter.job = body.job
         by_time = reason == TTL and not deliveries
         letter.before = body.passed if by_time and isinstance(body, DeadLetter) else ()
         return letter
@@ -82,9 +111,20 @@ class DeadLetter(bytes):
         return (*self.before, self.origin) if self.reason == TTL and not self.deliveries else ()
 
     @property
+    def told(self) -> dict[str, Any]:
+        """What a consumer is told of its death."""
+        told = {"reason": self.reason, "queue": self.origin, "count": self.deliveries}
+        return {**told, "time": self.time_ms, "text": self.text}
+
+    @property
     def about(self) -> dict[str, Any]:
-        about = {"origin": self.origin, "reason": self.reason, "deliveries": self.deliveries}
-        return {**about, "before": list(self.before)} if self.before else about
+        about: dict[str, Any] = {
+            "origin": self.origin,
+            "reason": self.reason,
+            "deliveries": self.deliveries,
+        }
+        more = {"time": self.time_ms, "text": self.text, "job": self.job, "before": list(self.before)}
+        return about | {name: value for name, value in more.items() if value}
 
 
 class SeqRange(NamedTuple):
@@ -97,13 +137,14 @@ class SeqRange(NamedTuple):
 class KeptMessage(NamedTuple):
     """A message that has left the row and is held, or waits in `back`, copied into a snapshot.
 
-    `due`: the age at which it may be delivered; 0: now.
+    `due`: the age at which it may be delivered; 0: now. `head`: what is known of it beside the body.
     """
 
     seq: int
     deliveries: int
     due: int
     body: bytes
+    head: JobHead | None = None
 
 
 class Record(NamedTuple):
@@ -225,8 +266,14 @@ def messages_in(data: bytes, record: Record) -> list[bytes]:
 
 
 def letter_of(about: bytes, body: bytes) -> DeadLetter:
-    known = json.loads(about)
-    letter = DeadLetter.of(body, known["origin"], known["reason"], known["deliveries"])
+    return _letter_of(json.loads(about), body)
+
+
+def _letter_of(known: Mapping[str, Any], body: bytes) -> DeadLetter:
+    letter = DeadLetter.of(
+        body, known["origin"], known["reason"], known["deliveries"], time_ms=known.get("time", 0)
+    )
+    letter.text, letter.job = known.get("text", ""), known.get("job", {})
     letter.before = tuple(known.get("before", ()))
     return letter
 
@@ -260,9 +307,14 @@ def pack_kept(runs: Iterable[tuple[Run, int]], bytes_max: int) -> Iterator[tuple
     parts: list[bytes] = []
     count = size = 0
     for run, due in runs:
-        seq, tries, bodies = run.first, run.tries, run.bodies
+        seq, tries, bodies, head = run.first, run.tries, run.bodies, run.head
         for body in bodies:
-            about = json.dumps(body.about).encode() if isinstance(body, DeadLetter) else b""
+            about = b""
+            if head is not None:
+                due = max(due, head.due)
+                about = _about(body, head)
+            elif isinstance(body, DeadLetter):
+                about = json.dumps(body.about).encode()
             parts += (pack(seq, tries, due, len(about), len(body)), about, body)
             size += len(body)
             seq += 1
@@ -274,18 +326,69 @@ def pack_kept(runs: Iterable[tuple[Run, int]], bytes_max: int) -> Iterator[tuple
         yield count, b"".join(parts)
 
 
+def _about(body: bytes, head: JobHead) -> bytes:
+    """The JSON of a message that has a head."""
+    about = {"head": head.about}
+    return json.dumps({**body.about, **about} if isinstance(body, DeadLetter) else about).encode()
+
+
 def unpack_kept(data: bytes, at: int = 0) -> KeptMessage:
     """The entry at `at`."""
     seq, deliveries, due, about, size = _KEPT.unpack_from(data, at)
     at += _KEPT.size + about
     body = data[at : at + size]
-    return KeptMessage(seq, deliveries, due, letter_of(data[at - about : at], body) if about else body)
+    if not about:
+        return KeptMessage(seq, deliveries, due, body)
+    known = json.loads(data[at - about : at])
+    head = JobHead.of(known["head"]) if "head" in known else None
+    return KeptMessage(seq, deliveries, due, _letter_of(known, body) if "origin" in known else body, head)
 
 
-def kept_in(data: bytes, record: Record) -> Iterator[KeptMessage]:
+def forms_in(data: bytes, record: Record) -> Iterator[tuple[int, bytes]]:
+    """The messages in a JOBS or KEPT record: sequence, and the rest of the entry as it is."""
     at = record.body
     for _ in range(record.entries):
-        yield unpack_kept(data, at)
+        seq = int.from_bytes(data[at : at + _SEQ_BYTES], "big")
+        at += _SEQ_BYTES
+        size = form_bytes(data, at)
+        yield seq, data[at : at + size]
+        at += size
+
+
+def pack_texts(those: Iterable[tuple[int, str]]) -> bytes:
+    """The body of a TEXTS record, of (sequence, text)."""
+    parts: list[bytes] = []
+    for seq, text in those:
+        encoded = text.encode()
+        parts += (_TEXT.pack(seq, len(encoded)), encoded)
+    return b"".join(parts)
+
+
+def texts_in(data: bytes, record: Record) -> Iterator[tuple[int, str]]:
+    at = record.body
+    for _ in range(record.entries):
+        seq, size = _TEXT.unpack_from(data, at)
+        at += _TEXT.size
+        yield seq, data[at : at + size].decode()
+        at += size
+
+
+def pack_rescheduled(seq: int, due: int, at_ms: int) -> bytes:
+    """The body of a RESCHEDULED record."""
+    return _RESCHEDULED.pack(seq, due, at_ms)
+
+
+def rescheduled_in(data: bytes, record: Record) -> Iterator[tuple[int, ...]]:
+    """Sequence, due age and Unix time (0: none) of each entry."""
+    return _RESCHEDULED.iter_unpack(data[record.body : record.end])
+
+
+def kept_in(data: bytes, record: Record, below: int = 1 << 64) -> Iterator[KeptMessage]:
+    """The messages in a KEPT record whose sequences are below that."""
+    at = record.body
+    for _ in range(record.entries):
+        if int.from_bytes(data[at : at + _SEQ_BYTES], "big") < below:
+            yield unpack_kept(data, at)
         *_, about, size = _KEPT.unpack_from(data, at)
         at += _KEPT.size + about + size
 

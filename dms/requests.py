@@ -10,11 +10,15 @@ Source: PROTOCOL.md, "Messages".
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dms.engine import Queue, deleted, not_held
+from dms.job_head import JobHead
+from dms.job_requests import job_name_untrusted, job_request_untrusted, job_time_untrusted, nack_untrusted
 from dms.options import options_untrusted
+from dms.records import DeadLetter
+from dms.runs import PRODUCE_OK
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import (
     ID_AT,
@@ -28,7 +32,9 @@ from dms.wire import (
     name_untrusted,
     pack,
     pack_list,
+    pack_object,
     split_name,
+    split_object,
 )
 from shared.access import MANAGE, READ, WRITE, Guard
 from shared.net.stops import Stop
@@ -37,9 +43,13 @@ from shared.replies import ReplySlot
 from shared.turns import batched
 
 if TYPE_CHECKING:
+    from dms.expiry import Jobs
     from dms.session import Session
+    from shared.queues.runs import Run
     from shared.storage.store import Ticket
 
+NO_NAME = b"\xff\xff\xff"
+"""Begins no valid payload."""
 SERVER_NAME = b"brokers dms"
 LISTED_MAX = 600
 """As many queues as fit the answer to LIST_QUEUES, and more."""
@@ -159,19 +169,63 @@ def _list_visible(
 
 def _consume(session: Session, message_id: int, payload: bytes) -> None:
     """A CONSUME that needs a closer look: of another queue than the last, or one too many."""
+    _begin_to_consume(session, payload, with_heads=False)
+    session.consume((message_id.to_bytes(4),))
+
+
+def _begin_to_consume(session: Session, payload: bytes, *, with_heads: bool) -> None:
     name = _only_name(payload)
     consumer = session.consumer
     if consumer.credits and session.queue is not None and session.queue.name != name:
         raise malformed(f"CONSUMEs of {session.queue.text} wait on this connection")
+    if consumer.credits and session.tells_heads is not with_heads:
+        raise malformed("CONSUMEs and CONSUME_WITHs do not wait on one connection")
     queue = _existing(session, READ, payload)
     limit = session.engine.settings.credits_max
     if consumer.waiting >= limit:
         text = f"credits_max = {limit} CONSUMEs wait on this connection already"
         raise Refusal(Status.INTERNAL, text, limit="credits_max")
-    session.queue, session.queue_name = queue, payload
+    session.queue, session.queue_name = queue, NO_NAME if with_heads else payload
+    session.tells_heads = with_heads
     if consumer.queue is not queue:
         consumer.consume(queue)
+
+
+def _consume_with(session: Session, message_id: int, payload: bytes) -> None:
+    _begin_to_consume(session, payload, with_heads=True)
     session.consume((message_id.to_bytes(4),))
+
+
+def deliveries_with(ids: Sequence[bytes], run: Run) -> bytes:
+    """DELIVER_WITH frames of delivered messages."""
+    frames = []
+    for delivery_id, seq, body in zip(ids, run.numbers, run.bodies, strict=True):
+        about = {"seq": seq, "deliveries": run.tries, **shown(run.head, body)}
+        frames.append(pack(Type.DELIVER_WITH, int.from_bytes(delivery_id), pack_object(about) + body))
+    return b"".join(frames)
+
+
+def shown(head: JobHead | None, body: bytes) -> dict[str, Any]:
+    """What a consumer is told of a message beside its body."""
+    told: dict[str, Any] = {}
+    if isinstance(body, DeadLetter):
+        told = {"dead": body.told}
+        if body.job:
+            told |= JobHead.of(body.job).shown
+    if head is not None and head.produced_ms:
+        told |= head.shown
+    return {"priority": 0, **told}
+
+
+def _produce_with(session: Session, message_id: int, payload: bytes) -> None:
+    name, end = split_name(payload)
+    name_untrusted(name)
+    text, body = split_object(payload, end)
+    asked = job_request_untrusted(text, session.engine.times.unix_ms())
+    queue = _existing(session, WRITE, payload[:end])
+    ticket = queue.made_for_jobs().produce(asked, body)
+    session.produced += 1
+    session.answer(ticket, PRODUCE_OK, (message_id.to_bytes(4),))
 
 
 def _ack(session: Session, message_id: int, payload: bytes) -> None:
@@ -180,7 +234,12 @@ def _ack(session: Session, message_id: int, payload: bytes) -> None:
 
 
 def _nack(session: Session, message_id: int, payload: bytes) -> None:
-    _check_named(session, message_id, payload)
+    delay_ms, text = 0, ""
+    if payload:
+        name, end = split_name(payload)
+        if not name or end < len(payload):
+            delay_ms, text = nack_untrusted(payload[end:])
+        _check_named(session, message_id, payload[:end] if name else b"")
     consumer = session.consumer
     deliveries = consumer.unacked.take((message_id.to_bytes(4),))
     if deliveries is None:
@@ -192,7 +251,48 @@ def _nack(session: Session, message_id: int, payload: bytes) -> None:
         queue.release((run,))
         raise deleted(queue)
     session.reply(pack(Type.NACK_OK, message_id))
-    queue.requeue((run,), nacked=True)
+    queue.requeue((run,), nacked=True, delay_ms=delay_ms, text=text)
+
+
+def _touch(session: Session, message_id: int, payload: bytes) -> None:
+    _check_named(session, message_id, payload)
+    delivery_id, consumer = message_id.to_bytes(4), session.consumer
+    delivery = consumer.unacked.get(delivery_id)
+    if delivery is None:
+        raise not_held()
+    queue = delivery[1]
+    if queue.deleted:
+        raise deleted(queue)
+    if queue.deadlines is not None:
+        queue.deadlines.begin(consumer, (delivery_id,))
+    session.reply(pack(Type.TOUCH_OK, message_id))
+
+
+def _named_job(session: Session, action: str, payload: bytes) -> tuple[Jobs, bytes]:
+    """The jobs of the queue that a request names, and the JSON that says which one. Raises Refusal."""
+    name, end = split_name(payload)
+    name_untrusted(name)
+    text, rest = split_object(payload, end)
+    if rest:
+        raise malformed(f"{len(rest)} bytes too many behind the JSON object")
+    return _existing(session, action, payload[:end]).made_for_jobs(), text
+
+
+def _cancel(session: Session, message_id: int, payload: bytes) -> None:
+    jobs, text = _named_job(session, WRITE, payload)
+    _confirm(session, jobs.cancel(job_name_untrusted(text)), Type.CANCEL, message_id)
+
+
+def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
+    jobs, text = _named_job(session, WRITE, payload)
+    name = job_time_untrusted(text, session.engine.times.unix_ms())
+    _confirm(session, jobs.reschedule(name), Type.RESCHEDULE, message_id)
+
+
+def _get_job(session: Session, message_id: int, payload: bytes) -> None:
+    jobs, text = _named_job(session, READ, payload)
+    about, body = jobs.get(job_name_untrusted(text))
+    session.reply(pack(Type.GET_JOB_OK, message_id, pack_object(about) + body))
 
 
 def _check_named(session: Session, message_id: int, payload: bytes) -> None:
@@ -245,8 +345,14 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
     Type.DELETE_QUEUE: _delete_queue,
     Type.LIST_QUEUES: _list_queues,
     Type.CONSUME: _consume,
+    Type.CONSUME_WITH: _consume_with,
+    Type.PRODUCE_WITH: _produce_with,
     Type.ACK: _ack,
     Type.NACK: _nack,
+    Type.TOUCH: _touch,
+    Type.CANCEL: _cancel,
+    Type.RESCHEDULE: _reschedule,
+    Type.GET_JOB: _get_job,
     Type.DISCONNECT: _disconnect,
 }
 """By type. PRODUCE has none: PRODUCEs are combined with their neighbours."""

@@ -61,7 +61,7 @@ DELIVER = tuple(head(Type.DELIVER, length) for length in range(PAYLOAD_BYTES_MAX
 """By the length of the message: 0.07 us a delivery, and 0.18 with a head packed for each. Memory: 0.2 MB."""
 
 _ACK = word(Type.ACK)
-_DELIVER = word(Type.DELIVER)
+_DELIVERS = (word(Type.DELIVER), word(Type.DELIVER_WITH))
 
 
 @lru_cache(maxsize=128)
@@ -177,12 +177,12 @@ def answered(replies: bytes) -> list[bytes]:
 
 
 def delivered_behind(data: bytes, sent: int) -> Iterator[bytes]:
-    """The ids of the DELIVERs among the whole frames of `data` that end behind `sent`."""
+    """The ids of the deliveries among the whole frames of `data` that end behind `sent`."""
     at, end = 0, len(data)
     while at < end:
         _, length, what, _ = WORDS.unpack_from(data, at)
         after = at + HEADER_BYTES + length
-        if after > sent and what == _DELIVER:
+        if after > sent and what in _DELIVERS:
             yield data[at + ID_AT : at + HEADER_BYTES]
         at = after
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from dms import intake, requests, runs
 from dms.ack_lag import AckLag
 from dms.engine import Consumer, Credit, Engine, Outcome, Queue
-from dms.intake import NO_NAME
 from dms.refusals import Refusals
+from dms.requests import NO_NAME
 from dms.runs import (
     ACK,
     ACK_OK,
@@ -60,6 +60,7 @@ from shared.queues.core import SLACK_BYTES
 from shared.turns import Turn
 
 if TYPE_CHECKING:
+    from shared.queues.runs import Run
     from shared.storage.store import Ticket
 
 _STOP_WORDS = STOP_WORDS | {requests.LISTING: "a listing"}
@@ -102,6 +103,7 @@ class Session(SessionBase):
         "queue",
         "queue_name",
         "state",
+        "tells_heads",
         "untried",
         "writable",
     )
@@ -119,6 +121,8 @@ class Session(SessionBase):
         self.produced = 0
         self.queue: Queue | None = None
         self.queue_name = NO_NAME
+        self.tells_heads = False
+        """Its CONSUMEs are CONSUME_WITHs. Then `queue_name` names none, so no other path takes a CONSUME."""
         self.state = State.NEW
         self._out: list[bytes] | None = None  # output collected while input is applied
         self._skip = self._skip_id = 0  # bytes left of a too large payload
@@ -545,8 +549,14 @@ class Session(SessionBase):
 
     # -- calls of the engine
 
-    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
-        data = DELIVER[len(bodies[0])] + ids[0] + bodies[0] if len(ids) == 1 else runs.deliveries(ids, bodies)
+    def deliver(self, ids: Sequence[bytes], run: Run) -> None:
+        bodies = run.bodies
+        if self.tells_heads:
+            data = requests.deliveries_with(ids, run)
+        elif len(ids) == 1:
+            data = DELIVER[len(bodies[0])] + ids[0] + bodies[0]
+        else:
+            data = runs.deliveries(ids, bodies)
         resolving, acking = self.engine.resolving, self._ack_lag.acking
         if resolving is not None and acking and acking[-1] is resolving:
             self.replies.reply_after(resolving, data, 0)  # with the answers to ACKs, in one write

@@ -20,6 +20,7 @@ QUEUES = "queues"
 """The name of the table of queues."""
 MS_MAX = 10 * 365 * 86_400_000
 """Ten years; a longer time must be a mistake."""
+PRIORITY_MAX = 9
 DEPTH_MAX = 1_000_000_000
 
 
@@ -36,6 +37,15 @@ def _queue_name(_: object, attribute: "attrs.Attribute[str]", name: str) -> None
             name_untrusted(name.encode("utf-8", "surrogatepass"))
         except Refusal as refusal:
             raise ValueError(f"{attribute.name}: {refusal.text}") from None
+
+
+ACK_MS_MIN = 100
+"""The least time for a delivery."""
+
+
+def _ack_ms(_: object, attribute: "attrs.Attribute[int]", value: int) -> None:
+    if value and not ACK_MS_MIN <= value <= MS_MAX:
+        raise ValueError(f"{attribute.name} is 0, or {ACK_MS_MIN} to {MS_MAX}")
 
 
 @attrs.frozen
@@ -64,6 +74,12 @@ class QueueSettings:
     set."""
     retry_max_ms: int | None = _optional(0, MS_MAX)
     """The longest delay after a NACK; unset: the delay does not grow."""
+    ack_ms: int | None = attrs.field(default=None, validator=validators.optional(_ack_ms))
+    """The time that a consumer has for a delivery, from 100 ms on; TOUCH begins it anew. What is not
+    acknowledged by then returns, and counts as delivered. Unset: it has any time."""
+    dedup_ms: int | None = _optional(0, MS_MAX)
+    """The time from PRODUCE_WITH for which a `dedup` key is known, though its message has left. Unset: it is
+    known while its message is in the queue."""
 
 
 def contradiction(ttl_ms: int, delay_ms: int, retry_ms: int, retry_max_ms: int) -> str:

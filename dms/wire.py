@@ -5,8 +5,9 @@ Source: PROTOCOL.md, "Frames". For speed a server reads runs of equal frames at 
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Any
 
 import attrs
 
@@ -20,6 +21,8 @@ HEADER_BYTES = HEADER.size
 TYPE_AT, ID_AT = 8, 12
 """Where type and message id begin in a header."""
 PAYLOAD_BYTES_MAX = 4096
+JOB_PAYLOAD_BYTES_MAX = 16384
+"""Of DELIVER_WITH and GET_JOB_OK, which have more than the message: only who asks gets these."""
 SKIPPED_BYTES_MAX = 1024 * 1024
 """A larger payload than `PAYLOAD_BYTES_MAX` is read and discarded. Above this the connection closes."""
 NAME_BYTES_MAX = 64
@@ -43,12 +46,23 @@ class Type(IntEnum):
     LIST_QUEUES_OK = 0x16
     PRODUCE = 0x21
     PRODUCE_OK = 0x22
+    PRODUCE_WITH = 0x23
     CONSUME = 0x31
+    CONSUME_WITH = 0x33
     DELIVER = 0x34
+    DELIVER_WITH = 0x36
     ACK = 0x41
     ACK_OK = 0x42
     NACK = 0x43
     NACK_OK = 0x44
+    TOUCH = 0x45
+    TOUCH_OK = 0x46
+    CANCEL = 0x47
+    CANCEL_OK = 0x48
+    RESCHEDULE = 0x49
+    RESCHEDULE_OK = 0x4A
+    GET_JOB = 0x4B
+    GET_JOB_OK = 0x4C
     DISCONNECT = 0x51
     DISCONNECT_OK = 0x52
     ERROR = 0xFE
@@ -60,9 +74,15 @@ REPLIES: dict[Type, Type] = {
     Type.DELETE_QUEUE: Type.DELETE_QUEUE_OK,
     Type.LIST_QUEUES: Type.LIST_QUEUES_OK,
     Type.PRODUCE: Type.PRODUCE_OK,
+    Type.PRODUCE_WITH: Type.PRODUCE_OK,
     Type.CONSUME: Type.DELIVER,
+    Type.CONSUME_WITH: Type.DELIVER_WITH,
     Type.ACK: Type.ACK_OK,
     Type.NACK: Type.NACK_OK,
+    Type.TOUCH: Type.TOUCH_OK,
+    Type.CANCEL: Type.CANCEL_OK,
+    Type.RESCHEDULE: Type.RESCHEDULE_OK,
+    Type.GET_JOB: Type.GET_JOB_OK,
     Type.DISCONNECT: Type.DISCONNECT_OK,
 }
 """Every request, and the type of its successful answer."""
@@ -167,7 +187,9 @@ def decode(data: bytes | bytearray, at: int = 0) -> tuple[list[Frame], int]:
     frames: list[Frame] = []
     while (header := unpack_header(data, at)) is not None:
         length, type_, version, status, message_id = header
-        if length > PAYLOAD_BYTES_MAX:
+        if length > PAYLOAD_BYTES_MAX and (
+            type_ not in (Type.DELIVER_WITH, Type.GET_JOB_OK) or length > JOB_PAYLOAD_BYTES_MAX
+        ):
             raise _too_large(length, message_id)
         start = at + HEADER_BYTES
         at_end = start + length
@@ -191,6 +213,34 @@ def _too_large(length: int, message_id: int) -> RemoteProtocolError:
 
 
 # -- payloads
+
+
+def pack_object(said: Mapping[str, Any]) -> bytes:
+    """A JSON object behind its length, as requests and answers about jobs have it. Raises Refusal."""
+    text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    if len(text) > 0xFFFF:
+        raise malformed(f"{len(text)} bytes of JSON; at most {0xFFFF}")
+    return len(text).to_bytes(2, "big") + text
+
+
+def pack_nack(delay_ms: int, text: str) -> bytes:
+    """The payload of a NACK that may say when its message comes again, and why it came back."""
+    if not (delay_ms or text):
+        return b""
+    return b"\0\0" + delay_ms.to_bytes(4, "big") + text.encode()
+
+
+def split_object(payload: bytes, at: int = 0) -> tuple[bytes, bytes]:
+    """The JSON that begins at `at`, not checked, and what follows it. Raises Refusal."""
+    start = at + 2
+    if start > len(payload):
+        raise malformed("behind the name is a JSON object: its length in 2 bytes, then so many bytes")
+    stop = start + int.from_bytes(payload[at:start], "big")
+    if stop > len(payload):
+        raise malformed(
+            f"the JSON object is said to be {stop - start} bytes, and {len(payload) - start} follow"
+        )
+    return payload[start:stop], payload[stop:]
 
 
 def pack_name(name: str) -> bytes:

@@ -1,15 +1,38 @@
-"""The sessions and subscriptions that the API shows."""
+"""The sessions, subscriptions and retained messages that the API shows."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from pubsub.fanout import Fanout
+from pubsub.retained import row_frame, row_ms
 from pubsub.sessions import ClientSession, Sessions
-from pubsub.wire import DATAGRAM_BYTES_MIN, NOBODY, TOPIC_BYTES_MAX, WILDCARDS, Kind, frame, payload_of
-from shared.actions import END_SESSION, changing
+from pubsub.wire import (
+    DATA_AT,
+    DATAGRAM_BYTES_MIN,
+    NOBODY,
+    PAYLOAD_BYTES_MIN,
+    TOPIC_BYTES_MAX,
+    TYPE_AT,
+    WILDCARDS,
+    Kind,
+    frame,
+    frame_sender,
+    payload_of,
+)
+from shared.actions import END_RETAINED, END_SESSION, changing
 from shared.errors import BrokerError
-from shared.objects import SESSIONS, SUBSCRIPTIONS, Argument, BadArgument, Objects, a_text, key_of
+from shared.objects import (
+    RETAINED,
+    SESSIONS,
+    SUBSCRIPTIONS,
+    Argument,
+    BadArgument,
+    Objects,
+    a_text,
+    key_of,
+    time_text,
+)
 from shared.routing.index import RoutingIndex
 
 Subscription = tuple[ClientSession, bytes]
@@ -27,11 +50,16 @@ class Admin:
     """The objects of all sessions. `end`: ends the session of a client that is away. Raises StoreError."""
 
     def __init__(
-        self, sessions: Sessions, fanout: Fanout, end: Callable[[ClientSession], Awaitable[None]]
+        self,
+        sessions: Sessions,
+        fanout: Fanout,
+        end: Callable[[ClientSession], Awaitable[None]],
+        end_retained: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._all = sessions
         self._fanout = fanout
         self._end = end
+        self._end_retained = end_retained
         self.objects: Sequence[Objects] = (
             Objects(
                 SESSIONS,
@@ -54,6 +82,15 @@ class Admin:
                 (),
                 (self._publish,),
                 narrow={"topic": self._receivers},
+            ),
+            Objects(
+                RETAINED,
+                lambda: [topic for topic, _ in sessions.retained.items()] if sessions.retained else [],
+                lambda topic: key_of(_text(topic)),
+                self._find_retained,
+                self._retained,
+                (self._delete_retained,),
+                begin='[pubsub]\nretain = ["home/*"]',
             ),
         )
 
@@ -83,6 +120,31 @@ class Admin:
         if not dry_run:
             await self._end(client)
         return {"deleted": 1, "subscriptions": subscriptions}
+
+    def _find_retained(self, parts: Sequence[str]) -> bytes | None:
+        retained = self._all.retained
+        topics = [topic for topic, _ in retained.items()] if retained else []
+        return next((topic for topic in topics if _text(topic) == parts[0]), None)
+
+    def _retained(self, topic: bytes) -> dict[str, Any] | None:
+        row = self._all.retained.get(topic) if self._all.retained else None
+        if row is None:
+            return None
+        message = row_frame(row).ljust(DATA_AT, b"\0")
+        kind = Kind(message[TYPE_AT])
+        return {
+            "topic": _text(topic),
+            "type": kind.name,
+            "bytes": max(len(message) - DATA_AT, PAYLOAD_BYTES_MIN[kind]),
+            "time": time_text(row_ms(row)),
+            "sender": _text(frame_sender(message)),
+        }
+
+    @END_RETAINED
+    async def _delete_retained(self, topic: bytes, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        if not dry_run:
+            await self._end_retained(topic)
+        return {"deleted": 1}
 
     def _receivers(self, topic: str) -> list[Subscription]:
         """The subscriptions that match `topic`: their clients get its messages, or have them kept."""

@@ -126,7 +126,7 @@ def _once(context: Context, text: str) -> Callable[[StoreError], None]:
 
     def on_failure(error: StoreError) -> None:
         nonlocal reported
-        if not reported:
+        if not (reported or context.store.follows):
             reported = True
             context.log.error(text, error=str(error))
 
@@ -151,7 +151,7 @@ class PubsubService:
             UdpEndpoint("pubsub-udp", settings.port, fanout, port_of="pubsub"),
             *self._intake_endpoints(settings),
         )
-        self.objects = Admin(self.sessions, fanout, self._end_session).objects
+        self.objects = Admin(self.sessions, fanout, self._end_session, self._end_retained).objects
 
     def _intake_endpoints(self, settings: PubsubSettings) -> Iterator[TcpEndpoint | UdpEndpoint]:
         """Those for lines of other programs, where their ports are set."""
@@ -322,14 +322,26 @@ class PubsubService:
         seconds = self.sessions.settings.command_seconds
         return SyslogSession(connection, intake, seconds, self._context.access)
 
+    async def _end_retained(self, topic: bytes) -> None:
+        """End what is retained of a topic, and return when a restart does not bring it back.
+
+        Raises StoreError; where the store is read-only, nothing has changed.
+        """
+        if self.sessions.retained is not None:
+            self._require_writable()
+            await self._context.store.wait(self.sessions.retained.end(topic))
+
+    def _require_writable(self) -> None:
+        error = self._context.store.read_only
+        if error is not None:
+            raise type(error)(str(error))
+
     async def _end_session(self, client: ClientSession) -> None:
         """End the session of a client that is away, and return when a restart does not bring it back.
 
         Raises StoreError; where the store is read-only, nothing has changed.
         """
-        store = self._context.store
-        if store.read_only is not None:
-            raise type(store.read_only)(str(store.read_only))
+        self._require_writable()
         self.sessions.forget(client.id)
         if self.sessions.saved is not None:
-            await store.wait(self.sessions.saved)  # no connection's turn commits what is done here
+            await self._context.store.wait(self.sessions.saved)  # no connection's turn commits it

@@ -6,6 +6,7 @@ they wait, too, and only the last of them is written then.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pubsub.kept import PENDING_BYTES_MAX
@@ -19,6 +20,7 @@ from shared.routing.index import RoutingIndex
 if TYPE_CHECKING:
     import structlog
 
+    from shared.storage.log import Ticket
     from shared.storage.table import Table
 
 ROW_BYTES = 500
@@ -62,9 +64,9 @@ class Retained:
         for pattern in settings.retain:
             patterns.subscribe(b"", pattern.encode())
         ended = [topic for topic, _ in self.items() if not patterns.match(topic)]
-        for topic in ended:
-            self._new[topic] = b""
-        self.flush()
+        with suppress(StoreError):  # the next start ends the rest
+            for topic in ended:
+                self.end(topic)
         if ended:
             self._log.info(
                 "retained messages ended: no pattern of pubsub.retain matches them", messages=len(ended)
@@ -82,6 +84,18 @@ class Retained:
         """A topic's row."""
         row = self._new.get(topic)
         return (self._table.get(topic) if row is None else row) or None
+
+    def end(self, topic: bytes) -> "Ticket | None":
+        """End what is retained of a topic. Returns the ticket of that; None: it was not on disk. Raises
+        StoreError."""
+        self._new.pop(topic, None)
+        self._added.discard(topic)
+        row = self._table.get(topic)
+        if row is None:
+            return None
+        ticket = self._table.delete(topic)
+        self._memory.charge(-_size(row))
+        return ticket
 
     @property
     def taken(self) -> bool:

@@ -94,6 +94,8 @@ END_SESSION = changing(
     "delete", "End the session of a client that is away.", answers=("deleted", "subscriptions")
 )
 
+END_RETAINED = changing("delete", "End what is retained of the topic.", answers=("deleted",))
+
 
 BODY: Mapping[str, Argument] = {
     "text": Argument("the message", "lines"),

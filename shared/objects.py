@@ -248,6 +248,20 @@ SUBSCRIPTIONS = ObjectKind(
     parts=("client", "pattern"),
     filters=("protocol", "client"),
 )
+RETAINED = ObjectKind(
+    "retained",
+    "The topics whose last message is kept for whoever subscribes later.",
+    (
+        KindColumn("topic", "The topic.", ""),
+        PROTOCOL,
+        KindColumn("type", "The type of the message.", ""),
+        KindColumn("bytes", "Bytes of the message.", "bytes"),
+        KindColumn("time", "When it came.", "time"),
+        KindColumn("sender", "The address that it came from.", ""),
+    ),
+    parts=("topic",),
+    filters=("protocol",),
+)
 EXCHANGES = ObjectKind(
     "exchanges",
     "Every exchange.",
@@ -363,6 +377,7 @@ KINDS: Mapping[str, ObjectKind] = {
         GROUPS,
         SESSIONS,
         SUBSCRIPTIONS,
+        RETAINED,
         EXCHANGES,
         BINDINGS,
         LEASES,

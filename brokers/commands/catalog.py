@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 OBJECT_KINDS = (
     *("attention", "connections", "queues", "consumers", "topics", "groups"),
-    *("sessions", "subscriptions", "exchanges", "bindings"),
+    *("sessions", "subscriptions", "retained", "exchanges", "bindings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 NOUNS = {"attention": "troubles"}

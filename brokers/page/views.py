@@ -57,7 +57,7 @@ SHARE = 100
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
-    *("attention", "queues", "consumers", "topics", "groups", "sessions", "subscriptions"),
+    *("attention", "queues", "consumers", "topics", "groups", "sessions", "subscriptions", "retained"),
     *("connections", "exchanges", "bindings", "bridges", "leases", "users", "settings"),
 )
 """The order of the menu; kinds that are not named come last."""

@@ -67,7 +67,7 @@ PIECE_BYTES = 4 * MIB
 """A piece is of so many bytes, or of one longer index entry."""
 APART_BYTES_MAX = 64 * KIB
 """What lies between two wanted places is fetched with them, if it is no longer."""
-WAL_BYTES_MAX = 32 * MIB
+WAL_BYTES_MAX = 16 * MIB
 """WAL objects are fetched ahead up to so many bytes, while as many are put in place."""
 _STORAGE = StorageSettings(
     segment_bytes=64 * KIB,
@@ -215,8 +215,10 @@ class Restore:
     ) -> None:
         """Raises UsageError."""
         self.missing: list[str] = []
-        self._gaps: list[str] = []
-        """Of the logs in the snapshot, which no part has."""
+        self._gaps: list[tuple[LogLine, list[tuple[int, int]]]] = []
+        """Ranges of the logs in the snapshot that no part has whole, as (start, end)."""
+        self._damaged: list[tuple[str, int, int]] = []
+        """The same as (key, log id, end), where a part has other bytes."""
         self.head: WalHead | None = None
         """Of the newest object that was put in place."""
         self._bucket = bucket
@@ -267,10 +269,7 @@ class Restore:
                 await self._fetch_parts(parts)
                 await self._in_thread(self._complete)
                 await self._follow_wal(found.snapshot.wal, dict(found.wal))
-                early = made.position < found.line.whole_from
-                if early or self.missing:  # else the journal says that these logs have gone, too
-                    self.missing += self._gaps
-                if early:
+                if made.position < found.line.whole_from:
                     self.missing.append(f"{found.line.key} is whole from LSN {found.line.whole_from} on only")
                 if self.head is None:  # nothing came behind the snapshot
                     self.head = await wal_head(self._bucket, found.snapshot.wal - 1)
@@ -280,6 +279,7 @@ class Restore:
         time_ms = made.time_ms or found.snapshot.time_ms
         store = await Store.open(self._folder, _STORAGE)
         await store.close()
+        self.missing += await self._in_thread(self._still_missing)
         catalog = await self._in_thread(self._mark, found, lsn)
         report = await self._in_thread(check, self._folder) if verify_full else None
         return Restored(
@@ -341,20 +341,20 @@ class Restore:
             data = b""
             self.missing.append(f"{key}: {error}")
         bad = await self._in_thread(self._put, piece, memoryview(data))
-        if bad and data:
-            self.missing.append(f"{key}: {bad} ranges are damaged: their CRCs differ")
+        self._damaged += [(key, *each) for each in bad if data]
         self._done += length
         self._progress(self._done, self._total)
 
-    def _put(self, piece: _PartRange, data: memoryview) -> int:
-        """Put a piece's bytes in their places, those whose CRC is good. In a thread."""
-        bad = 0
+    def _put(self, piece: _PartRange, data: memoryview) -> list[tuple[int, int]]:
+        """Put a piece's bytes in their places, those whose CRC is good; the others, as (log id, end). In a
+        thread."""
+        bad: list[tuple[int, int]] = []
         for log_id, places in groupby(piece.entries, key=lambda place: place[1]):
             runs: list[tuple[int, int, int]] = []  # (offset, start in the piece, end)
             for at, _, entry in places:
                 start = at - piece.at
                 if not entry.damaged and crc32c(data[start : start + entry.length]) != entry.crc32c:
-                    bad += 1
+                    bad.append((log_id, entry.end))
                     self._bad.add((log_id, entry.offset))
                 elif runs and runs[-1][2] == start:
                     runs[-1] = (runs[-1][0], runs[-1][1], start + entry.length)
@@ -368,10 +368,25 @@ class Restore:
         """Write all indexes. In a thread."""
         for log_id, line in self._assembler.lines.items():
             sections = sorted(self._entries.pop(log_id, []))
-            gone = self._assembler.complete(log_id, self._good(log_id, sections))
-            if gone:
-                lost = sum(end - start for start, end in gone)
-                self._gaps.append(f"{line.namespace}/{line.name}: {lost} bytes from offset {gone[0][0]} on")
+            if gone := self._assembler.complete(log_id, self._good(log_id, sections)):
+                self._gaps.append((line, gone))
+
+    def _still_missing(self) -> list[str]:
+        """What no part has, and the folder should: the journal says of the rest that it is dropped, or that
+        its log is deleted. In a thread."""
+        with OsDisk(self._folder, create=False, read_only=True) as disk:
+            catalog = catalog_file.read(disk)
+        assert catalog is not None
+        firsts = {line.id: line.first for line in catalog.logs}
+        damaged = Counter(key for key, log_id, end in self._damaged if end > firsts.get(log_id, end))
+        lines = [f"{key}: {count} ranges are damaged: their CRCs differ" for key, count in damaged.items()]
+        for line, ranges in self._gaps:
+            first = firsts.get(line.id)
+            left = [] if first is None else [(max(start, first), end) for start, end in ranges if end > first]
+            if left:
+                lost = sum(end - start for start, end in left)
+                lines.append(f"{line.namespace}/{line.name}: {lost} bytes from offset {left[0][0]} on")
+        return lines
 
     def _good(self, log_id: int, sections: list[tuple[int, bytes]]) -> Iterator[IndexEntry]:
         for _, raw in sections:

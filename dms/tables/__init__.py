@@ -41,7 +41,7 @@ def _bodies(value: bytes) -> Iterator[bytes]:
         (record,) = records.unpack(data)
         if record.kind in (records.RecordKind.ENQUEUED, records.RecordKind.LETTERS):
             return iter(records.messages_in(data, record))
-        if record.kind == records.RecordKind.KEPT:
+        if record.kind in (records.RecordKind.KEPT, records.RecordKind.JOBS):
             return iter([kept.body for kept in records.kept_in(data, record)])
     except (records.NotOurs, ValueError, KeyError, TypeError, struct.error, RecursionError):
         pass

@@ -28,13 +28,15 @@ RUN_MAX = 1 << 16
 
 PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED = "produced", "delivered", "acknowledged", "returned"
 GONE, MOVED, KEPT, SNAPSHOT, IMPORTED = "gone", "moved", "kept", "snapshot", "imported"
+TEXTS, RESCHEDULED, SEEN = "texts", "rescheduled", "seen"
 NAMES = (
     None,
     *(PRODUCED, PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED),
     *(GONE, MOVED, KEPT, SNAPSHOT, IMPORTED),
+    *(PRODUCED, TEXTS, RESCHEDULED, SEEN),
 )
 """Event names, by kind of record."""
-REASONS = (None, "nack", "connection lost", "ttl", "max_deliveries", "purged", "redriven")
+REASONS = (None, "nack", "connection lost", "ttl", "max_deliveries", "purged", "redriven", "cancelled")
 """Reasons, by their number in records."""
 
 SCHEMA = pa.schema(
@@ -153,7 +155,9 @@ class _Records:
             self._enqueued(),
             self._one_by_one(RecordKind.LETTERS, self._letters),
             self._one_by_one(RecordKind.KEPT, self._kept),
+            self._one_by_one(RecordKind.JOBS, self._jobs),
             self._alone(RecordKind.SNAPSHOT, RecordKind.IMPORTED),
+            self._alone(RecordKind.TEXTS, RecordKind.RESCHEDULED, RecordKind.SEEN),
         ]
         bad = sorted(self.faults)
         found.append(_Rows(bad, np.full(len(bad), _NONE), _NONE))
@@ -305,6 +309,10 @@ class _Records:
         if at != end:
             raise ValueError("its entries do not fill it")
 
+    def _jobs(self, number: int) -> Iterator[tuple[int, int, int, str | None]]:
+        for seq, size, _, origin in self._kept(number):
+            yield seq, size, _NONE, origin
+
     def _alone(self, *kinds: RecordKind) -> _Rows:
         which = self._of(*kinds)
         return _Rows(which, self.seq[which], 0)
@@ -352,9 +360,10 @@ def _entries(
     return record, body[record] + step * counted(counts)
 
 
-def _origin(about: bytes) -> str:
-    origin = json.loads(about)["origin"]
-    if not isinstance(origin, str):
+def _origin(about: bytes) -> str | None:
+    known = json.loads(about)
+    origin = known.get("origin") if "head" in known else known["origin"]
+    if origin is not None and not isinstance(origin, str):
         raise TypeError("an origin is a name")
     return origin
 

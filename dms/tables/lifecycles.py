@@ -14,6 +14,7 @@ counts.
 
 from collections.abc import Iterable
 
+from dms.job_head import JOB_FIRST
 from dms.tables.events import ACKNOWLEDGED, DELIVERED, GONE, KEPT, MOVED, PRODUCED, RETURNED, SNAPSHOT
 
 OUTCOMES = {
@@ -24,6 +25,7 @@ OUTCOMES = {
     (GONE, "ttl"): "expired",
     (GONE, "max_deliveries"): "exhausted",
     (GONE, "purged"): "purged",
+    (GONE, "cancelled"): "cancelled",
 }
 """How a lifecycle ended, by event and reason."""
 WAITING, HELD, BACK = "waiting", "held", "returned"
@@ -55,10 +57,11 @@ _OUTCOME = "\n".join(
 
 LIFECYCLES = f"""
 WITH sound AS (SELECT * FROM {{decoded}} WHERE fault IS NULL),
--- Where each queue's row begins (behind all that was delivered or has left), and its first snapshot.
+-- Where each queue's row begins (behind all that was delivered or has left), and its first snapshot. Jobs are
+-- in no row.
 queues AS (
   SELECT log AS queue,
-    coalesce(max(IF({_PASSED}, seq + messages, NULL)), 0) AS head,
+    coalesce(max(IF({_PASSED} AND seq < {JOB_FIRST}, seq + messages, NULL)), 0) AS head,
     min(IF({_among((SNAPSHOT,))}, `offset`, NULL)) AS snapshot_at
   FROM sound GROUP BY log
 ),
@@ -90,7 +93,8 @@ gathered AS (
   FROM each GROUP BY log, protocol, name, seq
 ),
 known AS (
-  SELECT *, ending IS NULL AND seq < head AS out,
+  SELECT *, ending IS NULL AND
+    IF(seq < {JOB_FIRST}, seq < head, delivered_at IS NOT NULL OR coalesce(counted, 0) > 0) AS out,
     coalesce(delivered_at > coalesce(stood_at, -1), false) AS again
   FROM gathered
 )

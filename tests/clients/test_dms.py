@@ -1,12 +1,14 @@
 """The DMS client on trio, on asyncio and blocking: each promise on all three."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
 from brokers import aio
 from dms import link
+from dms.client import QueueOptions
 from dms.errors import ProtocolError, QueueExists, QueueFull, QueueNotFound
 from dms.wire import HEADER_BYTES
 from shared.client.dial import Disconnected, Unreachable
@@ -42,6 +44,45 @@ def test_every_request_has_its_method(end: End, url: Url) -> None:
             await client.delete(queue)
             with pytest.raises(QueueNotFound):
                 await client.produce(queue, b"x")
+
+    end.run(program)
+
+
+def test_every_request_of_jobs_has_its_method(end: End, url: Url) -> None:
+    queue = f"jobs-{end.name}"
+
+    async def program(connect: Connect) -> None:
+        async with connect(url("dms")) as client:
+            await client.create(queue, QueueOptions(ack_ms=60_000))
+            await client.produce(queue, b"later", delay_ms=3_600_000, dedup="a", headers={"to": "änn"})
+            await client.produce(queue, b"again", dedup="a")
+            await client.produce_many(
+                queue, [b"gone", b"gone too"], at=round(1000 * time.time()) + 10**8, key="k"
+            )
+            with pytest.raises(ProtocolError, match="priority"):
+                await client.produce(queue, b"x", priority=10)
+            job = await client.job(queue, dedup="a")
+            assert (job.about["state"], job.about["headers"], job.body) == (
+                "waiting",
+                {"to": "änn"},
+                b"later",
+            )
+            for seq in (1, 2):
+                await client.cancel(queue, seq=job.about["seq"] + seq)
+            with pytest.raises(ProtocolError, match="no job"):
+                await client.cancel(queue, seq=job.about["seq"] + 1)
+            await client.reschedule(queue, dedup="a", delay_ms=0)
+            async with client.consume(queue, with_about=True) as messages:
+                first = await anext(messages)
+                assert (first.body, first.about["deliveries"]) == (b"later", 1)
+                assert first.about["headers"] == {"to": "änn"}
+                assert await first.touch()
+                assert await first.touch()
+                assert await first.nack(text="nö", delay_ms=10)
+                again = await anext(messages)
+                assert again.about["deliveries"] == 2
+                assert (await client.job(queue, dedup="a")).about["text"] == "nö"
+                assert await again.ack()
 
     end.run(program)
 

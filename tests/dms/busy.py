@@ -4,10 +4,11 @@ import json
 import random
 
 from dms.settings import DmsSettings
+from dms.wire import Type
 from tests.dms.world import Peer, World
 
 QUEUES = ("jobs", "dead", "plain")
-OPTIONS = {"dead_letter": "dead", "max_deliveries": 3, "ttl_ms": 30_000, "retry_ms": 10}
+OPTIONS = {"dead_letter": "dead", "max_deliveries": 3, "ttl_ms": 30_000, "retry_ms": 10, "dedup_ms": 90_000}
 
 
 def busy(seed: int, steps: int = 120) -> World:
@@ -20,6 +21,7 @@ class _Busy:
         self.chance = random.Random(seed)
         self.world = World(DmsSettings())
         self.held: dict[int, list[int]] = {}
+        self.jobs = 0
         peer = self.world.connect()
         peer.create("jobs", json.dumps(OPTIONS).encode())
         peer.create("dead", b'{"ttl_ms": 200000}')
@@ -44,6 +46,16 @@ class _Busy:
         size = self.chance.choice((3, 3, 7, 0))
         alike = self.chance.random() < 0.6
         sizes = [size if alike else self.chance.randrange(9) for _ in range(self.chance.randrange(1, 12))]
+        if self.chance.random() < 0.3:
+            self.jobs += 1
+            said = {"delay_ms": self.chance.choice((0, 3000)), "headers": {"a": "b"}, "dedup": f"{self.jobs}"}
+            queue = self._queue()
+            self._peer().produce_with(queue, bytes(size), **said)
+            if self.chance.random() < 0.5:
+                self._peer().job(Type.RESCHEDULE, queue, dedup=f"{self.jobs}", delay_ms=1000)
+            if self.chance.random() < 0.1:
+                self._peer().job(Type.CANCEL, queue, dedup=f"{self.jobs}")
+            return
         self._peer().produce(self._queue(), *(bytes(size) for size in sizes))
 
     def _consume(self) -> None:
@@ -68,7 +80,11 @@ class _Busy:
 
     def _nack(self) -> None:
         peer, those = self._some()
-        peer.nack(*those)
+        if self.chance.random() < 0.5:
+            peer.nack(*those)
+            return
+        for held in those:
+            peer.ask(Type.NACK, b"\0\0" + bytes(4) + b"why", held)
 
     def _lose(self) -> None:
         peer = self._peer()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import trio
 
 from dms import records
+from dms.job_head import JOB_FIRST
 from dms.records import RecordKind
 from shared.storage.log import Log
 from shared.tables.table import records_schema
@@ -24,9 +25,27 @@ NAMES = {
     RecordKind.KEPT: "kept",
     RecordKind.SNAPSHOT: "snapshot",
     RecordKind.IMPORTED: "imported",
+    RecordKind.JOBS: "produced",
+    RecordKind.TEXTS: "texts",
+    RecordKind.RESCHEDULED: "rescheduled",
+    RecordKind.SEEN: "seen",
 }
-REASONS = {1: "nack", 2: "connection lost", 3: "ttl", 4: "max_deliveries", 5: "purged", 6: "redriven"}
-OUTCOMES = {"ttl": "expired", "max_deliveries": "exhausted", "purged": "purged", "redriven": "redriven"}
+REASONS = {
+    1: "nack",
+    2: "connection lost",
+    3: "ttl",
+    4: "max_deliveries",
+    5: "purged",
+    6: "redriven",
+    7: "cancelled",
+}
+OUTCOMES = {
+    "ttl": "expired",
+    "max_deliveries": "exhausted",
+    "purged": "purged",
+    "redriven": "redriven",
+    "cancelled": "cancelled",
+}
 
 Placed = tuple[str, int, bytes]
 """Queue, offset, payload."""
@@ -96,6 +115,9 @@ def events(those: Sequence[Placed]) -> Iterator[dict[str, Any]]:
                 for kept in records.kept_in(data, record):
                     row |= {"seq": kept.seq, "messages": 1, "deliveries": kept.deliveries}
                     yield row | {"bytes": len(kept.body), "origin": getattr(kept.body, "origin", None)}
+            case RecordKind.JOBS:
+                for kept in records.kept_in(data, record):
+                    yield row | {"seq": kept.seq, "messages": 1, "bytes": len(kept.body)}
             case _:
                 yield row | {"seq": record.seq, "messages": 0}
 
@@ -107,7 +129,10 @@ def lives(those: Sequence[Placed]) -> dict[tuple[str, int], dict[str, Any]]:
     for event in events(those):
         queue, what = event["log"], event["event"]
         last = event["seq"] + event["messages"]
-        if what in ("delivered", "acknowledged", "returned", "gone", "moved", "snapshot"):
+        if (
+            what in ("delivered", "acknowledged", "returned", "gone", "moved", "snapshot")
+            and last < JOB_FIRST
+        ):
             heads[queue] = max(heads.get(queue, 0), last)
         for seq in range(event["seq"], last):
             life = found.setdefault(
@@ -121,7 +146,7 @@ def lives(those: Sequence[Placed]) -> dict[tuple[str, int], dict[str, Any]]:
             _tell(life, event)
     for (queue, seq), life in found.items():
         if life["outcome"] is None:
-            out = seq < heads.get(queue, 0)
+            out = seq < heads.get(queue, 0) if seq < JOB_FIRST else life["deliveries"] > 0
             life["outcome"] = ("held" if life["held"] else "returned") if out else "waiting"
             life["deliveries"] = max(life["deliveries"], int(out and not life["counted"]))
         elif life["outcome"] == "acknowledged":

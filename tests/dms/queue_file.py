@@ -63,7 +63,7 @@ class Entries:
         self._data, self._at = data, 0
 
     def take(self, kind: int) -> Any:
-        return tuple(self._fields(kind)) if kind not in (9, 10) else json.loads(self.rest())
+        return tuple(self._fields(kind)) if kind not in (9, 10, 14) else json.loads(self.rest())
 
     def rest(self) -> bytes:
         return self._bytes(len(self._data) - self._at)
@@ -79,11 +79,16 @@ class Entries:
                 yield from (self._number(8), self._number(4))
             case 5:
                 yield from (self._number(8), self._number(4), self._number(8))
-            case 8:
+            case 8 | 11:
                 yield from (self._number(8), self._number(4), self._number(8))
                 letter, body = self._number(4), self._number(4)
                 yield json.loads(self._bytes(letter) or b"null")
                 yield self._bytes(body)
+            case 12:
+                yield self._number(8)
+                yield self._bytes(self._number(4)).decode()
+            case 13:
+                yield from (self._number(8), self._number(8), self._number(8))
             case _:
                 raise ValueError(f"kind {kind}")
 

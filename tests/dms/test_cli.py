@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support.server import Command, Server, begun, run, until
 
 COMMANDS = (
     *("serve", "produce", "consume", "create", "delete", "list", "stress"),
+    *("job", "cancel", "reschedule"),
     *("queues", "peek", "purge", "redrive", "export", "import", "pause", "resume"),
 )
 
@@ -338,3 +340,64 @@ def test_what_is_there_is_taken_and_a_timeout_ends_the_wait_for_more(dms: Comman
     assert dms("consume", "some", "-c", "--timeout", "0.2") == (0, "d\ne\n", "")
     assert {"queue": "some", "depth": 0} in rows(dms("list", "--json")[1])
     assert dms("consume", "some", "--timeout", "0")[0] == ExitCode.USAGE
+
+
+def test_a_job_waits_is_looked_at_and_comes_though_the_server_is_killed(
+    new_server: Callable[..., Server], commands: Callable[[Server, str], Command]
+) -> None:
+    server = new_server("--enable", "dms").start()
+    dms = commands(server, "dms")
+    dms("create", "-q", "mails", "--dedup-ms", "600000")
+    said = ("--dedup", "a", "--delay", "1h", "--header", "to=ann", "--ttl", "1d", "--key", "k")
+    for _ in range(2):
+        assert dms("produce", "-q", "mails", "-m", "hello", *said)[0] == 0
+    assert (
+        dms(
+            "produce",
+            "-q",
+            "mails",
+            "-m",
+            "gone",
+            "--dedup",
+            "b",
+            "--at",
+            f"{time.time_ns() // 10**6 + 10**8}",
+        )[0]
+        == 0
+    )
+    assert dms("cancel", "-q", "mails", "--dedup", "b")[0] == 0
+    server.kill()
+    dms = commands(server.start(), "dms")
+    assert dms("cancel", "-q", "mails", "--dedup", "b")[0] == ExitCode.FAILED
+    code, out, _ = dms("job", "-q", "mails", "--dedup", "a", "--json")
+    (shown,) = rows(out)
+    assert (code, shown["state"], shown["message"], shown["headers"]) == (
+        0,
+        "waiting",
+        "hello",
+        {"to": "ann"},
+    )
+    assert dms("reschedule", "-q", "mails", "--dedup", "a", "--delay", "0s")[0] == 0
+    server.kill()
+    dms = commands(server.start(), "dms")
+    code, out, _ = dms("consume", "-q", "mails", "--json", "--about", "--max", "1")
+    (row,) = rows(out)
+    assert (code, row["message"], row["deliveries"], row["key"]) == (0, "hello", 1, "k")
+    assert dms("produce", "-q", "mails", "-m", "hello", "--dedup", "a")[0] == 0
+    assert rows(dms("list", "--json")[1]) == [{"queue": "mails", "depth": 0}]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("produce", "-q", "q", "-m", "x", "--delay", "soon"),
+        ("produce", "-q", "q", "-m", "x", "--delay", "1s", "--at", "2100-01-01"),
+        ("produce", "-q", "q", "-m", "x", "--header", "none"),
+        ("produce", "-q", "q", "-m", "x", "--at", "never"),
+        ("cancel", "-q", "q"),
+        ("job", "-q", "q", "--dedup", "a", "--seq", "1"),
+        ("reschedule", "-q", "q", "--dedup", "a"),
+    ],
+)
+def test_what_is_no_job_is_a_mistake_on_the_command_line(dms: Command, arguments: tuple[str, ...]) -> None:
+    assert dms(*arguments)[0] == ExitCode.USAGE

@@ -60,7 +60,7 @@ def test_the_dead_go_to_their_queue_and_know_why(world: World) -> None:
         peer.nack(held)
     assert bodies(peer, "orders", 1) == [b"good"]
     (row,) = world.call("peek", queue="dead")
-    about = {"origin": "orders", "reason": "max_deliveries", "deliveries": 2}
+    about = {"origin": "orders", "reason": "max_deliveries", "deliveries": 2, "time": world.unix_ms}
     assert row["properties"]["dead_letter"] == about
     if world.engine.persistent:
         world.kill()
@@ -259,7 +259,8 @@ def test_a_pattern_that_matches_the_queue_of_the_dead_too_does_not_let_them_die_
         assert [body for _, body in peer.consume("dead")] == [b"a"]
         peer.lose()
     (row,) = world.call("peek", queue="dead")
-    assert row["properties"]["dead_letter"] == {"origin": "orders", "reason": "ttl", "deliveries": 0}
+    dead = row["properties"]["dead_letter"]
+    assert (dead["origin"], dead["reason"], dead["deliveries"]) == ("orders", "ttl", 0)
     assert world.call("redrive", queue="dead")["moved"] == 1
 
 

@@ -10,6 +10,7 @@ from dms.engine import Credit, Engine
 from dms.records import Reason
 from dms.settings import DmsSettings
 from dms.wire import Refusal
+from shared.queues.runs import Run
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
@@ -51,7 +52,7 @@ async def _pause(persist: bool, alone: bool) -> None:
 class _Holder:
     """A consumer that acknowledges nothing."""
 
-    def deliver(self, ids: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def deliver(self, ids: Sequence[bytes], run: Run) -> None:
         """Holds them."""
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:

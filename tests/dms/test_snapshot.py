@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from dms import queue_log, records
+from dms.job_head import JOB_FIRST, times_of, unpack_job
 from dms.opening import LogReplay
 from dms.records import KeptMessage, RecordKind
 from dms.settings import DmsSettings
@@ -126,11 +127,21 @@ def test_a_snapshot_and_the_records_behind_it_say_what_is_there(
             for seq, body in zip(run.numbers, run.bodies, strict=True)
         }
         for seq, each in kept.items():
-            deliveries, due = replay.out.pop(seq, (0, 0))
+            if seq >= JOB_FIRST:
+                deliveries, due = times_of(replay.jobs.pop(seq))
+            else:
+                deliveries, due = replay.out.pop(seq, (0, 0))
             assert deliveries == each.deliveries or not each.deliveries  # no record says that
             assert each.due == due or due <= now
             assert replay.bodies.get(seq, each.body) == each.body
         assert replay.out == {}
+        assert {seq: body_of(form) for seq, form in replay.jobs.items()} == {
+            seq: body_of(form) for seq, form in queue.waiting_jobs()
+        }
         assert replay.head <= queue.head
         assert kept.keys() >= set(range(replay.head, queue.head))
     assert snapshots
+
+
+def body_of(form: bytes) -> bytes:
+    return unpack_job(form)[2]

@@ -1,5 +1,6 @@
 """A DMS without sockets: a broker in memory or on a fake disk, and peers that are driven by hand."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ class World:
         self.settings = settings or DmsSettings()
         self.storage = storage
         self.now = 0.0
+        self.unix_ms = 1_700_000_000_000
         self.disk = disk or FakeDisk()
         self.peers: list[Peer] = []
         self.access: Guard | None = None
@@ -67,7 +69,7 @@ class World:
     async def _open(self) -> None:
         self.budget.account("dms").close()  # of the run before
         self.store: Store = await open_store(self.disk, self.storage, HandClock())
-        self.times = Times(lambda: self.now, lambda: 1_700_000_000_000)
+        self.times = Times(lambda: self.now, lambda: self.unix_ms)
         self.engine: Engine = await open_engine(
             Context(self.store, LOG, budget=self.budget.account("dms")), self.settings, self.times
         )
@@ -220,6 +222,19 @@ class Peer(HandPeer):
         self.send(wire.pack(Type.CONSUME, 7, wire.pack_name(name)) * count)
         return deliveries(self.take())
 
+    def produce_with(self, name: str, body: bytes = b"", **said: Any) -> list[Frame]:
+        payload = wire.pack_name(name) + wire.pack_object(said) + body
+        return self.ask(Type.PRODUCE_WITH, payload)
+
+    def consume_with(self, name: str, count: int = 1) -> list[tuple[int, dict[str, Any], bytes]]:
+        """CONSUME_WITH so many times; the deliveries that came: id, what is said of it, body."""
+        self.send(wire.pack(Type.CONSUME_WITH, 7, wire.pack_name(name)) * count)
+        return deliveries_with(self.take())
+
+    def job(self, type_: Type, name: str, **said: Any) -> list[Frame]:
+        """CANCEL, RESCHEDULE or GET_JOB."""
+        return self.ask(type_, wire.pack_name(name) + wire.pack_object(said))
+
     def ack(self, *ids: int) -> list[Frame]:
         self.send(b"".join(wire.pack(Type.ACK, number) for number in ids))
         return self.take()
@@ -241,6 +256,15 @@ class Peer(HandPeer):
 
 def deliveries(frames: Sequence[Frame]) -> list[tuple[int, bytes]]:
     return [(frame[3], frame[4]) for frame in frames if frame[0] == Type.DELIVER]
+
+
+def deliveries_with(frames: Sequence[Frame]) -> list[tuple[int, dict[str, Any], bytes]]:
+    found = []
+    for frame in frames:
+        if frame[0] == Type.DELIVER_WITH:
+            about, body = wire.split_object(frame[4])
+            found.append((frame[3], json.loads(about), body))
+    return found
 
 
 def statuses(frames: Sequence[Frame]) -> list[Status]:

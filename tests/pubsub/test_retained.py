@@ -148,6 +148,26 @@ async def test_while_much_waits_for_the_disk_the_last_of_each_topic_waits_to_be_
     assert values(await life.subscriber(b"hall/0", b"hall/1")) == [b"98", b"99"]
 
 
+async def test_the_list_shows_it_and_ends_it(life: Retaining) -> None:
+    life.send(b"hall/\xff", b"\0\0\0\0\0", kind=Kind.INT)
+    listed = next(each for each in life.service.objects if each.kind.name == "retained")
+    (topic,) = listed.items()
+    assert listed.row(topic) == {
+        "topic": "hall/\\xff",
+        "type": "INT",
+        "bytes": 5,
+        "time": "2023-11-14T22:13:20.000Z",
+        "sender": "127.0.0.1:9",
+    }
+    (delete,) = listed.actions
+    assert listed.find(["hall/1"]) is None
+    assert await delete.call(listed.find(["hall/\\xff"]), {}, False) == {"deleted": 1}
+    assert (listed.items(), listed.row(topic)) == ([], None)
+    await life.crash()
+    assert life.sessions.retained is not None
+    assert len(life.sessions.retained) == 0
+
+
 def test_a_pattern_of_the_settings_is_one_of_topics() -> None:
     for wrong in ("", "x" * 51, "a\0"):
         with pytest.raises(ValueError, match="a pattern of retain has 1 to 50 bytes"):

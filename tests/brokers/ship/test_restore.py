@@ -7,7 +7,7 @@ import pytest
 
 from brokers.errors import Failure
 from brokers.ship.assembling import ALL, Cut
-from brokers.ship.formats import SHIP_PATH, unpack_mark, wal_key
+from brokers.ship.formats import SHIP_PATH, unpack_directory, unpack_mark, wal_key
 from brokers.ship.names import UNFINISHED
 from brokers.ship.restore import Restore, Restored
 from shared.errors import StoreFormat, UsageError
@@ -136,3 +136,35 @@ async def test_a_restore_that_is_cut_short_is_made_anew(
     report = await restore(store, folder)
     assert (report.lsn, report.missing) == (apart.lsn, [])
     assert await restored(folder) == apart.instants[-1][1]
+
+
+def with_other_bytes(store: FakeStore, log_name: str) -> None:
+    """A part has other bytes of a log, as where they were dropped while a snapshot was made."""
+    for key in [key for key in store.objects if key.startswith("parts/")]:
+        directory = unpack_directory(store.objects[key], key)
+        assert not isinstance(directory, int)
+        data = bytearray(store.objects[key])
+        for section in directory:
+            if section.name == log_name:
+                data[section.at : section.at + section.length] = bytes(section.length)
+        store.objects[key] = bytes(data)
+
+
+@pytest.mark.parametrize(("log_name", "is_dropped"), [("b", True), ("a", False)])
+async def test_what_no_part_has_is_missing_only_where_the_journal_does_not_say_that_it_is_dropped(
+    apart: Apart, store: FakeStore, tmp_path: Path, log_name: str, is_dropped: bool
+) -> None:
+    with_other_bytes(store, log_name)
+    report = await restore(store, tmp_path / "back")
+    if is_dropped:
+        assert report.missing == []
+        assert report.check is not None
+        assert report.check.ok
+        assert await restored(tmp_path / "back") == apart.instants[-1][1]
+        assert (tmp_path / "back" / SHIP_PATH).exists()
+    else:
+        named = [line.partition(":")[0] for line in report.missing]
+        assert [name.partition("/")[0] for name in named] == ["parts", "one"]
+        assert not (tmp_path / "back" / SHIP_PATH).exists()
+    early = await restore(store, tmp_path / "early", Cut(lsn=apart.instants[0][0]))
+    assert len(early.missing) == 2
