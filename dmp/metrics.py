@@ -105,6 +105,7 @@ GAUGES = (
         lambda b: sum(queue.row.cold.count for queue in b.queues.values() if queue.row.cold is not None),
     ),
     Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("held")),
+    Gauge("messages_delayed", "Messages that wait for their time.", _all_of("later.count")),
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",

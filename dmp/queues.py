@@ -137,7 +137,7 @@ class Queue(RunQueue):
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
-    throttle: Throttle = attrs.field(init=False)
+    throttle: Throttle | None = attrs.field(init=False)
     once: Once | None = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
@@ -173,8 +173,7 @@ class Queue(RunQueue):
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self._context.wall_seconds)
         self.once = Once() if arguments.once else None
-        self.throttle = Throttle(self._context.timers.now)
-        self.throttle.set_rate(arguments.rate)
+        self.throttle = Throttle.asked_for(arguments.rate, self._context.timers.now)
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
@@ -233,7 +232,7 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            at_once = head.ttl_ms != 0 and not head.due_ms and not self.throttle.is_on
+            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None
             if taker is not None and taker.no_ack and at_once:
                 try:
                     count, room_bytes = taker.room()
@@ -434,11 +433,12 @@ class Queue(RunQueue):
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.stops:
             return
-        takers, row = self.takers, self.row
+        takers, row, throttle = self.takers, self.row, self.throttle
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self._behind):
-            allowed = self.throttle.allowance()
-            shares = takers.shares(min(depth, allowed)) if allowed else []
+            if throttle is not None:
+                depth = min(depth, throttle.allowance())
+            shares = takers.shares(depth) if depth else []
             if not shares:
                 break
             if turn is None:
@@ -446,10 +446,11 @@ class Queue(RunQueue):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row, shares, allowed) if row.load_front() else 0
+            given = share_out(row, shares, depth) if row.load_front() else 0
             if not given:
                 break
-            self.throttle.take(given)
+            if throttle is not None:
+                throttle.take(given)
             takers.given(shares, given)
             late: list[Run] = []
             for taker, runs, _, _ in shares:
@@ -462,10 +463,11 @@ class Queue(RunQueue):
                 if runs:
                     self._hand_over(taker, runs)
             if late:
-                self.throttle.take(-_messages_in(late))
+                if throttle is not None:
+                    throttle.take(-_messages_in(late))
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
-        if (turn is not None and (self._timed or self._goes_on)) or self.throttle.next_seconds < math.inf:
+        if (turn is not None and (self._timed or self._goes_on)) or throttle is not None:
             self._arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
@@ -495,9 +497,10 @@ class Queue(RunQueue):
             self._expire_ready()
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
             return None
-        if not self.throttle.allowance():
-            return None
-        self.throttle.take(1)
+        if self.throttle is not None:
+            if not self.throttle.allowance():
+                return None
+            self.throttle.take(1)
         run = self.row.take_run(1)
         if self._timed:
             self._arm()
@@ -550,12 +553,13 @@ class Queue(RunQueue):
         _leave_memory(self, runs)
         if self.once is not None:
             self.once.left(runs)
-        if taken:
+        if taken and self.row.keys is not None:
             self._free_keys(runs)
 
     def _free_keys(self, runs: Sequence[Run]) -> None:
         """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
-        if self.row.release(runs) and not (self._unblocked or self.deleted):
+        self.row.release(runs)
+        if not (self._unblocked or self.deleted):
             self._unblocked = True
             self._arm()
 
@@ -584,7 +588,8 @@ class Queue(RunQueue):
         self.memory.left(runs)
         if self.once is not None:
             self.once.left(runs)
-        self._free_keys(runs)
+        if self.row.keys is not None:
+            self._free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -671,7 +676,7 @@ class Queue(RunQueue):
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
-        self.throttle.set_rate(kind.arguments.rate)
+        self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
@@ -725,7 +730,7 @@ class Queue(RunQueue):
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self.later.count:
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
-        if self.throttle.is_on and len(self.row) and self.takers.in_use:
+        if self.throttle is not None and len(self.row) and self.takers.in_use:
             deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
         if self._goes_on or self._unblocked:
             deadline = self._context.timers.now()

@@ -30,13 +30,17 @@ class Row:
     ready: Ready | Priorities | Keys
     """The messages in memory; the queue's."""
     _key_header: bytes = b""
-    """Where messages' keys are, if `ready` is of keys."""
+    keys: Keys | None = attrs.field(init=False)
+    """`ready`, where messages' keys count. They are in that header."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
     cold: "Cold | None" = attrs.field(default=None, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
     cost_bytes: int = attrs.field(default=0, init=False)
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.keys = self.ready if isinstance(self.ready, Keys) else None
 
     def __len__(self) -> int:
         return self.ready.count if self.cold is None else self.ready.count + self.cold.count
@@ -79,20 +83,16 @@ class Row:
             self._put(run)
 
     def _put(self, run: Run) -> None:
-        if isinstance(self.ready, Keys):
-            self.ready.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
-        else:
+        if self.keys is None:
             self.ready.add(run, run.head.noted.priority)
+        else:
+            self.keys.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
 
-    def release(self, runs: Iterable[Run]) -> bool:
-        """Messages that were taken have left, or come back: others of their keys may be next. Returns whether
-        there are keys."""
-        keys = self.ready
-        if not isinstance(keys, Keys):
-            return False
-        for run in runs:
-            keys.release(run.head.text_in(self._key_header), len(run.bodies))
-        return True
+    def release(self, runs: Iterable[Run]) -> None:
+        """Messages that were taken have left, or come back: others of their keys may be next."""
+        if self.keys is not None:
+            for run in runs:
+                self.keys.release(run.head.text_in(self._key_header), len(run.bodies))
 
     def front(self) -> Run | None:
         """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
@@ -102,10 +102,10 @@ class Row:
         """Messages that were taken return to their places."""
         for run in runs:
             self._count(run, 1)
-            if isinstance(self.ready, Keys):
-                self._put(run)
-            else:
+            if self.keys is None:
                 self.ready.requeue(run, run.head.noted.priority)
+            else:
+                self._put(run)
 
     def _count(self, run: Run, sign: int) -> None:
         head, count = run.head, sign * len(run.bodies)
@@ -123,12 +123,12 @@ class Row:
         as they are in memory."""
         ready = self.ready
         runs: list[Run] = []
+        keys = self.keys
         while most > 0 and ready.count and body_bytes_most >= 0:
-            fitting = most
-            front = ready.first()
-            if front is None:
+            if keys is not None and keys.first() is None:
                 break
-            if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
+            fitting = most
+            if most > 1 and ready.count > 1 and body_bytes_most < math.inf and (front := ready.first()):
                 fitting = min(most, int(body_bytes_most) // max(front.head.body_bytes, 1) + 1)
             run = self.take_run(fitting)
             count = len(run.bodies)

@@ -9,42 +9,32 @@ import attrs
 
 from shared.rates import Rate, TokenBucket
 
-ANY_NUMBER = 1 << 62
-
 
 @attrs.define(eq=False)
 class Throttle:
-    """Of one queue; without a rate it holds nothing up. `now`: monotonic seconds."""
+    """The rate of one queue. `now`: monotonic seconds."""
 
     _now: Callable[[], float]
-    _bucket: TokenBucket | None = None
+    _bucket: TokenBucket
     _waits: bool = attrs.field(default=False, init=False)
-    """It has held up somebody, and nothing was given out since."""
+    """It has held up somebody since it was last looked at."""
 
-    def set_rate(self, rate: Rate | None) -> None:
-        """Hold to this from now on; None: there is none."""
-        self._bucket = None if rate is None else TokenBucket(rate)
-
-    @property
-    def is_on(self) -> bool:
-        return self._bucket is not None
+    @classmethod
+    def asked_for(cls, rate: Rate | None, now: Callable[[], float]) -> Throttle | None:
+        """None: there is no rate."""
+        return None if rate is None else cls(now, TokenBucket(rate))
 
     def allowance(self) -> int:
         """How many may be given out now."""
-        if self._bucket is None:
-            return ANY_NUMBER
         count = self._bucket.allowance(self._now())
         self._waits = count < 1
         return max(count, 0)
 
     def take(self, count: int) -> None:
         """So many were given out."""
-        if self._bucket is not None:
-            self._bucket.take(count)
+        self._bucket.take(count)
 
     @property
     def next_seconds(self) -> float:
         """In how many seconds who was held up may have one; inf: nobody was."""
-        if self._bucket is None or not self._waits:
-            return math.inf
-        return self._bucket.wait_seconds
+        return self._bucket.wait_seconds if self._waits else math.inf
