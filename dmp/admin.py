@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from dmp import shown_properties
-from dmp.amqp.ack_deadlines import AckDeadlines
+from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
@@ -156,7 +156,7 @@ class Admin:
 
     @changing("touch", "Have all its time again to acknowledge what it holds.", answers=("touched",))
     async def _touch(self, found: tuple[Queue, Taker], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        deadlines: AckDeadlines | None = getattr(getattr(found[1], "channel", None), "deadlines", None)
+        deadlines: ConsumerTimeouts | None = getattr(getattr(found[1], "channel", None), "deadlines", None)
         if deadlines is None:
             return {"touched": 0}
         holds = deadlines.has_time(found[1])

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 from pamqp import base, commands
 
-from dmp.amqp.ack_deadlines import AckDeadlines
+from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.amqp.content import BodyFrames, Content, Incoming
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
@@ -617,7 +617,7 @@ class Channel:
     transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
-    deadlines: AckDeadlines | None = None
+    deadlines: ConsumerTimeouts | None = None
     disk_awaited: bool = False
 
     def step(self, event: ChannelEvent) -> None:
@@ -763,7 +763,7 @@ class Channel:
         """A consumer, or who took from a queue by `basic.get`, has so long for the deliveries with tags below
         that, or for all until now."""
         if self.deadlines is None:
-            self.deadlines = AckDeadlines(self.mux.broker.timers, self._first_held_by, self._close_late)
+            self.deadlines = ConsumerTimeouts(self.mux.broker.timers, self._first_held_by, self._close_late)
         self.deadlines.delivered(holder, timeout_ms, self.delivered + 1 if before is None else before)
 
     def _first_held_by(self, holder: object) -> int | None:

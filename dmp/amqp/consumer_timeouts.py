@@ -19,7 +19,7 @@ GRAINS = 20
 
 
 @attrs.define(eq=False)
-class AckDeadlines:
+class ConsumerTimeouts:
     """Those of one channel. It asks for the lowest tag that somebody holds, if there is one, and tells when
     the milliseconds that somebody was given are over."""
 
