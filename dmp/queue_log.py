@@ -245,6 +245,8 @@ class QueueLog:
     def take_cold(self, first: int, end: int) -> None:
         """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
         self._refused.append(records.purged(first, end))
+        for number in [number for number in self.tried if first <= number < end]:
+            del self.tried[number]
 
     def cold_left(self) -> None:
         """Nothing is cold any more: it counts as dead."""

@@ -602,13 +602,18 @@ class Queue(RunQueue):
         self._context.dead_letter(self, runs, "rejected")
 
     def requeue(
-        self, runs: Sequence[Run], *, seen: bool = True, oldest: Container[Run] | None = None
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: bool = True,
+        failed: bool = True,
+        oldest: Container[Run] | None = None,
     ) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
         That they were to leave may be in a record that the disk has refused. The caller dispatches.
 
-        `oldest`: of those that channels had at their end, which they held longest; None: a consumer gives
-        them back.
+        `failed`: that counts as a failed try, where the queue counts these. `oldest`: of those that channels
+        had at their end, which they held longest; None: a consumer gives them back.
         """
         self._context.counts.requeued += _messages_in(runs)
         if self.log is not None:
@@ -618,7 +623,7 @@ class Queue(RunQueue):
             return
         self.release(runs)
         self.charge_runs(runs)
-        if self._tries is not None and seen and not self._context.draining:
+        if self._tries is not None and seen and failed and not self._context.draining:
             now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
             self.row.release(later)
             if self.log is not None:

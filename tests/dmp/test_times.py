@@ -12,6 +12,8 @@ from dmp.settings import DmpSettings
 from dmp.shown_properties import read
 from dmp.timing import EtaHeaders, eta_in
 from tests.dmp.amqp_peer import Peer
+from tests.dmp.peers import bodies as feed_bodies
+from tests.dmp.peers import opened, packed
 from tests.dmp.test_admin import call, row
 from tests.dmp.world import Taker, World, ready
 
@@ -294,3 +296,22 @@ async def test_what_waits_and_what_was_tried_comes_back_from_the_disk_alone(worl
     assert taker.bodies[0] == b"tried"
     assert world.broker.memory.total_bytes == 0
     assert NO_PROPERTIES == b"\0\0"
+
+
+@pytest.mark.parametrize("with_feed", [True, False])
+async def test_a_delayed_message_of_a_sink_waits_too(with_feed: bool) -> None:
+    world, app = await opened()
+    queue = app.queue(b"mine", b"quotes")
+    feed = app.feed(b"mine") if with_feed else None
+    sink = app.sink(b"quotes")
+    late = packed(b"later", properties=properties(**{"x-delay": 1000}))
+    for _ in range(2):
+        assert sink.say(packed(b"1") + late + packed(b"2")) == b""
+
+    def told() -> list[bytes]:
+        return ready(queue) if feed is None else feed_bodies(feed.read + feed.connection.taken())
+
+    assert (told(), queue.later.count) == ([b"1", b"2"] * 2, 2)
+    world.advance(2)
+    assert queue.later.count == 0
+    assert told().count(b"later") == 2
