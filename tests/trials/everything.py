@@ -231,8 +231,9 @@ class Everything:
             messages, _ = self.pubsub.sessions.kept.held(client.id)
             found["kept", client.name] = Counter({"messages": messages})
         assert self.sessions.retained is not None
-        for topic, _ in self.sessions.retained.items():  # where the last is lost, the one before may be back
-            found["retained", topic.decode()] = Counter(["a message"])
+        for retained, _ in self.sessions.retained.items():
+            # Which one is not asked: where the last is lost, the one before may be back.
+            found["retained", retained.decode()] = Counter(["a message"])
         return found
 
     async def _read(self, log: Log, place: tuple[str, ...]) -> list[bytes]:
