@@ -300,7 +300,9 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
 
 def _settings(queue: Queue) -> dict[str, Any]:
     options = queue.options
-    return {name: getattr(options, _OPTION_NAMES.get(name, name)) for name in OPTIONS}
+    shown = {name: getattr(options, _OPTION_NAMES.get(name, name)) for name in OPTIONS}
+    schedule = [each.said for each in options.schedule]
+    return {**shown, "rate": str(options.rate or ""), "schedule": schedule}
 
 
 _OPTION_NAMES = {"depth_limit": "depth"}

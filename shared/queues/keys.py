@@ -122,6 +122,9 @@ class _InOrder:
         """How many the front lane may give in its turn."""
         return wanted
 
+    def __len__(self) -> int:
+        return self._standing
+
 
 class _InTurn:
     """Lanes of one priority that take turns, a message each."""
@@ -141,6 +144,9 @@ class _InTurn:
 
     def pop(self) -> None:
         self._lanes.popleft().place = None
+
+    def __len__(self) -> int:
+        return len(self._lanes)
 
     def most(self, wanted: int) -> int:
         return 1 if len(self._lanes) > 1 else wanted
@@ -180,6 +186,11 @@ class Keys:
         runs = [(-lane.priority, *entry) for lane in lanes for entry in lane.runs if entry[1].bodies]
         for _, _, run in sorted(runs):
             yield run
+
+    @property
+    def in_line(self) -> int:
+        """How many lanes of the first priority may give a message, or a few more."""
+        return len(self._lines[self._top])
 
     @property
     def ready_keys(self) -> int:
