@@ -124,8 +124,9 @@ $(VENV)/.spark: $(VENV)/.serve
 
 $(VENV)/.test: $(VENV)/.spark
 	@echo "setting up $(VENV) for the tests, this once" >&2
+	@$(call SECTION,ship) > $(VENV)/ship.txt
 	@$(call SECTION,test) > $(VENV)/test.txt
-	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/spark.txt -r $(VENV)/test.txt
+	@$(PIP) install --require-hashes -r $(VENV)/serve.txt -r $(VENV)/ship.txt -r $(VENV)/spark.txt -r $(VENV)/test.txt
 	@$(call SECTION,beside) > $(VENV)/beside.txt
 	@$(PIP) install --require-hashes --upgrade --target $(VENV)/beside -r $(VENV)/beside.txt
 	@touch $@

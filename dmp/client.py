@@ -207,9 +207,12 @@ async def _sink(loop: Loop, address: Address, exchange: str, declare: str | None
         dialog, data = await _open_leased(loop, address, lease)
         sender = Sender(loop, _refusal_in)
         dialog.hand_over(sender, data)
-        sink = Sink(sender, principal)
-        yield sink
-        await sink.finish()
+        try:
+            sink = Sink(sender, principal)
+            yield sink
+            await sink.finish()
+        finally:
+            dialog.transport.close()
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ GAUGES = (
         "Of these, the ones that are in the logs of their queues alone.",
         lambda b: sum(queue.row.cold.count for queue in b.queues.values() if queue.row.cold is not None),
     ),
-    Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("unacked")),
+    Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("held")),
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",

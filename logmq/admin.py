@@ -11,7 +11,7 @@ from logmq.actions import CHANGE, CREATE
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
-from logmq.retentions import NOTHING_SET, OwnRetention
+from logmq.retentions import NOTHING_SET, OwnRetention, own_retention
 from logmq.runs import encode
 from logmq.wire import NUMBER_MAX, topic_untrusted
 from shared.access import ASKER
@@ -40,8 +40,6 @@ from shared.storage.store import Log
 from shared.task_turns import TaskTurn
 
 RECORDS_MAX = 1000
-SECONDS_MAX = 100 * 366 * 24 * 3600
-"""The longest retention that can be set for one topic."""
 READ_BYTES = 256 << 10
 TIME_HELP = "RFC 3339: before the first record from then on, by up to 64 KiB"
 BACK_HELP = "so many records before the end"
@@ -173,7 +171,7 @@ class Admin:
     @CREATE
     async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         topics, name = self._broker.topics, topic_untrusted(a_text(arguments, "name").encode())
-        own = _own_retention(arguments, NOTHING_SET)
+        own = own_retention(arguments, NOTHING_SET)
         try:
             durability = Durability.parse(text) if (text := a_text(arguments, "durability", "")) else None
         except ValueError as error:
@@ -189,7 +187,7 @@ class Admin:
     @CHANGE
     async def _change(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         before = self._broker.topics.retentions.of(log)
-        own = _own_retention(arguments, before)
+        own = own_retention(arguments, before)
         if not dry_run:
             await self._keep(log, own)
         return {"changed": int(own != before)}
@@ -197,9 +195,7 @@ class Admin:
     async def _keep(self, log: Log, own: OwnRetention) -> None:
         topics = self._broker.topics
         if own != topics.retentions.of(log):
-            ticket = await topics.retentions.set(log, own)
-            topics.set_retention(log)
-            await self._broker.store.wait(ticket)
+            await self._broker.store.wait(await topics.retain(log, own))
 
     @changing("messages", "Write a record.", takes=BODY, answers=("published", "offset"))
     async def _publish(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -323,20 +319,6 @@ _TOPIC_VALUES: dict[str, Callable[[Log], Any]] = {
     "durability": lambda log: str(log.mode),
     "created": lambda log: time_text(log.created_ms),
 }
-
-
-def _own_retention(arguments: Mapping[str, Any], before: OwnRetention) -> OwnRetention:
-    """What an action's arguments make of a topic's own retention. Raises BadArgument."""
-    given = {
-        name: None if arguments[name] is None else a_count(arguments, name, 0, 0, most)
-        for name, most in (("retention_bytes", 1 << 62), ("retention_seconds", SECONDS_MAX))
-        if name in arguments
-    }
-    seconds = given.get("retention_seconds")
-    return OwnRetention(
-        given.get("retention_bytes", before.bytes_kept),
-        (None if seconds is None else seconds * 1000) if "retention_seconds" in given else before.ms_kept,
-    )
 
 
 def _moment(arguments: Mapping[str, Any]) -> float:

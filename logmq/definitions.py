@@ -1,8 +1,10 @@
-"""LogMQ's part of a definitions document: topics with their durability, and groups' offsets."""
+"""LogMQ's part of a definitions document: topics with durability and own retention, and groups' offsets."""
 
 from collections.abc import Iterator, Sequence
 
+from logmq.actions import RETENTION
 from logmq.broker import Broker
+from logmq.retentions import NOTHING_SET, as_row, own_retention
 from logmq.wire import NUMBER_MAX, name_untrusted, topic_untrusted
 from shared.definitions import (
     Conflict,
@@ -21,12 +23,13 @@ from shared.storage.settings import Durability
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
-    """Topics and groups of one broker. Retention is in the settings."""
+    """Topics and groups of one broker."""
+    retentions = broker.topics.retentions
 
     def topics(_: Written) -> Iterator[Row]:
         for log in list(broker.topics.by_id().values()):
             if not log.deleted:
-                yield {"name": log.name, "durability": str(log.mode)}
+                yield {"name": log.name, "durability": str(log.mode), **as_row(retentions.of(log))}
 
     async def make_topic(row: Row, dry_run: bool, _: Promised) -> Made:
         name = topic_untrusted(a_text(row, "name").encode())
@@ -34,14 +37,22 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             durability = Durability.parse(a_text(row, "durability", "always"))
         except ValueError as error:
             raise BadArgument(str(error)) from None
+        kept = {each: row[each] for each in RETENTION if each in row}
+        own = own_retention(kept, NOTHING_SET)
         existing = broker.topics.find(name)
         if existing is not None:
             if "durability" in row and existing.mode != durability:
                 raise Conflict(f"its durability is {existing.mode} here")
+            here = retentions.of(existing)
+            if own_retention(kept, here) != here:
+                shown = ", ".join(f"{each} {value}" for each, value in as_row(here).items())
+                raise Conflict(f"its own retention is {shown or 'not set'} here")
             return Made(new=False)
         if dry_run:
             return Made(new=True)
-        _log, ticket = broker.topics.create(name, durability if "durability" in row else None)
+        log, ticket = broker.topics.create(name, durability if "durability" in row else None)
+        if own != NOTHING_SET:
+            ticket = await broker.topics.retain(log, own)
         return Made(new=True, ticket=ticket)
 
     def groups(_: Written) -> Iterator[Row]:
@@ -74,7 +85,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     return (
         DefinitionSection(
             "topics",
-            ("name", "durability"),
+            ("name", "durability", *RETENTION),
             topics,
             name_of,
             make_topic,

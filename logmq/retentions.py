@@ -4,11 +4,13 @@ An id is never used again, so a row that is left of a deleted topic counts for n
 """
 
 import json
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import attrs
 
 from logmq.settings import RETENTIONS
+from shared.objects import a_count
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Ticket
 from shared.storage.settings import Retention
@@ -31,6 +33,8 @@ class OwnRetention:
 
 
 NOTHING_SET = OwnRetention()
+SECONDS_MAX = 100 * 366 * 24 * 3600
+"""The longest retention that can be set for one topic."""
 
 
 class Retentions:
@@ -71,3 +75,24 @@ class Retentions:
         """Drop a deleted topic's row. Raises StoreError."""
         if self._own.pop(log_id, None) is not None and self._table is not None:
             self._table.delete(log_id.to_bytes(_ID_BYTES, "big"))
+
+
+def own_retention(arguments: Mapping[str, Any], before: OwnRetention) -> OwnRetention:
+    """What an action's arguments, or a row of definitions, make of a topic's own. Raises BadArgument."""
+    given = {
+        name: None if arguments[name] is None else a_count(arguments, name, 0, 0, most)
+        for name, most in (("retention_bytes", 1 << 62), ("retention_seconds", SECONDS_MAX))
+        if name in arguments
+    }
+    seconds = given.get("retention_seconds")
+    return OwnRetention(
+        given.get("retention_bytes", before.bytes_kept),
+        (None if seconds is None else seconds * 1000) if "retention_seconds" in given else before.ms_kept,
+    )
+
+
+def as_row(own: OwnRetention) -> Mapping[str, int]:
+    """What is set, by the names of an action's arguments."""
+    seconds = None if own.ms_kept is None else own.ms_kept // 1000
+    given = {"retention_bytes": own.bytes_kept, "retention_seconds": seconds}
+    return {name: value for name, value in given.items() if value is not None}

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 from logmq.readers import Waiters
-from logmq.retentions import NOTHING_SET, Retentions
+from logmq.retentions import NOTHING_SET, OwnRetention, Retentions
 from logmq.settings import LogmqSettings
 from logmq.wire import Code, Refusal, check_memory, no_topic, refusal_for, topic_untrusted
 from shared.budget import Account, unbounded
@@ -59,6 +59,12 @@ class Topics:
         usual = self._settings.retention(log.name)
         own = self.retentions.of(log)
         log.retention = usual if own == NOTHING_SET else own.over(usual or self._settings.retention_usual)
+
+    async def retain(self, log: Log, own: OwnRetention) -> Ticket:
+        """Have a topic keep as much as that, from now on. Raises StoreError."""
+        ticket = await self.retentions.set(log, own)
+        self.set_retention(log)
+        return ticket
 
     def __len__(self) -> int:
         return len(self._namespace.logs)

@@ -132,13 +132,6 @@ class Kept:
     def total_bytes(self) -> int:
         return self._bytes.all.total
 
-    def __contains__(self, client_id: bytes) -> bool:
-        return client_id in self._of_clients
-
-    def __len__(self) -> int:
-        """The number of clients with kept messages."""
-        return len(self._of_clients)
-
     # Keeping.
 
     def add(self, client_ids: Iterable[bytes], frame: bytes) -> None:
@@ -155,11 +148,15 @@ class Kept:
     def share(self, message: Message, client_ids: Iterable[bytes]) -> None:
         """Keep a message for each client, in memory."""
         for client_id in client_ids:
-            self._of_clients.setdefault(client_id, deque()).append(message)
-            message.clients.append(client_id)
-            message.left += 1
-            self._counts.messages_kept += 1
-            self._bound(client_id, self._weigh(client_id, len(message.frame), 1))
+            self._bound(client_id, self._keep(client_id, message))
+
+    def _keep(self, client_id: bytes, message: Message) -> str:
+        """Keep a message for a client, as its newest. Returns whom that counts for."""
+        self._of_clients.setdefault(client_id, deque()).append(message)
+        message.clients.append(client_id)
+        message.left += 1
+        self._counts.messages_kept += 1
+        return self._weigh(client_id, len(message.frame), 1)
 
     def _bound(self, client_id: bytes, user: str) -> None:
         """Drop what is too much, now that a client of a user has more."""
@@ -192,21 +189,17 @@ class Kept:
         are kept."""
         newest = frames[-self.settings.kept_messages_max :]
         self._counts.kept_dropped += len(frames) - len(newest)
-        messages = self._of_clients.setdefault(client_id, deque())
         later: list[Message] = []
+        messages = self._of_clients.get(client_id)
         while messages and messages[-1].number > number:
             later.append(messages.pop())
-        for frame in newest:
-            number += 1
-            message = Message(number, frame.rstrip(b"\0"))
-            message.clients.append(client_id)
-            message.left = 1
-            messages.append(message)
-            self._weigh(client_id, len(message.frame), 1)
-            self._counts.messages_kept += 1
+        for at, frame in enumerate(newest, start=1):
+            message = Message(number + at, frame.rstrip(b"\0"))
+            self._keep(client_id, message)
             self.write(message)
-        messages.extend(reversed(later))
-        self._bound(client_id, self._weigh(client_id, 0, 0))
+        if frames or later:
+            self._of_clients[client_id].extend(reversed(later))
+            self._bound(client_id, self._weigh(client_id, 0, 0))
 
     def _drop_oldest(self, client_id: bytes) -> None:
         self._counts.kept_dropped += 1
@@ -268,13 +261,11 @@ class Kept:
         messages = self._of_clients.get(client_id)
         return messages[0].number if messages else float("inf")
 
-    def forget(self, client_id: bytes) -> int:
-        """Drop a client's messages. Returns their number."""
-        count = len(self._of_clients.get(client_id, ()))
-        if count:
-            self._end(client_id, count)
+    def forget(self, client_id: bytes) -> None:
+        """Drop a client's messages."""
+        if client_id in self._of_clients:
+            self._end(client_id, len(self._of_clients[client_id]))
             self.flush()
-        return count
 
     def restrict(self, client_id: bytes, patterns: RoutingIndex[bytes]) -> None:
         """Drop a client's messages that no pattern matches; `matching` says how many are looked up."""

@@ -49,6 +49,10 @@ SUBSCRIPTION_BYTES = 900
 _PLAIN, _KEEPS = b"", b"\1"
 
 
+def _nobody_holds(size: int) -> None:
+    """While its client is away, a session holds no bytes."""
+
+
 class ClientSession:
     """A session. `topics`: pattern to whether messages are kept while the client is away.
 
@@ -77,7 +81,7 @@ class ClientSession:
         self.topics: dict[bytes, bool] = {}
         self.wild = 0
         self.look_back: LookBack | None = None
-        self.holds: Callable[[int], None] = lambda size: None
+        self.holds: Callable[[int], None] = _nobody_holds
         """Called with the bytes that wait while it looks back."""
         self.unread_at: int | None = None
         """Where what its last connection leaves unread has its place (`Kept.reserve`)."""
@@ -234,6 +238,7 @@ class Sessions:
                 self._keep_unread(client, b"".join(client.look_back.waiting))
                 client.look_back = None
             client.unread_at = unread_at
+            client.holds = _nobody_holds
         self.counts.connected -= 1
         self._say(f"Client {client.name} disconnected.")
         if not client.topics:
@@ -278,6 +283,8 @@ class Sessions:
                 sent(len(messages))
             elif unsent and any(client.topics.values()):
                 self.kept.unsent(client.id, unsent, messages[-1])
+            elif unsent:
+                sent(len(messages))
 
         frames = ShortFrames([message.frame for message in messages], sent)
         frames.release = release
@@ -484,7 +491,6 @@ class Sessions:
         if client is None or client.connection is not None:
             return False
         self.away.drop(client)
-        self.kept.forget(client_id)
         for topic in client.topics:
             self._count(client, topic, -1)
             self._save(Changed(client_id, topic, None))
@@ -501,6 +507,7 @@ class Sessions:
 
     def _end(self, client: ClientSession) -> None:
         del self.clients[client.id]
+        self.kept.forget(client.id)
         self.absences.over(client.id)
         self._memory.give(SESSION_BYTES, client.owner)
         self._of_users.add(client.owner, -1)

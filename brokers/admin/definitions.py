@@ -1,6 +1,7 @@
-"""One document of all durable objects but messages: users, topics, exchanges, queues, bindings, groups.
+"""One document of all durable objects but messages.
 
-    {"users": [...], "topics": [...], "exchanges": [...], "queues": [...], "bindings": [...], "groups": [...]}
+    {"users": [...], "topics": [...], "exchanges": [...], "queues": [...], "bindings": [...], "groups": [...],
+     "bridges": [...]}
 
 A running server exports it, and the same or another imports it. Existing objects are left as they are, so a
 second import changes nothing. All rows are checked before any is created: a single conflict, which names its
@@ -37,6 +38,7 @@ UNSYNCED_MAX = 200
 TOLD_MAX = 100
 """How many conflicts, or rows left out, an answer names."""
 _KEY_SHOWN = 40
+BRIDGES = "bridges"
 
 
 async def parsed(document: bytes) -> dict[str, list[Row]]:
@@ -74,10 +76,6 @@ def _parsed(document: bytes) -> dict[str, list[Row]]:
     return sections
 
 
-EXPORTED = tuple(section for section in SECTIONS if section != "bridges")
-"""Bridges stand in the settings. An empty list of them would say that there are none."""
-
-
 @attrs.frozen
 class Taken:
     """The result of an import: the numbers of rows created, already there, and left out, with reasons."""
@@ -89,12 +87,15 @@ class Taken:
 
 
 class Document:
-    """The exportable objects of one server. `services`: by protocol."""
+    """The exportable objects of one server. `services`: by protocol; `own`: of no protocol."""
 
     def __init__(
-        self, services: Sequence[tuple[str, DefinitionSection]], own: DefinitionSection | None, store: Store
+        self,
+        services: Sequence[tuple[str, DefinitionSection]],
+        own: Sequence[DefinitionSection],
+        store: Store,
     ) -> None:
-        self._services = [*([("", own)] if own else []), *services]
+        self._services = [*(("", each) for each in own), *services]
         self._store = store
 
     async def text(self) -> AsyncGenerator[bytes, None]:
@@ -102,7 +103,10 @@ class Document:
         names: set[tuple[str, str, str]] = set()
         lines = ["{"]
         turn = TaskTurn()
-        for number, section in enumerate(EXPORTED):
+        has_bridges = any(any(each.rows(_nothing)) for _, each in self._services if each.section == BRIDGES)
+        # The settings may have some: an empty list would say that there are none.
+        sections = [section for section in SECTIONS if has_bridges or section != BRIDGES]
+        for number, section in enumerate(sections):
             lines.append(f"{',' if number else ''}\n{json.dumps(section)}: [")
             comma = ""
             for protocol, each in self._services:
@@ -223,6 +227,10 @@ def _is_promised(
     promised: Mapping[tuple[str, str, str], Row], protocol: str, section: str, name: str
 ) -> Row | None:
     return promised.get((section, protocol, name))
+
+
+def _nothing(section: str, name: str) -> bool:
+    return False
 
 
 def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:

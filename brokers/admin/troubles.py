@@ -593,7 +593,9 @@ SERVER_TROUBLES = (
     ),
     ServerTrouble("loop", f"Everybody waits for over 100 ms, {STRETCHES_LEAST} times a minute.", _loop),
     ServerTrouble("protocol", "A protocol is down, or has crashed since the start.", _protocol),
-    ServerTrouble("shipping", "The bucket lacks what was acknowledged a minute ago.", _shipping),
+    ServerTrouble(
+        "shipping", "The bucket lacks what is a minute old, or is another's; a drill failed.", _shipping
+    ),
 )
 TROUBLES: Sequence[ObjectTrouble | ServerTrouble] = (*SERVER_TROUBLES, *OBJECT_TROUBLES)
 KINDS = tuple(dict.fromkeys(each.name for each in TROUBLES))

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 import trio
 
+from brokers.bridges.actions import PAUSE, RESUME
 from brokers.bridges.bridge import Bridge
 from brokers.bridges.positions import KeptPositions
 from brokers.bridges.settings import BridgeSettings, Ends, start_of
@@ -251,11 +252,11 @@ class Bridges:
 
     # -- objects and actions of the API
 
-    @changing("pause", "Carry nothing until it is resumed. A restart keeps the pause.", answers=("paused",))
+    @PAUSE
     async def _pause(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         return {"paused": self._set_paused(bridge, True, dry_run)}
 
-    @changing("resume", "Carry again.", answers=("resumed",))
+    @RESUME
     async def _resume(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         return {"resumed": self._set_paused(bridge, False, dry_run)}
 

@@ -1,4 +1,4 @@
-"""`brokers bridge ...`: list, pause, resume, reset and try the bridges of a running server."""
+"""`brokers bridge ...`: list, make, change, delete, pause, reset and try the bridges of a running server."""
 
 import sys
 import time
@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from brokers.bridges.actions import CHANGE, CREATE, DELETE, PAUSE, RESUME
 from brokers.commands.flags import host_app
 from brokers.commands.render import Listing
 from brokers.commands.server_address import ServerAddress
+from shared.cli.objects import action_command
 from shared.cli.options import Json
 from shared.errors import UsageError
 from shared.objects import BRIDGES
@@ -24,7 +26,7 @@ app, command = host_app(
     "bridge",
     "Bridges: messages that came in by one protocol go out by another.",
     "list",
-    "pause sensors",
+    "create hall --from 'pubsub:hall/*' --to logmq:hall",
     "reset jobs-to-log --to first",
 )
 
@@ -38,16 +40,15 @@ def list_(*, at: ServerAddress, json: Json = False) -> Listing:
     return Listing(rows, {column.name: column.unit for column in BRIDGES.columns})
 
 
-@command("pause sensors")
-def pause(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
-    """Have a bridge carry nothing until it is resumed; a restart keeps it so."""
-    return {"bridge": name, **_ask(at, name, "pause")}
-
-
-@command("resume sensors")
-def resume(name: Name, *, at: ServerAddress, json: Json = False) -> Mapping[str, Any]:
-    """Have a bridge that was paused carry again, from where it was."""
-    return {"bridge": name, **_ask(at, name, "resume")}
+command("create hall --from 'pubsub:hall/*' --to logmq:hall --as json", name="create")(
+    action_command("", BRIDGES.name, CREATE, {"bridge": Name}, makes=True)
+)
+command("change sensors --rate 100/s --dry-run", "change sensors --unset rate", name="change")(
+    action_command("", BRIDGES.name, CHANGE, {"bridge": Name}, unsets=True)
+)
+command("delete sensors --dry-run", name="delete")(action_command("", BRIDGES.name, DELETE, {"bridge": Name}))
+command("pause sensors", name="pause")(action_command("", BRIDGES.name, PAUSE, {"bridge": Name}))
+command("resume sensors", name="resume")(action_command("", BRIDGES.name, RESUME, {"bridge": Name}))
 
 
 @command("reset jobs-to-log --to first", "reset jobs-to-log --to '1h ago'")

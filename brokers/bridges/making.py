@@ -3,30 +3,19 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import attrs
 import trio
 
+from brokers.bridges.actions import CHANGE, CREATE, DELETE, TABLE
 from brokers.bridges.bridge import Bridge
 from brokers.bridges.own import NAME, read_own, with_own
-from brokers.bridges.settings import BridgeSettings, Ends, Form
-from shared.actions import changing
+from brokers.bridges.settings import BridgeSettings, Ends
+from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, name_of
 from shared.local_path import replace_file
-from shared.objects import Argument, BadArgument, Objects, a_text
+from shared.objects import BadArgument, Objects, a_text
 from shared.storage.threads import Threads
-
-_TABLE: Mapping[str, Argument] = {
-    "from": Argument("the address of its source, as pubsub:home/+/temperature"),
-    "to": Argument("the address of its target, as logmq:readings"),
-    "as": Argument("the form of what it writes", choices=get_args(Form), usual="raw"),
-    "start": Argument("where it begins: first, end, an offset, or a time (RFC 3339)"),
-    "rate": Argument("the most messages a second, as 1000/s"),
-    "on_refused": Argument("wait, drop or dead:<address>: what becomes of a message that the target refuses"),
-    "may_circle": Argument("whether it may be one of a circle that something else ends", "flag"),
-    "filter": Argument("which messages it carries: key, min_bytes, max_bytes", "table"),
-}
-"""A bridge's keys, as in the settings."""
 
 
 class OwnBridges:
@@ -52,13 +41,7 @@ class OwnBridges:
             objects, actions=(*objects.actions, self._change, self._delete), makes=(self._create,)
         )
 
-    @changing(
-        "create",
-        "Make a bridge; it stands in the data folder, beside those of the settings.",
-        takes={"name": Argument("1 to 64 of A-Z, a-z, 0-9 and ._-", required=True), **_TABLE},
-        answers=("created",),
-        named_by=("name",),
-    )
+    @CREATE
     async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         name = a_text(arguments, "name")
         if name in {each.name for each in self._present()}:
@@ -67,7 +50,7 @@ class OwnBridges:
         await self._put(lambda tables: [*tables, given], dry_run)
         return {"created": 1}
 
-    @changing("change", "Carry otherwise from now on, from where it is.", takes=_TABLE, answers=("changed",))
+    @CHANGE
     async def _change(self, bridge: Bridge, arguments: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         def changed(tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
             own = next((each for each in tables if each.get("name") == bridge.name), None)
@@ -79,7 +62,7 @@ class OwnBridges:
         await self._put(changed, dry_run)
         return {"changed": 1}
 
-    @changing("delete", "Delete it; its position is kept for a day.", answers=("deleted",))
+    @DELETE
     async def _delete(self, bridge: Bridge, _: Mapping[str, Any], dry_run: bool) -> Mapping[str, Any]:
         def without(tables: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
             left = [each for each in tables if each.get("name") != bridge.name]
@@ -89,6 +72,23 @@ class OwnBridges:
 
         await self._put(without, dry_run)
         return {"deleted": 1}
+
+    def definitions(self) -> DefinitionSection:
+        """These bridges as a section of a definitions document."""
+
+        async def make(row: Row, dry_run: bool, _: Promised) -> Made:
+            name = a_text(row, "name")
+            own = {each.get("name"): each for each in await self._in_thread(read_own, self._folder)}
+            if own.get(name) == row:
+                return Made(new=False)
+            if name in own or name in {each.name for each in self._present()}:
+                raise Conflict("there is another bridge of that name here")
+            await self._put(lambda tables: [*tables, row], dry_run)
+            return Made(new=True)
+
+        return DefinitionSection(
+            "bridges", ("name", *TABLE), lambda _: iter(read_own(self._folder)), name_of, make
+        )
 
     async def _put(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 OBJECT_KINDS = (
     *("attention", "connections", "queues", "consumers", "topics", "groups"),
-    *("sessions", "subscriptions", "retained", "exchanges", "bindings"),
+    *("sessions", "subscriptions", "retained", "exchanges", "bindings", "settings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
 NOUNS = {"attention": "troubles"}
@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "context": ("commands.context:app", "Servers by name, for the commands that ask a running one."),
     "definitions": (
         "commands.definitions:app",
-        "Users, topics, exchanges, queues, bindings and groups of a server, as a file.",
+        "Users, topics, exchanges, queues, bindings, groups and bridges of a server, as a file.",
     ),
     "user": ("commands.user:app", "Users: who may log in, and what each may do."),
     "replay": (

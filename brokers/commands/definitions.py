@@ -17,7 +17,7 @@ from shared.local_path import WRITTEN_BYTES_MAX, read_file, replace_file
 
 app, command = host_app(
     "definitions",
-    "Users, topics, exchanges, queues, bindings and groups of a server, as a file.",
+    "Users, topics, exchanges, queues, bindings, groups and bridges of a server, as a file.",
     "export definitions.json",
     "import definitions.json --dry-run",
 )

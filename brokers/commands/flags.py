@@ -6,6 +6,7 @@ Flags pass text on to `config.load`, which reads all settings, so a value is che
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 from cyclopts import App, Parameter
 
+import shared
 from brokers.commands.server_address import DataDir, ServerAddress
 from brokers.errors import InvalidSettings, Problem
 from shared.cli.app import examples, protocol_app
@@ -149,12 +151,13 @@ def with_host_flags(command: Callable[..., Any], *, recordable: bool = False) ->
 
 def with_admin_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add flags to a host's command with a parameter of the class `ServerAddress`, which gets what they
-    say."""
+    say; or to one that returns an ApiRequest, which is for that server."""
     parameters = inspect.signature(command, eval_str=True).parameters
-    wanted = next(name for name, each in parameters.items() if each.annotation is ServerAddress)
+    wanted = next((name for name, each in parameters.items() if each.annotation is ServerAddress), None)
 
     def wrapped(own: Callable[..., Any], given: dict[str, Any]) -> Any:
-        return own(**{wanted: ServerAddress.of_flags(given)})
+        server = ServerAddress.of_flags(given)
+        return attrs.evolve(own(), server=server) if wanted is None else own(**{wanted: server})
 
     return with_flags(command, server_flags(command, speaks=False), wrapped, without=wanted)
 
@@ -207,7 +210,11 @@ def host_app(name: str, help_: str, *lines: str) -> tuple[App, Callable[..., Cal
 
 
 def _with_own_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    asks = any(each.annotation is ServerAddress for each in inspect.signature(command).parameters.values())
+    signature = inspect.signature(command)
+    asks = any(each.annotation is ServerAddress for each in signature.parameters.values())
+    # The import is slow. While nobody has imported the module, no command returns such a request.
+    plugin = sys.modules.get(f"{shared.__name__}.plugin")
+    asks = asks or (plugin is not None and signature.return_annotation is plugin.ApiRequest)
     command = with_table_flags(command)
     return with_admin_flags(command) if asks else command
 

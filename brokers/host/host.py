@@ -126,6 +126,7 @@ class Host:
         self.serves_anew = False
         """At the end: the folder was promoted, and the same server is to be started on it once more."""
         self._bridges: Bridges | None = None
+        self._own_bridges: OwnBridges | None = None
         self.rates = Rates(self.samples)
         self._flows = Flows(lambda: [*self._objects()], log)
         self._charts = Charts(self._charted, config.serve.data_dir / charts.NAME, log)
@@ -323,7 +324,7 @@ class Host:
         """The objects that no protocol has."""
         settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
         users_ = UserObjects(self._access, lambda: self._config.users_file)
-        own = OwnBridges(
+        own = self._own_bridges = OwnBridges(
             self._config.serve.data_dir,
             bridges.ends,
             lambda: reloader.config.bridges,
@@ -600,8 +601,10 @@ class Host:
         """Return the document of durable objects, for export and import by a user; None: by the owner."""
         assert self._store is not None
         each = [(service.name, each) for service in self._services for each in service.definitions]
-        users_file = definitions.of_users(self._access, self._config.users_file, giver)
-        return definitions.Document(each, users_file, self._store)
+        own = [definitions.of_users(self._access, self._config.users_file, giver)]
+        if self._own_bridges is not None:
+            own.append(self._own_bridges.definitions())
+        return definitions.Document(each, own, self._store)
 
     async def reload(
         self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""

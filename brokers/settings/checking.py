@@ -157,7 +157,7 @@ async def _try_definitions(path: Path, config: Config, plugins: Sequence[Plugin]
                     service = await plugin.open(Context(store, log), config.protocols[plugin.name])
                     each += [(plugin.name, section) for section in getattr(service, "definitions", ())]
                 own = definitions.of_users(Access(users.load(config)), config.users_file)
-                await definitions.take(definitions.Document(each, own, store), rows, path, dry_run=True)
+                await definitions.take(definitions.Document(each, [own], store), rows, path, dry_run=True)
         finally:
             with trio.CancelScope(shield=True):
                 await store.close()

@@ -174,6 +174,8 @@ class Follow:
     async def _apply(self, wal: Wal) -> None:
         head, turn = wal.head, TaskTurn()
         referred = {(piece.log_id, piece.offset): piece.data for piece in wal.pieces()}
+        # What is gone was deleted by the end of the object: until then it would be read as zeros.
+        has_gone = any(data is None for data in referred.values())
         chunk: list[Came] = []
         size = entries = 0
         for batch, data in wal.batches():
@@ -181,7 +183,7 @@ class Follow:
                 continue  # it was applied before a restart
             chunk.append((batch, data))
             size, entries = size + batch.size, entries + batch.entries
-            if size >= _CHUNK_BYTES or entries >= _CHUNK_ENTRIES:
+            if not has_gone and (size >= _CHUNK_BYTES or entries >= _CHUNK_ENTRIES):
                 end = self.position._replace(lsn=batch.lsn + batch.size, time_ms=batch.time_ms)
                 await self._write(chunk, referred, end)
                 chunk, size, entries = [], 0, 0

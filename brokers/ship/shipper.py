@@ -402,7 +402,7 @@ class Shipper:
             found = await self.shipping.read(first, end, mark.starts, _ANY_BYTES)
         except JournalGap:
             return False
-        return b"".join(found.pieces) == batches
+        return memoryview(b"".join(found.pieces))[: len(batches)] == batches
 
     # -- the folder's mark, and the journal that is kept
 

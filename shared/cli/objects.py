@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from keyword import iskeyword
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
+from shared.cli.commands import keyed
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
 from shared.errors import UsageError
@@ -86,7 +87,7 @@ def action_command(
         given = signature.bind(*positional, **keywords).arguments
         name = {part: given[part] for part in parts}
         path = (kind, *([protocol] if KINDS[kind].by_protocol else []), *name.values())
-        said = {each: given.get(_parameter(each)) for each in takes}
+        said = {each: _value(each, argument, given.get(_parameter(each))) for each, argument in takes.items()}
         arguments = {each: value for each, value in said.items() if value is not None}
         arguments |= {_argument(flag, takes): None for flag in given.get("unset", ())}
         dry_run = bool(given.get("dry_run"))
@@ -131,10 +132,24 @@ def _parameter(name: str) -> str:
 
 def _plain(name: str, argument: Argument) -> Any:
     """The type of an argument's flag."""
-    type_ = {"number": int, "flag": bool}.get(argument.kind, str)
+    type_: Any = {"number": int, "flag": bool, "table": tuple[str, ...]}.get(argument.kind, str)
+    if argument.choices:
+        type_ = Literal[tuple(argument.choices)]
     help_ = argument.help[:1].upper() + argument.help[1:].rstrip(".") + "."
-    flag_name = f"--{name.replace('_', '-')}"
-    return Annotated[type_ | None, Parameter(name=flag_name, help=help_, show_default=False)]
+    if argument.kind == "table":
+        help_ += " KEY=VALUE; repeatable."
+    negative = "" if argument.kind == "table" else None
+    how = Parameter(name=_flag_name(name), help=help_, show_default=False, negative=negative)
+    return Annotated[type_ | None, how]
+
+
+def _value(name: str, argument: Argument, given: Any) -> Any:
+    """An argument as the API takes it. Raises UsageError."""
+    return keyed(_flag_name(name), given) if argument.kind == "table" and given else given
+
+
+def _flag_name(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _argument(flag: str, takes: Collection[str]) -> str:

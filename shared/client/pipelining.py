@@ -23,7 +23,7 @@ A = TypeVar("A")
 class PipelinedConnection(ClientConnection, Generic[A]):
     """One connection. `lost`: why it ended; None while it is up.
 
-    `heard`: the server has answered at least once.
+    `heard`: the server has answered at least once. `unanswered`: somebody waited for an answer when it ended.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -35,6 +35,7 @@ class PipelinedConnection(ClientConnection, Generic[A]):
         self._room = Wakeup(loop)
         self.lost: Disconnected | None = None
         self.heard = False
+        self.unanswered = False
 
     # -- what a protocol implements
 
@@ -85,6 +86,7 @@ class PipelinedConnection(ClientConnection, Generic[A]):
             self.lost = error
             self.transport.close()
             self._room.wake()
+            self.unanswered = bool(self._awaited)
             while self._awaited:
                 self.fail(self._awaited.popleft()[0], error)
 

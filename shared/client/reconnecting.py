@@ -12,10 +12,12 @@ Result = TypeVar("Result")
 
 
 class AnyLink(Protocol):
-    """A connection that may be lost. `lost`: why; None while it is up. `heard`: the server has answered."""
+    """A connection that may be lost. `lost`: why; None while it is up. `heard`: the server has answered.
+    `unanswered`: it was lost while somebody waited for an answer."""
 
     lost: Disconnected | None
     heard: bool
+    unanswered: bool
 
     def lose(self, error: Disconnected) -> None: ...
 
@@ -90,6 +92,8 @@ class Reconnecting(Generic[LinkKind]):
             lost = None if self.link is None else self.link.lost
             if self.link is not None and self.link.heard:
                 self._retry.heard()
+            elif self.link is not None and self.link.unanswered:
+                self._retry.unanswered()
             self._connecting = self.loop.event()
             try:
                 self.link = await keep_trying(self.loop, self._address, self._retry, self._dial, lost)

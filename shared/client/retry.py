@@ -55,6 +55,11 @@ class Retry:
         self._failures = 0
         self._until = math.inf
 
+    def unanswered(self) -> None:
+        """The connection ends with a question that the server has not answered: it has failed, however long
+        it stood. Another protocol's server waits for more, and closes at last."""
+        self._made = math.inf
+
     def lost(self, now: float) -> float | None:
         """The connection ended. Returns the seconds to pause before the next attempt; None: give up."""
         if now > self._made + STOOD_SECONDS:

@@ -68,6 +68,8 @@ class DamagedPlaces:
 
 
 ROOM_LEAST = 16
+KEPT_MAX = 256
+"""Removed files that stay open for a shipper. Each takes a descriptor."""
 _EVICT_LOOKS = 8  # pinned files are skipped, so bound how many are looked at
 
 
@@ -76,15 +78,19 @@ class FileGone(Exception):
 
 
 class LogFile:
-    """One of a log's two files. `fd`: -1 while closed; `pins`: how many users need it open."""
+    """One of a log's two files. `fd`: -1 while closed; `pins`: how many users need it open. `wanted`: it is
+    to be read although it was removed; then `kept` is its descriptor, else -1.
+    """
 
-    __slots__ = ("fd", "gone", "path", "pins")
+    __slots__ = ("fd", "gone", "kept", "path", "pins", "wanted")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = -1
         self.pins = 0
         self.gone = False
+        self.kept = -1
+        self.wanted = False
 
 
 class OpenFiles:
@@ -97,6 +103,7 @@ class OpenFiles:
         self._files_max = files_max or log_files_beside(0)
         self._open: OrderedDict[LogFile, None] = OrderedDict()
         self._names = threading.Lock()
+        self._kept: set[LogFile] = set()
         self.repairs = threading.Lock()
 
     def __len__(self) -> int:
@@ -147,10 +154,24 @@ class OpenFiles:
         with self._names:
             if not file.gone:
                 file.gone = True
+                if file.wanted and len(self._kept) < KEPT_MAX:
+                    with suppress(OSError):
+                        file.kept = self._disk.open(file.path)
+                        self._kept.add(file)
                 try:
                     self._disk.unlink(file.path)
                 except FileNotFoundError:
                     pass
+
+    def let_go(self, file: LogFile) -> None:
+        """Nobody wants the bytes of a removed file any more."""
+        file.wanted = False
+        if file.gone:  # else `remove` will see that it is not wanted
+            with self._names:
+                if file in self._kept:
+                    self._kept.remove(file)
+                    self._disk.close(file.kept)
+                    file.kept = -1
 
     # -- from the trio thread
 
@@ -227,6 +248,8 @@ class OpenFiles:
         """Close all files, whoever uses them: 8,192 took 14 ms."""
         for file in list(self._open):
             self._close(file)
+        for file in list(self._kept):
+            self.let_go(file)
 
     def _close(self, file: LogFile) -> None:
         if file.fd >= 0:

@@ -5,6 +5,10 @@ is synced. Bytes that the journal refers to are read from their logs' files. Seg
 unshipped batches refer to, are kept until `advance` says that they are shipped. A ticket of `Mode.SHIPPED`
 waits for that, too.
 
+A log may be deleted before what was written to it is shipped. Its file stays open meanwhile. Where that
+cannot be, as after a start, the deletion goes into the same object: no object ends between what is missing
+and the word that it is deleted.
+
 Reading blocks, and is for threads; all else belongs to the trio thread.
 """
 
@@ -22,7 +26,7 @@ from crc32c import crc32c
 from shared.errors import StoreError
 from shared.storage import catalog, format, index
 from shared.storage.disk import Disk, opened, read_file, replace_file
-from shared.storage.files import FileGone, OpenFiles
+from shared.storage.files import FileGone, LogFile, OpenFiles
 from shared.storage.format import BATCH_HEADER_BYTES, EntryKind, IndexEntry
 from shared.storage.journal import Journal, segment_lsns, segment_path
 from shared.storage.log import Log, Ticket, opaque
@@ -30,6 +34,8 @@ from shared.storage.settings import Mode
 
 _READ_BYTES = 1 << 20
 """Bytes of the journal read at once."""
+WITH_DELETION_BYTES = 64 << 20
+"""The most that is read to have a deletion beside what it made unreadable."""
 _SYNC_LOOK_SECONDS = 0.005
 _HEAD = struct.Struct(">4sIQ8xQQQ4xQ4x")
 """Of a batch's header: magic, CRC, LSN, time, journal id, payload length, LSN of the batch before it."""
@@ -53,7 +59,7 @@ class Referred(NamedTuple):
 @attrs.frozen
 class JournalRange:
     """Consecutive batches, as they are on disk, padding included: `pieces` are runs of them. `next_lsn`:
-    where the last one ends, and `last_ms` its time.
+    where the last one ends, and `last_ms` its time. `is_cut`: there was no room for more.
     """
 
     first_lsn: int
@@ -62,6 +68,7 @@ class JournalRange:
     last_ms: int
     pieces: list[bytes | memoryview]
     referred: list[Referred]
+    is_cut: bool = False
 
 
 @attrs.frozen
@@ -100,6 +107,8 @@ class Shipping:
     _error: StoreError | None = None
     _waiting: deque[tuple[int, Ticket]] = attrs.Factory(deque)
     _referred: deque[Referred] = attrs.Factory(deque)
+    _files_referred: dict[int, tuple[LogFile, int]] = attrs.Factory(dict)
+    """By log id: its file, and behind which LSN nothing refers to it."""
     _read_before: tuple[int, int] = (-1, -1)
     """Where the last read ended, and the LSN of its last batch."""
 
@@ -138,7 +147,11 @@ class Shipping:
 
     def refers(self, referred: Iterable[Referred]) -> None:
         """A commit is over: it wrote these bytes to logs' files alone."""
-        self._referred.extend(referred)
+        for each in referred:
+            self._referred.append(each)
+            if (log := self._logs.get(each.log_id)) is not None:
+                log.file.wanted = True
+                self._files_referred[each.log_id] = log.file, each.lsn
         self._told_lsn = self._journal.position
 
     def take(self, tickets: dict[Mode, Ticket]) -> None:
@@ -167,7 +180,11 @@ class Shipping:
         self.shipped_lsn = lsn
         self.restorable = restorable
         while self._referred and self._referred[0].lsn < lsn:
-            self._referred.popleft()
+            log_id = self._referred.popleft().log_id
+            file, last_lsn = self._files_referred.get(log_id, (None, lsn))
+            if file is not None and last_lsn < lsn:
+                del self._files_referred[log_id]
+                self._files.let_go(file)
         # A ticket's place may be a segment's start that has no batch yet.
         reached = self._journal.position if lsn >= self._journal.synced else lsn
         while restorable and self._waiting and self._waiting[0][0] <= reached:
@@ -189,15 +206,34 @@ class Shipping:
     ) -> JournalRange:
         """The batches from `first_lsn` on, up to `end_lsn`: at least one, else at most `bytes_max`.
 
-        `starts`: where the journal went on after the ends of earlier runs. Raises JournalGap, OSError.
+        More of them where they refer to what is deleted: then up to the deletion. `starts`: where the journal
+        went on after the ends of earlier runs. Raises JournalGap, OSError.
         """
-        known: dict[int, list[Referred]] = {}
-        for each in self._referred:
-            known.setdefault(each.lsn, []).append(each)
-        found: JournalRange = await self._in_thread(
-            self._read, first_lsn, end_lsn, dict(starts), bytes_max, known
-        )
+
+        async def read(end_lsn: int, bytes_max: int) -> JournalRange:
+            known: dict[int, list[Referred]] = {}
+            for each in self._referred:
+                known.setdefault(each.lsn, []).append(each)
+            found: JournalRange = await self._in_thread(
+                self._read, first_lsn, end_lsn, dict(starts), bytes_max, known
+            )
+            return found
+
+        found = await read(end_lsn, bytes_max)
+        if not any(each.data is None for each in found.referred):
+            return found
+        end_lsn = await self._reached(self._journal.position)  # a file goes when its deletion is durable
+        found = await read(end_lsn, max(bytes_max, WITH_DELETION_BYTES))
+        if found.is_cut:
+            raise JournalGap(f"what batches from {found.first_lsn} on refer to is deleted, far behind them")
         return found
+
+    async def _reached(self, position: int) -> int:
+        """Wait until all below can be read. Returns where that ends, at least there."""
+        await self.sync()
+        while self.synced_lsn < position and not self._stopped():  # noqa: ASYNC110 - a thread moves it on
+            await trio.sleep(_SYNC_LOOK_SECONDS)
+        return self.synced_lsn
 
     async def sync(self) -> None:
         """Have all that is written synced, whatever the modes ask for."""
@@ -273,7 +309,9 @@ class Shipping:
         referred = [each._replace(data=self._referred_bytes(each)) for each in reader.referred]
         if next_lsn > first_lsn and reader.previous is not None:
             self._read_before = next_lsn, reader.previous
-        return JournalRange(first_lsn, next_lsn, reader.batches, reader.last_ms, reader.pieces, referred)
+        return JournalRange(
+            first_lsn, next_lsn, reader.batches, reader.last_ms, reader.pieces, referred, reader.full
+        )
 
     def _references(self, known: dict[int, list[Referred]], lsn: int, batch: memoryview) -> list[Referred]:
         """What a batch refers to. Of this run's the committer has told, and no entry is looked at."""
@@ -294,7 +332,10 @@ class Shipping:
         try:
             data = self.log_bytes(each.log_id, each.offset, each.length)
         except (FileGone, FileNotFoundError):
-            return None
+            file, _ = self._files_referred.get(each.log_id, (None, 0))
+            if file is None or file.kept < 0:
+                return None
+            data = self._disk.read(file.kept, each.length, each.offset)
         return data if crc32c(data) == each.crc32c else None
 
 

@@ -44,7 +44,7 @@ def built() -> list[str]:
     return [name for name, one in read()["services"].items() if "build" in one]
 
 
-@pytest.mark.parametrize("name", ["brokers", "archive"])
+@pytest.mark.parametrize("name", ["brokers", "follower", "archive"])
 def test_every_command_is_one_of_the_program(compose: Mapping[str, Any], name: str) -> None:
     words = compose["services"][name]["command"]
     root(words).parse_args(words, print_error=False, exit_on_error=False)
@@ -164,12 +164,15 @@ def test_nobody_is_root_and_everything_has_limits(compose: Mapping[str, Any], na
 
 def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -> None:
     services = compose["services"]
-    assert services["brokers"]["volumes"] == ["data:/data"]
+    assert services["brokers"]["volumes"] == ["data:/data", "bucket:/bucket"]
+    assert services["follower"]["volumes"] == ["follower:/data", "bucket:/bucket"]
+    assert services["follower"]["command"][1] == "file:///bucket"
+    assert re.search(r"-o brokers -g brokers .*/bucket\b", dockerfile(services["brokers"]))
     folder = services["archive"]["command"][2]
     for name in ("archive", "spark-worker"):  # whoever writes it has to have it at the same place
         assert services[name]["volumes"] == [f"archive:{folder}", "cluster:/cluster:ro"]
     assert services["spark-master"]["volumes"] == ["cluster:/cluster"]  # who makes the secret there
-    assert set(compose["volumes"]) == {"data", "archive", "cluster"}
+    assert set(compose["volumes"]) == {"data", "follower", "bucket", "archive", "cluster"}
     for name, made in (("brokers", "/data"), ("spark-master", folder), ("spark-master", "/cluster")):
         assert re.search(rf"-o brokers -g brokers .*{made}\b", dockerfile(services[name]))
         assert re.search(rf"^VOLUME .*{made}\b", dockerfile(services[name]), re.M)
@@ -184,14 +187,17 @@ def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: 
 
 def test_without_a_profile_there_is_the_broker_alone(compose: Mapping[str, Any]) -> None:
     assert [name for name, one in compose["services"].items() if "profiles" not in one] == ["brokers"]
-    assert {name for one in compose["services"].values() for name in one.get("profiles", ())} == {"spark"}
+    assert {name for one in compose["services"].values() for name in one.get("profiles", ())} == {
+        "spark",
+        "ship",
+    }
 
 
 def test_the_page_is_published_and_answers_browsers_of_this_machine(
     service: Mapping[str, Any], tmp_path: Path
 ) -> None:
     assert f"127.0.0.1:{AdminSettings().port}:{AdminSettings().port}" in service["ports"]
-    environ = dict(each.split("=", 1) for each in service["environment"])
+    environ = dict(each.split("=", 1) for each in service["environment"] if "=" in each)
     with Server(tmp_path, *service["command"][1:], environ=environ) as server:
         port = urlsplit(server.ready["page"]).port
         token = (server.data / "admin.token").read_text().strip()

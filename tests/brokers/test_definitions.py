@@ -82,7 +82,7 @@ class Disk:
 async def test_one_conflict_is_named_and_nothing_is_made() -> None:
     shelf, disk = Shelf("queues"), Disk()
     shelf.there["b"] = "blue"
-    document = Document([("a", shelf.definitions())], None, disk)  # type: ignore[arg-type]
+    document = Document([("a", shelf.definitions())], (), disk)  # type: ignore[arg-type]
     rows = {
         "queues": [
             {"protocol": "a", "name": "one", "colour": "red"},
@@ -108,7 +108,7 @@ async def test_one_conflict_is_named_and_nothing_is_made() -> None:
 
 async def test_each_of_a_large_document_is_on_disk_before_the_answer_and_as_many_as_there_is_room() -> None:
     shelf, disk = Shelf("queues"), Disk()
-    document = Document([("a", shelf.definitions())], None, disk)  # type: ignore[arg-type]
+    document = Document([("a", shelf.definitions())], (), disk)  # type: ignore[arg-type]
     rows = [{"protocol": "a", "name": f"q{number}", "colour": "red"} for number in range(5001)]
     for dry_run in (True, False):
         with pytest.raises(Conflict, match=r"^queues a: 5001 more than the 0 there: names_max = 5000$"):
@@ -119,7 +119,7 @@ async def test_each_of_a_large_document_is_on_disk_before_the_answer_and_as_many
 
 async def test_a_key_that_nobody_reads_is_refused_by_name_and_nothing_is_made() -> None:
     shelf = Shelf("queues")
-    document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+    document = Document([("a", shelf.definitions())], (), Disk())  # type: ignore[arg-type]
     good = {"protocol": "a", "name": "one", "colour": "red"}
     for more, said in (
         ({"color": 1}, "color: unknown key; did you mean colour?"),
@@ -136,7 +136,7 @@ async def test_a_key_that_nobody_reads_is_refused_by_name_and_nothing_is_made() 
 
 async def test_a_document_that_has_a_name_twice_and_not_alike_makes_nothing() -> None:
     shelf = Shelf("queues")
-    document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+    document = Document([("a", shelf.definitions())], (), Disk())  # type: ignore[arg-type]
     one = {"protocol": "a", "name": "one", "colour": "red"}
     with pytest.raises(Conflict, match=r"^queues a/one: it stands there twice, and differs$"):
         await document.take({"queues": [one, {**one, "colour": "blue"}]}, dry_run=False)
@@ -147,7 +147,7 @@ async def test_a_document_that_has_a_name_twice_and_not_alike_makes_nothing() ->
 
 async def test_what_a_document_makes_itself_is_promised_to_what_needs_it() -> None:
     shelf, other = Shelf("bindings"), Shelf("queues")
-    document = Document([("a", shelf.definitions()), ("a", other.definitions())], None, Disk())  # type: ignore[arg-type]
+    document = Document([("a", shelf.definitions()), ("a", other.definitions())], (), Disk())  # type: ignore[arg-type]
     binding = {"protocol": "a", "name": "x", "colour": "of q"}
     queue = {"protocol": "a", "name": "q", "colour": "red"}
     with pytest.raises(Conflict, match="what it is of is not there"):
@@ -160,7 +160,7 @@ async def test_a_large_document_leaves_others_their_turn(monkeypatch: pytest.Mon
     shelf = Shelf("queues")
     shelf.there = {f"q{number}": "red" for number in range(5000)}
     async with counted_turns() as turns:
-        document = Document([("a", shelf.definitions())], None, Disk())  # type: ignore[arg-type]
+        document = Document([("a", shelf.definitions())], (), Disk())  # type: ignore[arg-type]
         text = b"".join([part async for part in document.text()])
         rows = await definitions.parsed(text)
         assert turns.count > 20

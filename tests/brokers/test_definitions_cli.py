@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from brokers.errors import ExitCode
+from tests.brokers.asking import Api
 from tests.brokers.conftest import Run
 from tests.support.server import Server, speak
 
@@ -28,6 +29,35 @@ def test_what_is_exported_is_imported_and_then_the_same(
         "groups logmq/soon/other: its topic has no records here, so it begins where it is told to",
     ]
     assert not list(tmp_path.glob(".definitions*"))
+
+
+def test_retention_and_bridges_of_the_data_folder_go_with_it(
+    command: Run, tmp_path: Path, new_server: Callable[..., Server]
+) -> None:
+    one, other = Api(new_server().start()), Api(new_server().start())
+    bridge = {"name": "sensors", "from": "pubsub:home/*", "to": "logmq:readings", "filter": {"max_bytes": 9}}
+    one.post("topics", {"name": "kept", "retention_seconds": 60, "retention_bytes": 0})
+    assert "bridges" not in one.get("definitions")
+    one.post("bridges", bridge)
+    document = one.get("definitions")
+    assert document["bridges"] == [bridge]
+    assert document["topics"][0] == {
+        "protocol": "logmq",
+        "name": "kept",
+        "durability": "always",
+        "retention_bytes": 0,
+        "retention_seconds": 60,
+    }
+    for query, made in (("?dry_run=1", 2), ("", 2), ("", 0)):
+        assert other.post(f"definitions{query}", document)["made"] == made
+    assert other.get("topics/kept")["retention_seconds"] == 60
+    assert other.get("bridges/sensors")["to"] == "logmq:readings"
+    for section, row, says in (
+        ("bridges", {**bridge, "to": "logmq:others"}, "there is another bridge of that name here"),
+        ("topics", {**document["topics"][0], "retention_seconds": 61}, "retention_seconds 60 here"),
+    ):
+        code, problem = other.ask("definitions", {section: [row]}, "POST")
+        assert (code, says in problem["detail"]) == (409, True), problem
 
 
 def test_what_is_no_document_or_no_file_is_a_line(

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reference import FOLDER, pages
-from tests.support.server import Server
+from tests.support.reference import FOLDER, pages, serving
 
 
 @pytest.fixture(scope="module")
 def current(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The pages of a server that has done nothing: counters by reason begin when there is one."""
+    """The pages of a server that has done next to nothing: counters by reason begin when there is one."""
     folder: Path = tmp_path_factory.mktemp("reference")
-    with Server(folder) as server:
+    with serving(folder) as server:
         return pages(server)
 
 

@@ -118,6 +118,24 @@ def test_a_feed_has_what_a_sink_sends_and_what_no_queue_takes_comes_back(end: En
     end.run(program)
 
 
+def test_a_sink_whose_block_fails_is_closed_and_its_client_goes_on(
+    end: End, clients_server: Server, url: Url
+) -> None:
+    def connections() -> int:
+        return counter(clients_server.data, 'connections{protocol="dmp"}')
+
+    async def program(connect: Connect) -> None:
+        async with connect(url("dmp")) as client:
+            before = connections()
+            with pytest.raises(ZeroDivisionError):
+                async with client.sink("amq.topic"):
+                    raise ZeroDivisionError
+            await client.declare_queue(exclusive=True)
+            until(lambda: connections() == before)
+
+    end.run(program)
+
+
 def keep_sending(url: str, key: str, stop: threading.Event) -> None:
     with sync.connect(url) as client:
         while not stop.wait(0.01):

@@ -13,7 +13,7 @@ from tests.dmp.world import World
 
 def _document(world: World) -> Document:
     sections = [("dmp", each) for each in definitions_of(world.broker)]
-    return Document(sections, None, world.store)
+    return Document(sections, (), world.store)
 
 
 async def test_a_binding_that_was_made_amid_an_export_is_left_out_with_what_it_binds(

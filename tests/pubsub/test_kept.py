@@ -1,5 +1,7 @@
 """What is kept for a client that is away: which messages, how many, and who pays."""
 
+import gc
+
 import pytest
 import trio
 import trio.testing
@@ -87,6 +89,26 @@ def test_of_much_that_was_unread_the_newest_is_kept_and_the_rest_counted() -> No
     peer.lose()
     assert world.connect(encode_id(b"A")).topics() == [b"3", b"4", b"5"]
     assert world.counts.kept_dropped == 2
+
+
+def test_who_returns_and_ends_its_subscriptions_leaves_nothing_behind(world: World) -> None:
+    for command in (SUBSCRIBE, UNSUBSCRIBE):
+        world.subscriber(b"A", b"kept", keep=True).lose()
+        world.publish(b"kept")
+        again = world.connect(encode_id(b"A"))
+        again.send(encode_command(command, b"kept"))
+        assert world.sessions.kept.held(b"A")[0] == 1, "it has not read it"
+        again.lose()
+        assert world.sessions.kept.held(b"A")[0] == 0
+    assert b"A" not in world.sessions.clients
+
+
+def test_a_session_that_is_away_holds_no_connection(world: World) -> None:
+    peer = world.subscriber(b"A", b"kept", keep=True)
+    held = {id(peer.session), id(peer.connection)}
+    peer.lose()
+    client = world.sessions.clients[b"A"]
+    assert not held.intersection(map(id, gc.get_referents(client, client.holds)))
 
 
 def test_a_kept_frame_is_the_frame_that_would_have_come(world: World) -> None:
@@ -235,7 +257,7 @@ def test_rights_that_all_go_take_all_that_is_kept() -> None:
     kept = budget.account("kept")
     assert kept.used_bytes > 0
     world.sessions.end_subscriptions(world.sessions.clients[b"A"], [b"a", b"b"])
-    assert b"A" not in world.sessions.kept
+    assert world.sessions.kept.clients() == []
     assert kept.used_bytes == 0
     assert world.connect(encode_id(b"A")).topics() == []
 

@@ -15,6 +15,7 @@ from pubsub.kept import unpacked
 from pubsub.listener import PubsubService, open_pubsub
 from pubsub.settings import KEPT_LOG, NAMESPACE, PubsubSettings
 from pubsub.wire import FRAME_BYTES, Command, Kind, datagram, encode_command, encode_id, frame
+from shared.access import ANONYMOUS, Access, Guard, User
 from shared.budget import unbounded
 from shared.net.datagram_sink import Frames
 from shared.plugin import Context, UdpEndpoint
@@ -36,10 +37,11 @@ class Life:
         self.settings = PubsubSettings(**MODE, **settings)  # type: ignore[arg-type]
         self.number = 0
         self.budget = unbounded()
+        self.access: Guard | None = None
         self.service: PubsubService
 
     async def start(self) -> None:
-        self.context = Context(await open_store(self.disk), LOG, budget=self.budget)
+        self.context = Context(await open_store(self.disk), LOG, budget=self.budget, access=self.access)
         self.service = await open_pubsub(self.context, self.settings)
         self.sessions = self.service.sessions
         self.settle()
@@ -58,7 +60,7 @@ class Life:
         self.context.store.commit_pending()
 
     def connect(self, client_id: bytes) -> Peer:
-        peer = Peer(self, MemoryConnection())  # type: ignore[arg-type]
+        peer = Peer(self, MemoryConnection(), self.access)  # type: ignore[arg-type]
         peer.send(encode_id(client_id))
         self.settle()
         return peer
@@ -124,7 +126,7 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, min_size=5, max_size=40), st.sampled_from([0, 300, 1 << 16]))
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_that_is_kept_is_lost_or_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
     steps: Sequence[Step],
@@ -252,6 +254,32 @@ async def test_what_the_store_does_not_take_is_kept_in_memory_and_counted(
     life.disk.full = False
     await life.crash()
     assert life.held(b"A") == 201 - unwritten
+
+
+async def test_what_has_ended_is_not_back() -> None:
+    life = Life()
+    await life.start()
+    life.keep(b"A", b"k/*")
+    life.publish(b"k/1")
+    (end,) = life.service.objects[0].actions
+    assert (await end.call(life.sessions.clients[b"A"], {}, False))["deleted"] == 1
+    await life.crash()
+    assert life.sessions.clients == {}
+    assert life.held(b"A") == 0
+
+
+async def test_subscriptions_that_are_no_longer_allowed_are_not_back() -> None:
+    life = Life()
+    life.access = Access(None).guard("pubsub")
+    await life.start()
+    life.keep(b"A", b"k/*")
+    life.publish(b"k/1")
+    peer = life.connect(b"A")
+    life.access.access.replace({ANONYMOUS: User(ANONYMOUS, ())})
+    life.settle()
+    assert not peer.closed
+    await life.crash()
+    assert life.sessions.subscriptions == 0
 
 
 def log_of(life: Life) -> Log:

@@ -314,7 +314,7 @@ STEPS = st.one_of(
     st.booleans(),
     st.sampled_from([100, 1 << 18]),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_nothing_is_missing_or_twice_between_the_past_and_what_comes(
     small_pieces: None, before: Sequence[Step], after: Sequence[Step], has_another: bool, piece: int
 ) -> None:

@@ -332,7 +332,7 @@ def test_a_forgotten_session_is_as_one_that_never_was(world: World) -> None:
     world.changes.clear()
     assert world.sessions.forget(b"A")
     world.publish(b"a")
-    assert (len(world.sessions.kept), world.sessions.kept.total_bytes) == (0, 0)
+    assert (world.sessions.kept.clients(), world.sessions.kept.total_bytes) == ([], 0)
     assert [(each.topic, each.keeps) for each in world.changes] == [(b"a", None)]
     assert world.connect(encode_id(b"A")).topics() == []
 

@@ -10,6 +10,7 @@ from pubsub.session import Session
 from pubsub.sessions import Changed, Sessions
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command, Kind, Message, datagram, encode_command, encode_id, take_frames
+from shared.access import Guard
 from shared.budget import Account
 from shared.net.datagram_sink import Frames
 from tests.support.connections import MemoryConnection
@@ -74,8 +75,8 @@ def framed(data: bytes, sender: bytes) -> bytes:
 class Peer(HandPeer):
     """A subscriber's end, driven by hand."""
 
-    def __init__(self, world: World, connection: MemoryConnection) -> None:
-        super().__init__(connection, Session(connection, world.sessions))
+    def __init__(self, world: World, connection: MemoryConnection, gate: Guard | None = None) -> None:
+        super().__init__(connection, Session(connection, world.sessions, gate))
 
     def messages(self) -> list[Message]:
         """All that has come since the last call; whole frames, and nothing behind them."""

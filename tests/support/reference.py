@@ -8,14 +8,24 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from brokers.commands import control
 from brokers.commands.cli import root
-from tests.support.server import Server, run_here
+from tests.support.server import Server, run_here, until
 
 FOLDER = Path(__file__).parents[2] / "brokers" / "docs" / "reference"
 _MADE = "This page is made from the code by `make reference`.\n\n"
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A server that ships, and has tried a restore out: it has all metrics but those of a follower."""
+    with Server(folder, environ={"BROKERS_SHIP_URL": f"file://{folder}/bucket"}) as server:
+        until(lambda: control.request(server.data, "GET", "/status")["ship"]["retained_from"] is not None)
+        control.request(server.data, "POST", "/api/v1/drill")
+        yield server
 
 
 def cell(text: str) -> str:
@@ -76,6 +86,6 @@ def pages(server: Server) -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder, Server(Path(folder)) as server:
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
         for name, text in pages(server).items():
             (FOLDER / name).write_text(text)

@@ -100,8 +100,10 @@ def _plain(path: str) -> bool:
     return not os.path.isabs(path) and all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-_OWN = frozenset({catalog_file.PATH, FORMAT_PATH})
-"""The store's own files beside its folders. Any other belongs to a process, or says who may use it: users,
+HOST_FILES = frozenset({"bridges.json"})
+"""What the host keeps beside its folders. Each is replaced as a whole, never written in place."""
+_OWN = frozenset({catalog_file.PATH, FORMAT_PATH}) | HOST_FILES
+"""The files beside the folders that are data. Any other belongs to a process, or says who may use it: users,
 the admin port's token. A backup has none of these, and of one that has them they are left out."""
 _NOT_COPIED = frozenset({BACKUPS, QUARANTINE, LOST_AND_FOUND})
 """Folders that are not of the data."""
@@ -300,6 +302,9 @@ def _copy_all(snapshots: list[LogSnapshot], source: Path, target: Path, now_ms: 
                 lines.append(copied[0])
                 files.extend(copied[1])
         next_id = max((line.id for line in lines), default=0) + 1
+        for name in sorted(HOST_FILES):
+            with suppress(FileNotFoundError):
+                files.append(_write(copy, name, (source / name).read_bytes()))
         whole = Catalog(secrets.randbits(64), 0, next_id, now_ms, True, lines)
         files.append(_write(copy, catalog_file.PATH, whole.pack()))
         files.append(_write(copy, FORMAT_PATH, _FORMAT))

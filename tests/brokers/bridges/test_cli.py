@@ -1,7 +1,8 @@
-"""`brokers bridge ...`: what its words become for the API."""
+"""`brokers bridge ...`: what its words become for the API, and what a server then has."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from brokers.commands.cli import run
 from brokers.commands.control import AdminClient
 from brokers.errors import ExitCode
+from tests.brokers.conftest import Run
+from tests.support.server import Server
 
 
 @pytest.fixture
@@ -53,3 +56,42 @@ def test_what_is_no_position_is_a_mistake_on_the_command_line(
     assert "an offset" in said
     assert "milliseconds" not in said, "a number alone is an offset"
     assert asked == []
+
+
+def test_a_bridge_is_made_changed_and_deleted_by_commands(
+    command: Run, new_server: Callable[..., Server]
+) -> None:
+    server = new_server().start()
+
+    def said(*words: str, code: int = 0) -> str:
+        done, out, error = command("bridge", *words, "--data-dir", str(server.data))
+        assert done == code, error
+        return error if code else out
+
+    make = ("create", "sensors", "--from", "pubsub:home/*", "--to", "logmq:readings", "--as", "json")
+    assert said(*make, "--filter", "max_bytes=10", "--dry-run", "--json") == (
+        '{"bridge": "sensors", "created": 1}\n'
+    )
+    assert said("list", "--json") == ""
+    said(*make, "--filter", "max_bytes=10")
+    own = json.loads((server.data / "bridges.json").read_text())
+    assert own == [
+        {
+            "name": "sensors",
+            "from": "pubsub:home/*",
+            "to": "logmq:readings",
+            "as": "json",
+            "filter": {"max_bytes": 10},
+        }
+    ]
+    assert "there is a bridge sensors already" in said(*make, code=ExitCode.FAILED)
+    assert "is not KEY=VALUE" in said(*make, "--filter", "x", code=ExitCode.USAGE)
+    said("change", "sensors", "--rate", "5/s", "--unset", "filter")
+    (row,) = json.loads((server.data / "bridges.json").read_text())
+    assert (row.get("filter"), row["rate"]) == (None, "5/s")
+    said("pause", "sensors")
+    assert json.loads(said("list", "--json"))["state"] == "paused"
+    said("resume", "sensors")
+    assert said("delete", "sensors", "--json") == '{"bridge": "sensors", "deleted": 1}\n'
+    assert said("list", "--json") == ""
+    assert said("delete", "sensors", code=ExitCode.MISSING) == "brokers: there is no bridge sensors\n"

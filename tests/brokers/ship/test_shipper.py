@@ -12,6 +12,7 @@ from brokers.ship.epochs import ForeignBucket
 from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
+from shared.storage import format
 from shared.units import KIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
 from tests.brokers.ship.reassembled import assembled
@@ -379,3 +380,47 @@ async def test_the_requests_a_month_are_those_of_the_pace_from_the_first_minute_
             await trio.sleep(0.4)
             if number in (75, 250, 1000, 1749):
                 assert 0.9 * expected < ours.shipper.requests_a_month < 1.1 * expected, number
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+async def test_no_object_ends_between_what_is_gone_and_its_deletion(
+    autojump_clock: object, crashed: bool
+) -> None:
+    """A log is deleted before the journal that refers to its bytes is shipped."""
+    disk, bucket = FakeDisk(), FakeStore()
+    last = bytes(range(256)) * 100
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as ours:
+        for _ in range(3):
+            await ours.append("large", last)
+        await ours.even()
+        bucket.away = True
+        shipping = ours.shipper.shipping
+        await ours.append("large", last)  # says that the journal will refer to others
+        first = shipping.synced_lsn
+        await ours.append("large", last)
+        middle = shipping.synced_lsn
+        await ours.store.wait(ours.store.namespace("logs", ALWAYS).delete("large"))
+        await ours.append("orders", b"behind it")
+        if not crashed:  # its file is unlinked, and read
+            found = await shipping.read(first, middle, (), 1)
+            assert (found.next_lsn, [each.data for each in found.referred]) == (middle, [format.record(last)])
+            bucket.away = False
+            await ours.even()
+    disk = disk.kill()
+    bucket.away = False
+    before = set(bucket.objects)
+    async with shipped(disk, bucket, attrs.evolve(FOLDS, fold=1000), STORAGE) as ours:
+        await ours.even()
+        assert ours.shipper.forgotten == 0
+    gone = 0
+    for key in sorted(key for key in bucket.objects if key.startswith("wal/")):
+        wal = unpack_wal(bucket.objects[key])
+        missing = {piece.log_id for piece in wal.pieces() if piece.data is None}
+        gone += len(missing)
+        for batch, data in wal.batches():
+            payload = data[format.BATCH_HEADER_BYTES :][: batch.payload_bytes]
+            entries = format.unpack_entries(payload, batch.entries) or []
+            missing -= {entry.log_id for entry in entries if entry.kind == format.EntryKind.DELETE}
+        assert not missing, key
+    assert gone == crashed
+    assert before < set(bucket.objects)

@@ -7,6 +7,7 @@ import trio.testing
 from shared.client.dial import Address, Disconnected, Unreachable
 from shared.client.pipelining import UNANSWERED_BYTES_MAX, PipelinedConnection
 from shared.client.reconnecting import Reconnecting
+from shared.client.retry import STOOD_SECONDS
 from shared.client.trio_loop import trio_loop
 
 
@@ -70,6 +71,37 @@ async def test_a_lost_connection_is_made_again_by_the_first_who_needs_it_and_sha
         connection.close()
         with pytest.raises(Unreachable, match="the client is closed"):
             await found[0].ask(b"x", None)
+
+
+async def test_a_server_that_closes_without_an_answer_is_given_up_however_long_it_waits(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def open_link() -> Lines:
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(close_late, theirs)
+        link = Lines(loop)
+        loop.attach(ours, link)
+        return link
+
+    async def close_late(stream: trio.abc.Stream) -> None:
+        await trio.sleep(STOOD_SECONDS * 2)
+        await stream.aclose()
+
+    async def ask() -> None:
+        link = await connection.connected()
+        await link.ask(b"x", None)
+        await trio.sleep(STOOD_SECONDS * 2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert link.lost is not None
+        raise link.lost
+
+    async with trio_loop() as loop, trio.open_nursery() as nursery:
+        connection = Reconnecting(loop, Address("host", 1, kind="test"), 30.0, open_link)
+        for _ in range(2):
+            begun = trio.current_time()
+            with pytest.raises(Unreachable, match="no connection stays: the server"), trio.fail_after(600):
+                await connection.repeat(ask)
+            assert 30 <= trio.current_time() - begun < 30 + 3 * STOOD_SECONDS
 
 
 async def test_who_waits_for_a_server_that_is_away_is_told_when_the_client_is_closed(

@@ -17,7 +17,15 @@ from shared.storage.format import MANIFEST_PATH
 from shared.storage.lock import FolderLock
 from shared.storage.settings import Durability
 from shared.storage.store import Store
-from shared.storage.tools.backup import FileLine, Manifest, backup, backup_files, read_manifest, restore
+from shared.storage.tools.backup import (
+    HOST_FILES,
+    FileLine,
+    Manifest,
+    backup,
+    backup_files,
+    read_manifest,
+    restore,
+)
 from shared.storage.tools.fsck import check
 from tests.support.folders import add, contents, fill, flip, open_folder, tree
 
@@ -44,6 +52,28 @@ def test_a_backup_restored_serves_what_the_folder_did(tmp_path: Path, folder: Pa
     assert put_back.bytes == made.bytes > 0
     wanted = {**WORDS, ("logmq", "orders"): [b"one", b"two", b"three"]}
     assert contents(tmp_path / "restored") == wanted == contents(folder)
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_what_the_host_keeps_beside_its_folders_is_in_it(
+    tmp_path: Path, folder: Path, live: bool
+) -> None:
+    (name,) = HOST_FILES
+    (folder / name).write_bytes(b"[1]")
+    (folder / "users.toml").write_bytes(b"secret")
+    if live:
+        store = await open_folder(folder)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(store.run)
+            await backup_files(store, folder, tmp_path / "backup", now_ms=5)
+            nursery.cancel_scope.cancel()
+        await store.close()
+    else:
+        backup(folder, tmp_path / "backup", now_ms=5)
+    put_back = restore(tmp_path / "backup", tmp_path / "restored")
+    assert put_back.check.ok
+    assert (tmp_path / "restored" / name).read_bytes() == b"[1]"
+    assert not (tmp_path / "restored" / "users.toml").exists()
 
 
 def test_a_backup_is_its_owners_alone(tmp_path: Path, folder: Path) -> None:
