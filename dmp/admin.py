@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from dmp import shown_properties
+from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
 from dmp.declarations import Binding, QueueArguments
@@ -41,6 +42,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.rates import Rate
 
 READ_BYTES = 256 << 10
 NOT_ASKED = attrs.asdict(QueueArguments())
@@ -57,6 +59,17 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
     "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
     "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
+    "x-eta-header": Argument("the header that says when a message is due: an ISO time, or Unix seconds"),
+    "x-delivery-limit": Argument("failed tries after which a message is dead; -1: any number", "number"),
+    "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
+    "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
+    "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
+    "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
+    "x-rate": Argument('deliveries a second at most, as "100/s"'),
+    "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
+    "x-fair": Argument("whether keys take turns", "flag"),
+    "x-key-header": Argument("the header that is a message's key; unless said x-key"),
+    "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
 }
 """AMQP's arguments of a queue that have a field of their own."""
 
@@ -101,6 +114,7 @@ class Admin:
                 lambda found: key_of(_consumer_id(*found)),
                 self._find_consumer,
                 _consumer,
+                (self._touch,),
                 begin="brokers dmp consume jobs",
                 totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
                 values={"queue": lambda found: _text(found[0].name)},
@@ -140,13 +154,24 @@ class Admin:
         found = ((queue, taker) for taker in takers if queue and _consumer_id(queue, taker) == parts[0])
         return next(found, None)
 
+    @changing("touch", "Have all its time again to acknowledge what it holds.", answers=("touched",))
+    async def _touch(self, found: tuple[Queue, Taker], _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        deadlines: ConsumerTimeouts | None = getattr(getattr(found[1], "channel", None), "deadlines", None)
+        if deadlines is None:
+            return {"touched": 0}
+        holds = deadlines.has_time(found[1])
+        if holds and not dry_run:
+            deadlines.begin_anew(found[1])
+        return {"touched": int(holds)}
+
     # Queues.
 
     def _find_queue(self, parts: Sequence[str]) -> Queue | None:
         return self._broker.queues.get(parts[0].encode())
 
     def _oldest_seconds(self, queue: Queue) -> float | None:
-        arrived = arrived_ms(queue, queue.ready.first()) if queue.ready else None
+        front = queue.row.front()
+        arrived = arrived_ms(queue, front) if front is not None else None
         if arrived is None:
             return None
         return round(max(self._broker.wall_seconds() - arrived / 1000, 0.0), 3)
@@ -156,8 +181,8 @@ class Admin:
             return None
         kind = queue.kind
         given = {
-            name: shown_properties.show_value(value)
-            for name, value in attrs.asdict(kind.arguments).items()
+            name: str(value) if isinstance(value, Rate) else shown_properties.show_value(value)
+            for name, value in attrs.asdict(kind.arguments, recurse=False).items()
             if value != NOT_ASKED[name]
         }
         if kind.arguments.dead_letter_exchange == DEFAULT:
@@ -427,7 +452,7 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "name": lambda queue: _text(queue.name),
     "ready": attrgetter("depth"),
     "held": attrgetter("held"),
-    "delayed": lambda _: 0,
+    "delayed": lambda queue: queue.later.count,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
     "paused": attrgetter("paused"),
@@ -441,11 +466,12 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if queue.ready:
-        oldest = queue.ready.first().first
+    if (front := queue.row.front()) is not None:
+        oldest = front.first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first
-    return arrived, arrived - queue.depth - queue.held - queue.arrivals.count, oldest
+    there = queue.depth + queue.later.count + queue.held + queue.arrivals.count
+    return arrived, arrived - there, oldest
 
 
 def _exchange_name(text: str) -> bytes:

@@ -61,6 +61,10 @@ class Arrivals:
                 self._count(run, -1)
             yield ticket, runs
 
+    def last_ticket(self) -> "Ticket | None":
+        """What all that waits now waits for; None: nothing does."""
+        return next((ticket for ticket, _ in reversed(self.waiting) if ticket is not None), None)
+
     def when_synced(self, callback: Callable[[], None]) -> None:
         """Call it once, when all that waits now is ready, or could not be written."""
         if not self.waiting:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from dmp.memory import check
 from dmp.refusals import Code, Refusal
 from shared.budget import Account
 from shared.errors import NotARecord, StoreError
+from shared.queues.runs import split_by
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.settings import Durability
 
@@ -231,6 +232,10 @@ class Bodies:
             if run.head.large:
                 for body in run.bodies:
                     self.drop(body)
+
+    def damaged_in(self, run: Run) -> Iterator[tuple[bool, Run]]:
+        """The stretches of messages with large bodies, and whether these cannot be read."""
+        return split_by(run, [self[body].damaged for body in run.bodies])
 
     def refer(self, reference: bytes) -> Body:
         """Count one more reference."""

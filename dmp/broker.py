@@ -219,15 +219,23 @@ class Broker:
         logged: list[tuple[Queue, Run]] = []
         others: list[tuple[Queue, Head, Sequence[bytes]]] = []
         large: dict[bytes, None] = {}
+        there: list[Queue] = []
         for run in runs:
             queue, head, bodies = run
             log = queue.log
+            if queue.once is not None and len(fresh := queue.once.unseen(head, bodies)) < len(bodies):
+                self.counts.known += len(bodies) - len(fresh)
+                there.append(queue)
+                run = queue, head, fresh
+                bodies = fresh
+                if not fresh:
+                    continue
             if log is None or not (head.persistent or queue.row.has_cold):
                 others.append(run)
                 continue
             numbered = queue.number(head, bodies)
             logged.append((queue, numbered))
-            parts.append((log.log, put(head, bodies, numbered.first), len(bodies)))
+            parts.append((log.log, put(numbered.head, bodies, numbered.first), len(bodies)))
             if head.large:
                 large.update(dict.fromkeys(bodies))
         for queue, gone in leaving.items():
@@ -252,6 +260,8 @@ class Broker:
                 self.report_crash(error)
             if head.large and ticket is None:
                 ticket = self.bodies.unwritten(bodies[-1])
+        for queue in there:  # what was there may still wait for the disk
+            ticket = ticket or queue.arrivals.last_ticket()
         return ticket
 
     # -- what queues ask for

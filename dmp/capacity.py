@@ -47,7 +47,8 @@ class Capacity:
         """How many of so many messages the queue will have, where it is `capped`; `before`: so many come
         before."""
         queue = self._queue
-        waiting, waiting_bytes = queue.depth + before, queue.row.all_body_bytes + before_bytes
+        waiting = queue.depth + queue.later.count + before
+        waiting_bytes = queue.row.all_body_bytes + before_bytes
         if queue.paused or not queue.takers.have_room():  # else these do not stay
             waiting += queue.arrivals.count
             waiting_bytes += queue.arrivals.body_bytes
@@ -68,7 +69,8 @@ class Capacity:
         if arguments.messages_max is not None:
             surplus = len(row) - arguments.messages_max
         if arguments.bytes_max is not None and row.all_body_bytes > arguments.bytes_max and row.load_front():
-            size = max(row.ready.first().head.body_bytes, 1)
+            front = row.front()
+            size = max(front.head.body_bytes if front is not None else 1, 1)
             surplus = max(surplus, -((arguments.bytes_max - row.all_body_bytes) // size))
         return surplus
 

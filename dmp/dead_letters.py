@@ -253,7 +253,7 @@ def letter_head(broker: "Broker", queue: Queue, old: Head, reason: str) -> Head:
         head = old.sent_to(exchange, key, _with_death(old, EMPTY_TABLE, death))
     if key is None:
         head.more_keys = copies[:KEYS_MAX]
-    head.died = True
+    head.died, head.due_ms = True, 0
     return head
 
 

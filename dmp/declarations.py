@@ -8,9 +8,13 @@ import attrs
 from dmp.data_types import EMPTY_TABLE, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
+from dmp.timing import MS_MAX
+from shared.rates import Rate
 
 ARGUMENTS_BYTES_MAX = 4 * 1024
 """The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
+CONSUMER_TIMEOUT_LEAST_MS = 100
+PER_KEY_MAX = 1_000_000
 _COUNT_MAX = (1 << 63) - 1
 
 
@@ -19,7 +23,11 @@ class QueueArguments:
     """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it.
 
     `rejects`: where it is full the newest go, not the oldest, and publishers hear of it. `single_active`: one
-    consumer at a time gets messages. `type`: classic or quorum, which are the same here.
+    consumer at a time gets messages. `type`: classic or quorum, which are the same here but for the limit of
+    failed tries (`tries`); -1: there is none. `per_key`: so many messages of a key are unacknowledged at a
+    time; `fair`: keys take turns. `rate`: deliveries at most. `once`: what is
+    there is not taken again. `eta_header`: the header that says when a
+    message is due.
     """
 
     ttl_ms: int | None = None
@@ -32,6 +40,22 @@ class QueueArguments:
     rejects: bool = False
     single_active: bool = False
     type: str = "classic"
+    eta_header: bytes | None = None
+    delivery_limit: int | None = None
+    retry_ms: int | None = None
+    retry_max_ms: int | None = None
+    loss_counts: str | None = None
+    consumer_timeout_ms: int | None = None
+    per_key: int | None = None
+    fair: bool = False
+    key_header: bytes | None = None
+    rate: Rate | None = None
+    once: bool = False
+
+    @property
+    def keyed(self) -> bool:
+        """Whether messages' keys count."""
+        return self.per_key is not None or self.fair
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> "QueueArguments":
@@ -39,13 +63,15 @@ class QueueArguments:
         for name, accepted in _ONLY.items():
             if name in table and table[name] not in accepted:
                 raise _invalid(name, f"this broker has only {' and '.join(map(str, accepted))}")
-        single = table.get("x-single-active-consumer", False)
-        if not isinstance(single, bool):
-            raise _invalid("x-single-active-consumer", "it is true or false")
+        single, fair = _flag(table, "x-single-active-consumer"), _flag(table, "x-fair")
         dead_letter = text_argument(table, "x-dead-letter-exchange")
         dead_letter_key = text_argument(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
             raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
+        retry_ms = _number(table, "x-retry-ms", 1, MS_MAX)
+        retry_max_ms = _number(table, "x-retry-max-ms", 1, MS_MAX)
+        if retry_max_ms is not None and (retry_ms is None or retry_max_ms < retry_ms):
+            raise _invalid("x-retry-max-ms", "it needs x-retry-ms beside it, which is not longer")
         return cls(
             ttl_ms=_number(table, "x-message-ttl", 0, TTL_MS_MAX),
             messages_max=_number(table, "x-max-length", 0, _COUNT_MAX),
@@ -57,6 +83,17 @@ class QueueArguments:
             rejects=table.get("x-overflow") == "reject-publish",
             single_active=single,
             type=table.get("x-queue-type", "classic"),
+            eta_header=text_argument(table, "x-eta-header") or None,
+            delivery_limit=_number(table, "x-delivery-limit", -1, _COUNT_MAX),
+            retry_ms=retry_ms,
+            retry_max_ms=retry_max_ms,
+            loss_counts=table.get("x-loss-counts"),
+            consumer_timeout_ms=consumer_timeout_in(table, "queue"),
+            per_key=_number(table, "x-per-key", 1, PER_KEY_MAX),
+            fair=fair,
+            key_header=text_argument(table, "x-key-header") or None,
+            rate=_rate(table, "x-rate"),
+            once=_flag(table, "x-message-deduplication"),
         )
 
 
@@ -114,6 +151,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "x-queue-leader-locator": ("client-local", "balanced"),
     "x-queue-master-locator": ("client-local", "min-masters", "random"),
     "x-overflow": ("drop-head", "reject-publish"),
+    "x-loss-counts": ("oldest", "all", "none"),
     "x-dead-letter-strategy": ("at-least-once", "at-most-once"),
 }
 """Arguments that are taken with these values. What else RabbitMQ has for them would change which messages
@@ -130,8 +168,27 @@ FIELDS: Mapping[str, str] = {
     "x-max-priority": "priority_max",
     "x-overflow": "rejects",
     "x-single-active-consumer": "single_active",
+    "x-eta-header": "eta_header",
+    "x-delivery-limit": "delivery_limit",
+    "x-retry-ms": "retry_ms",
+    "x-retry-max-ms": "retry_max_ms",
+    "x-loss-counts": "loss_counts",
+    "x-consumer-timeout": "consumer_timeout_ms",
+    "x-per-key": "per_key",
+    "x-fair": "fair",
+    "x-key-header": "key_header",
+    "x-rate": "rate",
+    "x-message-deduplication": "once",
 }
 """The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
+OLDER = frozenset(
+    (
+        *("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-expires", "x-overflow", "x-queue-type"),
+        *("x-dead-letter-exchange", "x-dead-letter-routing-key"),
+        *("x-max-priority", "x-single-active-consumer"),
+    )
+)
+"""Those that versions before knew: what these took with another one is what it was."""
 _QUEUE_ARGUMENTS = frozenset(
     (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
 )
@@ -145,12 +202,32 @@ def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> No
             raise _invalid(name, "this broker does not have it", of)
 
 
-def _number(table: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+def consumer_timeout_in(table: Mapping[str, Any], of: str) -> int | None:
+    """Milliseconds that a consumer has to acknowledge a delivery. Raises Refusal."""
+    return _number(table, "x-consumer-timeout", CONSUMER_TIMEOUT_LEAST_MS, MS_MAX, of)
+
+
+def _number(table: Mapping[str, Any], name: str, least: int, most: int, of: str = "queue") -> int | None:
     value = table.get(name)
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _invalid(name, f"it is a number from {least} to {most}")
+        raise _invalid(name, f"it is a number from {least} to {most}", of)
+    return value
+
+
+def _rate(table: Mapping[str, Any], name: str) -> Rate | None:
+    text = text_argument(table, name)
+    try:
+        return None if text is None else Rate.parse(text.decode())
+    except ValueError:
+        raise _invalid(name, 'it is so many messages a second, as "100/s"') from None
+
+
+def _flag(table: Mapping[str, Any], name: str) -> bool:
+    value = table.get(name, False)
+    if not isinstance(value, bool):
+        raise _invalid(name, "it is true or false")
     return value
 
 

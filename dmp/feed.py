@@ -186,7 +186,7 @@ class Feed:
             queue.charge_runs((run,))
             broker.memory.changed()
             broker.counts.delivered -= len(bodies)
-            queue.return_front((run,))
+            queue.return_front((run,), taken=False)
             yield
         queue.all_returned()
 

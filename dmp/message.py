@@ -7,17 +7,24 @@ once, too. So a message costs a slice of the receive buffer, and where it waits 
 """
 
 import struct
+from contextlib import suppress
 from typing import Any
 
 import attrs
 
+from dmp.data_types import read_field
 from dmp.memory import UserMemory
 from dmp.properties import NO_PROPERTIES, Noted, headers_of, note_untrusted
+from dmp.refusals import Refusal
+from dmp.timing import DELAY, delay_in, eta_in
 
 MESSAGE_BYTES = 200
 """A waiting message's own cost beside its body: its bytes object, and a run and a head of its own, as
 messages that all differ have them."""
 
+KEY = b"x-key"
+"""The header with a message's key, unless its queue names another."""
+KEY_BYTES_MAX = 128
 _U32 = struct.Struct(">I")
 
 
@@ -41,6 +48,12 @@ class Head:
     stored_bytes: int = attrs.field(init=False)  # what messages have, body or reference
     cost_bytes: int = attrs.field(init=False)
     """What a message takes in memory: all that may be its own, its properties also as a frame."""
+    delay_ms: int = attrs.field(default=0, init=False)
+    """Its header `x-delay`."""
+    due_ms: int | None = attrs.field(default=None, init=False)
+    """When its messages may be delivered, in Unix ms; 0: at once. None: their queue is to say (`timing`)."""
+    tries: int = attrs.field(default=0, init=False)
+    """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
     ttl_ms: int | None = attrs.field(init=False)
     frames: dict[int, bytes] = attrs.field(factory=dict, init=False)
@@ -55,6 +68,7 @@ class Head:
     payer: UserMemory | None = attrs.field(default=None, init=False)
     """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
+    _texts: dict[bytes, str] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.large = self.reference_bytes > 0
@@ -62,6 +76,8 @@ class Head:
         self.cost_bytes = self.stored_bytes + MESSAGE_BYTES + 2 * len(self.properties) + len(self.key)
         self.persistent = self.noted.persistent
         self.ttl_ms = self.noted.ttl_ms
+        if self.noted.headers is not None and DELAY in self.properties:
+            self.delay_ms = delay_in(self.properties[slice(*self.noted.headers)])
 
     def __repr__(self) -> str:
         return f"Head({self.exchange!r}, {self.key!r}, {self.body_bytes} bytes)"
@@ -70,8 +86,44 @@ class Head:
         """A head for the same bodies and another exchange. `key`: None for the same key."""
         new_key = self.key if key is None else key
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
-        sent.trail, sent.died, sent.payer = self.trail, self.died, self.payer
+        sent.trail, sent.died, sent.payer, sent.due_ms = self.trail, self.died, self.payer, self.due_ms
         return sent
+
+    def in_time(self, now_ms: int, eta_header: bytes | None) -> "Head":
+        """The head of such messages in a queue with this header of a time: with `due_ms`, where it is to
+        come. What a bridge carries has waited before."""
+        due_ms = now_ms + self.delay_ms if self.delay_ms and not self.trail else 0
+        if eta_header is not None and self.noted.headers is not None:
+            due_ms = max(due_ms, eta_in(self.properties[slice(*self.noted.headers)], eta_header, now_ms))
+        if not due_ms:
+            return self
+        head = self.sent_to(self.exchange, None, self.properties)
+        head.due_ms = due_ms
+        return head
+
+    def text_in(self, header: bytes) -> str:
+        """What this header says: a text of up to 128 bytes, or a whole number; "" where it says something
+        else."""
+        if self._texts is None:
+            self._texts = {}
+        text = self._texts.get(header)
+        if text is None:
+            text = self._texts[header] = self._read_text(header)
+        return text
+
+    def _read_text(self, header: bytes) -> str:
+        if self.noted.headers is None:
+            return ""
+        table = self.properties[slice(*self.noted.headers)]
+        value = None
+        if header in table:
+            with suppress(Refusal):
+                value = read_field(table, header)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        return value if isinstance(value, str) and len(value.encode()) <= KEY_BYTES_MAX else ""
 
     @property
     def headers(self) -> dict[str, Any]:

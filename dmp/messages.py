@@ -47,7 +47,7 @@ class Messages(MessageActions[Queue]):
         cold, log = queue.row.cold, queue.log
         copies: list[Run] = []  # what is ready may be cut meanwhile
         count = 0
-        for run in (*(run for aside in queue.aside for run in aside), *queue.ready):
+        for run in (*(run for aside in queue.aside for run in aside), *queue.ready, *queue.later):
             if count >= most:
                 break
             if run.end > least:

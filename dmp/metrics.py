@@ -32,6 +32,9 @@ class Counts:
     overflowed: int = counter(
         "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."
     )
+    known: int = counter("messages_known_total", "Messages not taken, since their queue had them.")
+    gave_up: int = counter("messages_given_up_total", "Messages dead after more tries than x-delivery-limit.")
+    too_late_acks: int = counter("acks_too_late_total", "Channels closed by an x-consumer-timeout.")
     dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")
     too_large_for_feeds: int = counter(
         "messages_too_large_for_feeds_total", "Messages that no feed can carry."
@@ -102,6 +105,7 @@ GAUGES = (
         lambda b: sum(queue.row.cold.count for queue in b.queues.values() if queue.row.cold is not None),
     ),
     Gauge("messages_unacked", "Messages delivered and not acknowledged.", _all_of("held")),
+    Gauge("messages_delayed", "Messages that wait for their time.", _all_of("later.count")),
     Gauge(
         "memory_bytes",
         "What waiting messages take; above memory_bytes_max publishers are not read.",

@@ -37,6 +37,7 @@ import attrs
 from dmp import queue_records as records
 from dmp.bodies import Bodies
 from dmp.queue_records import PAGES, PUTS, MessageReader
+from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
 from shared.queues.cold import ColdReader
 from shared.queues.runs import Run, join
@@ -174,6 +175,10 @@ class QueueLog:
     _live_bytes: int = attrs.field(default=0, init=False)
     _cold_bytes: int = attrs.field(default=0, init=False)  # of these, on the disk alone, or lost there
     _taken: list[int] = attrs.field(factory=list, init=False)
+    _tried: list[tuple[int, int, list[int]]] = attrs.field(factory=list, init=False)
+    """What is to be written of failed tries: how many, when the messages are due, and their numbers."""
+    tried: dict[int, tuple[int, int]] = attrs.field(factory=dict, init=False)
+    """Of messages that are there: their failed tries, and when they are due. Copies have it with them."""
     _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
     """Records that messages have left, with their offsets; all that may not be written are among them."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
@@ -217,6 +222,11 @@ class QueueLog:
         """The messages leave the queue; `flush` writes that down. Those that have no record are passed
         over."""
         places, taken = self._places, self._taken
+        if self.tried:
+            runs = [*runs]
+            for run in runs:
+                for number in run.numbers:
+                    self.tried.pop(number, None)
         if not places:
             return  # a purge of 100,000 that are not persistent
         for run in runs:
@@ -224,9 +234,19 @@ class QueueLog:
                 self._live_bytes -= run.stride * places.remove(run.first, run.end)
                 taken += run.numbers
 
+    def note_tried(self, runs: Iterable[Run]) -> None:
+        """So many tries of the messages have failed, as their heads say; `flush` writes that down."""
+        for run in runs:
+            if run.offset >= 0:
+                head, numbers = run.head, [*run.numbers]
+                self._tried.append((head.tries, head.due_ms or 0, numbers))
+                self.tried.update(dict.fromkeys(numbers, (head.tries, head.due_ms or 0)))
+
     def take_cold(self, first: int, end: int) -> None:
         """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
         self._refused.append(records.purged(first, end))
+        for number in [number for number in self.tried if first <= number < end]:
+            del self.tried[number]
 
     def cold_left(self) -> None:
         """Nothing is cold any more: it counts as dead."""
@@ -269,6 +289,9 @@ class QueueLog:
         while self._refused:
             ticket = self._append(self._refused[0])
             del self._refused[0]
+        while self._tried:
+            ticket = self._append(records.tried(*self._tried[0]))
+            del self._tried[0]
         if self._taken:
             ticket = self._append(records.taken(self._taken))
             self._taken = []
@@ -336,8 +359,11 @@ class QueueLog:
             number = records.number_in(data, at)
             if self._places.place_of(number) != place or number in self._parting:
                 continue
+            copy, noted = data[beginning:end], self.tried.get(number)
+            if noted is not None:
+                copy += records.tried(*noted, [number])
             try:
-                offset, ticket = self.log.append(data[beginning:end], 1, reserved=True)
+                offset, ticket = self.log.append(copy, 1 + (noted is not None), reserved=True)
             except StoreError:
                 break  # tidying can wait
             copies.append((number, place, offset))
@@ -466,6 +492,9 @@ class Cold(ColdReader):
                 if message.head.large and number not in self.large:
                     continue  # a start has not found the body, and did not count it
                 message.tries = int(number < self._ours)
+                noted = self._queue_log.tried.get(number)
+                if noted is not None:
+                    message.head = tried(message.head, *noted)
                 yield message
                 first = number + 1
 
@@ -516,6 +545,7 @@ class _Past:
     mixed_to: int = -1
     following: int = 0
     known_lost_to: int = 0  # whatever is lost below this offset, a purge has done with
+    tried: dict[int, tuple[int, int]] = attrs.Factory(dict)
     _taken: array[int] = attrs.Factory(lambda: array("Q"))
     _ranges: list[tuple[int, int]] = attrs.Factory(list)
     _last: int = -1
@@ -527,6 +557,10 @@ class _Past:
             self._taken.extend(numbers)
             highest = max(numbers)
             self.mixed_to = max(self.mixed_to, highest)
+        elif op == records.Op.TRIED:
+            tries, due_ms, numbers = records.tried_in(data, start, end)
+            self.tried.update(dict.fromkeys(numbers, (tries, due_ms)))
+            highest = max(numbers)
         elif op == records.Op.PURGED:
             first, stop = records.numbers_in(data, start, end)
             if (first, stop) == records.KNOWN_LOST:
@@ -574,6 +608,7 @@ async def load(
             except (ValueError, IndexError, struct.error):
                 reading.pass_over(Lost(offset + start, end - start, 1))
     past.sort()
+    queue_log.tried = {number: noted for number, noted in past.tried.items() if not past.has_left(number)}
     found: dict[int, Run] = {}
     reader = MessageReader(log.file.path)
     record_bytes = cold_at = 0
@@ -596,6 +631,9 @@ async def load(
                 continue
             if cold is None or number <= past.mixed_to or (room_bytes > 0 and not cold.count):
                 room_bytes -= message.head.cost_bytes
+                noted = past.tried.get(number)
+                if noted is not None:
+                    message.head = tried(message.head, *noted)
                 message.tries = 1  # nobody wrote down whether it had been given out
                 found.pop(number, None)
                 found[number] = message

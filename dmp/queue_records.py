@@ -8,13 +8,15 @@
 | 4 PURGED | `[first u64][end u64]`: all from the one up to the other have left |
 | 5 LARGE | as PUT, with a reference in place of the body (`bodies`) |
 | 6 LARGE_PAGED | as PAGED, likewise |
+| 7 TRIED | `[tries u32][due u64]`, then numbers, u64 each: failed tries of these; due (Unix ms; 0: at once) |
 
 Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
 has left; one may be put again, at the end, with the number that it had. A PURGED of no messages, from 0 to 0,
-says that what cannot be read before it is known to be lost.
+says that what cannot be read before it is known to be lost. The last TRIED of a message counts.
 
 The last bit of the property flags says that the message has died, and that its `x-death` is the broker's own.
-On the wire no message has that bit.
+The bit before it says that a time stands behind the properties (u64, Unix ms), and is counted in their
+length: the message is not to be delivered before. On the wire no message has these bits.
 """
 
 import struct
@@ -36,7 +38,9 @@ _HEAD = struct.Struct(">IBQ")
 _PLACE = struct.Struct(">BQ")
 _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
-_DIED = 1  # in the second byte of the property flags
+_DIED, _DUE = 1, 2  # in the second byte of the property flags
+_TIME = struct.Struct(">Q")
+_TRIED = struct.Struct(">BIQ")
 _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
 
@@ -53,6 +57,7 @@ class Op(IntEnum):
     PURGED = 4
     LARGE = 5
     LARGE_PAGED = 6
+    TRIED = 7
 
 
 PUTS = frozenset((Op.PUT, Op.LARGE))  # messages that a restart has again
@@ -84,8 +89,11 @@ def _common(head: Head) -> bytes:
     """What all records of these messages have."""
     if head.record is None:
         properties = head.properties
-        if head.died:
-            properties = bytes((properties[0], properties[1] | _DIED)) + properties[2:]
+        bits = _DIED * head.died + _DUE * bool(head.due_ms)
+        if bits:
+            properties = bytes((properties[0], properties[1] | bits)) + properties[2:]
+        if head.due_ms:
+            properties += _TIME.pack(head.due_ms)
         names = short(head.exchange) + short(head.key)
         head.record = b"".join((names, _LENGTH.pack(len(properties)), properties))
     return head.record
@@ -102,6 +110,19 @@ def taken(messages: Sequence[int]) -> bytes:
         return b""
     payload = struct.pack(f">B{len(messages)}Q", Op.TAKEN, *messages)
     return _LENGTH.pack(len(payload)) + payload
+
+
+def tried(tries: int, due_ms: int, numbers: Sequence[int]) -> bytes:
+    """A TRIED record."""
+    payload = _TRIED.pack(Op.TRIED, tries, due_ms) + struct.pack(f">{len(numbers)}Q", *numbers)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def tried_in(data: bytes, start: int, end: int) -> tuple[int, int, tuple[int, ...]]:
+    """Tries, time and numbers of a TRIED record."""
+    _, tries, due_ms = _TRIED.unpack_from(data, start)
+    at = start + _TRIED.size
+    return tries, due_ms, struct.unpack_from(f">{(end - at) // 8}Q", data, at)
 
 
 def purged(first: int, end: int) -> bytes:
@@ -154,14 +175,17 @@ class MessageReader:
                 exchange = data[exchange_at + 1 : key_at]
                 key = data[key_at + 1 : length_at_]
                 properties = data[length_at_ + 4 : body_at]
-                died = properties[1] & _DIED
-                if died:
-                    properties = bytes((properties[0], properties[1] ^ _DIED)) + properties[2:]
+                died, due_ms = properties[1] & _DIED, 0
+                if properties[1] & _DUE:
+                    (due_ms,) = _TIME.unpack(properties[-_TIME.size :])
+                    properties = properties[: -_TIME.size]
+                if properties[1] & (_DIED | _DUE):
+                    properties = bytes((properties[0], properties[1] & ~(_DIED | _DUE))) + properties[2:]
                 body_bytes, reference_bytes = end - body_at, 0
                 if large:
                     body_bytes, reference_bytes = length_in(data[body_at:end]), end - body_at
                 head = Head(exchange, key, body_bytes, properties, reference_bytes=reference_bytes)
-                head.record, head.died = common, died > 0
+                head.record, head.died, head.due_ms = common, died > 0, due_ms
                 if len(self._heads) >= _HEADS_MAX:
                     self._heads.clear()
                 self._heads[like] = head

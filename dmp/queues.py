@@ -18,7 +18,7 @@ The queue knows no connection: it calls a `Taker`, and its broker through `Queue
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -27,18 +27,23 @@ from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
+from dmp.later import Later
 from dmp.memory import Memory
-from dmp.message import Head
+from dmp.message import KEY, Head
 from dmp.metrics import Counts
+from dmp.once import Once
 from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
+from dmp.throttle import Throttle
+from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
 from shared.queues.core import SLACK_BYTES, RunQueue
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
-from shared.queues.runs import Run, join, split_by
+from shared.queues.runs import Run, join
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
@@ -77,6 +82,9 @@ class QueueContext(Protocol):
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         """What the queue had on disk alone is damaged there, and passed over."""
+
+    def wall_seconds(self) -> float:
+        """The wall clock: Unix seconds."""
 
     def queue_above_warning(self, queue: Queue) -> None:
         """More messages are ready than the settings find normal."""
@@ -128,6 +136,9 @@ class Queue(RunQueue):
     log: QueueLog | None = attrs.field(default=None, init=False)  # where it is durable
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
+    later: Later = attrs.field(init=False)
+    throttle: Throttle | None = attrs.field(init=False)
+    once: Once | None = attrs.field(init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -143,18 +154,27 @@ class Queue(RunQueue):
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
     _started: float = attrs.field(default=0.0, init=False)
+    _tries: Tries | None = attrs.field(init=False)
     _timed: bool = attrs.field(init=False)  # some message may expire
     _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
+    _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
     def __attrs_post_init__(self) -> None:
         arguments = self.kind.arguments
         self.memory = self._context.memory
-        if arguments.priority_max:
+        if arguments.keyed:
+            fair, priority_max = arguments.fair, arguments.priority_max
+            self.ready = Keys(arguments.per_key or 0, fair=fair, priority_max=priority_max)
+        elif arguments.priority_max:
             self.ready = Priorities(arguments.priority_max)
-        self.row = Row(self.memory, self.ready)
+        self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
+        self.later = Later(self._context.wall_seconds)
+        self.once = Once() if arguments.once else None
+        self.throttle = Throttle.asked_for(arguments.rate, self._context.timers.now)
+        self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
         self._timed = arguments.ttl_ms is not None
@@ -180,8 +200,8 @@ class Queue(RunQueue):
         return not (self.ready.count or self.arrivals.waiting or self.stops or row.has_cold)
 
     def keep_in(self, log: QueueLog) -> None:
-        """The queue is durable. (What has priorities is all in memory: its front is wherever the next one
-        comes.)"""
+        """The queue is durable. (What has priorities or keys is all in memory: its front is wherever the next
+        one comes. So is what is taken once: each of its keys is to be known.)"""
 
         def rolled_back(_: object) -> None:
             if not self.deleted and log.rolled_back():
@@ -190,7 +210,7 @@ class Queue(RunQueue):
         self.log = self.row.log = log
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
-        if self.row.ready.in_order:
+        if self.row.ready.in_order and self.once is None:
             self.row.cold = Cold(log.log, log, self)
 
     # -- in
@@ -203,6 +223,8 @@ class Queue(RunQueue):
         """
         if self.deleted:
             return
+        if head.noted.headers is not None:
+            head = self.in_time(head)
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
@@ -210,7 +232,8 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            if taker is not None and taker.no_ack and head.ttl_ms != 0:
+            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None
+            if taker is not None and taker.no_ack and at_once:
                 try:
                     count, room_bytes = taker.room()
                     if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
@@ -227,10 +250,25 @@ class Queue(RunQueue):
         if first is None:
             first = self.numbered
             self.numbered += len(bodies)
+        if head.noted.headers is not None:
+            head = self.in_time(head)
         run = Run(head, [*bodies], first)
+        if self.once is not None:
+            self.once.came(run)
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
+
+    def in_time(self, head: Head) -> Head:
+        """The head of messages that come here: one of their own, where they are to wait for a time."""
+        if head.due_ms is not None:
+            return head
+        header = self.kind.arguments.eta_header
+        if header is None:
+            header = self._context.settings.eta_header.of(self.name.decode(errors="replace"))
+        if not head.delay_ms and header is None:
+            return head
+        return head.in_time(self.later.now_ms, header)
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
@@ -258,13 +296,16 @@ class Queue(RunQueue):
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
         `dispatch_new` is called."""
         self._started = self._context.timers.now()
-        for run in runs:
-            run.expires = self._expires(run.head, self._started)
         self.numbered = following
         self.lost = lost
+        for run in runs:
+            run.expires = self._expires(run.head, self._started)
+            if self.once is not None:
+                self.once.came(run)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(runs)
+        self.row.load([run for run in runs if not self.later.keep(run)])
+        self._arm()
         self._context.counts.recovered += len(self.row)
 
     def _expires(self, head: Head, since: float) -> float:
@@ -279,7 +320,7 @@ class Queue(RunQueue):
         try:
             for ticket, runs in self.arrivals.synced():
                 if ticket is not None and ticket.error is not None:
-                    self.forget(runs)
+                    self.forget(runs, taken=False)
                 else:
                     self._make_ready(runs)
         except Exception as error:
@@ -291,8 +332,12 @@ class Queue(RunQueue):
             self._expire_ready()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if not self.row.add(run, may_cool=may_cool):
-                self._leave_memory((run,))
+            if run.head.due_ms and not self.row.has_cold and self.later.keep(run):
+                if self.log is not None:
+                    self.log.keep(run)
+                self._arm()
+            elif not self.row.add(run, may_cool=may_cool):
+                _leave_memory(self, (run,))
         self.dispatch_new()
 
     def dispatch_new(self) -> None:
@@ -357,8 +402,8 @@ class Queue(RunQueue):
                 run.expires = self._expires(run.head, self._started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(runs)
-        if self._timed:
+        self.row.load([run for run in runs if not self.later.keep(run)])
+        if self._timed or self.later.count:
             self._arm()
 
     def on_cold_read(self) -> None:
@@ -377,7 +422,7 @@ class Queue(RunQueue):
 
         Of very many some at once; the rest follows in the next turns, whoever calls meanwhile.
         """
-        self.takers.blocked = False
+        self.takers.blocked = self._unblocked = False
         if self._goes_on:
             return
         if self._timed:
@@ -388,10 +433,12 @@ class Queue(RunQueue):
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
         if self.stops:
             return
-        takers, row = self.takers, self.row
+        takers, row, throttle = self.takers, self.row, self.throttle
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self._behind):
-            shares = takers.shares(depth)
+            if throttle is not None:
+                depth = min(depth, throttle.allowance())
+            shares = takers.shares(depth) if depth else []
             if not shares:
                 break
             if turn is None:
@@ -399,9 +446,11 @@ class Queue(RunQueue):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row, shares) if row.load_front() else 0
+            given = share_out(row, shares, depth) if row.load_front() else 0
             if not given:
                 break
+            if throttle is not None:
+                throttle.take(given)
             takers.given(shares, given)
             late: list[Run] = []
             for taker, runs, _, _ in shares:
@@ -414,9 +463,11 @@ class Queue(RunQueue):
                 if runs:
                     self._hand_over(taker, runs)
             if late:
+                if throttle is not None:
+                    throttle.take(-_messages_in(late))
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
-        if turn is not None and (self._timed or self._goes_on):
+        if (turn is not None and (self._timed or self._goes_on)) or throttle is not None:
             self._arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
@@ -446,6 +497,10 @@ class Queue(RunQueue):
             self._expire_ready()
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
             return None
+        if self.throttle is not None:
+            if not self.throttle.allowance():
+                return None
+            self.throttle.take(1)
         run = self.row.take_run(1)
         if self._timed:
             self._arm()
@@ -465,28 +520,23 @@ class Queue(RunQueue):
             self._arm()
         return runs
 
-    def return_front(self, runs: Sequence[Run]) -> None:
+    def return_front(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages return to their places, but those whose bodies cannot be read: these are lost, and
-        their bodies are not deleted. The caller dispatches."""
+        their bodies are not deleted. The caller dispatches. `taken`: they were taken from here."""
         if self.deleted:
             self.forget(runs)
             return
+        if taken:
+            self.row.release(runs)
         for run in runs:
-            if run.head.large:
-                self._return_large(run)
-            else:
-                self.row.put_back((run,))
+            for damaged, part in self._context.bodies.damaged_in(run) if run.head.large else ((False, run),):
+                if damaged:
+                    self.lost = True
+                    _leave_memory(self, (part,))
+                else:
+                    self.row.put_back((part,))
         if self._timed:
             self._arm()
-
-    def _return_large(self, run: Run) -> None:
-        bodies = self._context.bodies
-        for damaged, part in split_by(run, [bodies[body].damaged for body in run.bodies]):
-            if damaged:
-                self.lost = True
-                self._leave_memory((part,))
-            else:
-                self.row.put_back((part,))
 
     def leave(self, runs: Sequence[Run]) -> None:
         """The messages leave the queue, all that counts them, and the queue's log."""
@@ -496,16 +546,22 @@ class Queue(RunQueue):
                 self.log.take(runs)
                 self._context.log_changed(self.log)
 
-    def forget(self, runs: Sequence[Run]) -> None:
+    def forget(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages, which nobody holds, no longer take memory, and let go of large bodies. The caller
-        sees to their records."""
+        sees to their records. `taken`: they were taken out of what is ready."""
         self._context.bodies.drop_all(runs)
-        self._leave_memory(runs)
+        _leave_memory(self, runs)
+        if self.once is not None:
+            self.once.left(runs)
+        if taken and self.row.keys is not None:
+            self._free_keys(runs)
 
-    def _leave_memory(self, runs: Iterable[Run]) -> None:
-        """Messages that nobody holds are not in memory any more."""
-        self.uncharge_runs(runs)
-        self.memory.left(runs)
+    def _free_keys(self, runs: Sequence[Run]) -> None:
+        """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
+        self.row.release(runs)
+        if not (self._unblocked or self.deleted):
+            self._unblocked = True
+            self._arm()
 
     # -- what became of held ones
 
@@ -530,6 +586,10 @@ class Queue(RunQueue):
         self._context.bodies.drop_all(runs)
         self.release(runs)
         self.memory.left(runs)
+        if self.once is not None:
+            self.once.left(runs)
+        if self.row.keys is not None:
+            self._free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -541,9 +601,20 @@ class Queue(RunQueue):
         self.charge_runs(runs)
         self._context.dead_letter(self, runs, "rejected")
 
-    def requeue(self, runs: Sequence[Run], *, seen: bool = True) -> None:
+    def requeue(
+        self,
+        runs: Sequence[Run],
+        *,
+        seen: bool = True,
+        failed: bool = True,
+        oldest: Container[Run] | None = None,
+    ) -> None:
         """The messages return to their old places, marked as redelivered where somebody may have seen them.
-        That they were to leave may be in a record that the disk has refused. The caller dispatches."""
+        That they were to leave may be in a record that the disk has refused. The caller dispatches.
+
+        `failed`: that counts as a failed try, where the queue counts these. `oldest`: of those that channels
+        had at their end, which they held longest; None: a consumer gives them back.
+        """
         self._context.counts.requeued += _messages_in(runs)
         if self.log is not None:
             self.log.stay(runs)
@@ -552,6 +623,16 @@ class Queue(RunQueue):
             return
         self.release(runs)
         self.charge_runs(runs)
+        if self._tries is not None and seen and failed and not self._context.draining:
+            now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            self.row.release(later)
+            if self.log is not None:
+                self._context.log_changed(self.log)
+            if dead:
+                self._context.counts.gave_up += _messages_in(dead)
+                self._context.dead_letter(self, dead, "delivery_limit")
+            self._arm()
+            runs = now
         for run in runs:
             run.tries += seen
         self.return_front(runs)
@@ -593,11 +674,14 @@ class Queue(RunQueue):
             self._arm()
 
     def define(self, kind: QueueKind) -> None:
-        """What it is was lost, and is known again. (Priorities hold from the next start on.)"""
+        """What it is was lost, and is known again. (Priorities, keys, and what is taken once
+        hold from the next start on.)"""
         self.kind = kind
         self.adopted = False
         self.capacity.changed(self._context.settings)
         self.takers.single = kind.arguments.single_active
+        self._tries = Tries.asked_for(kind.arguments)
+        self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
         self._arm()
 
@@ -605,7 +689,11 @@ class Queue(RunQueue):
 
     def expire(self, now: float) -> None:
         """The timers': something may be too old, or more is to be given out."""
-        self._goes_on = False
+        self._unblocked = False
+        due, self._goes_on = self.later.take_due()
+        for run in due:  # they are ready at their numbers' places, and live from now on
+            run.expires = self._expires(run.head, now)
+        self.return_front(due, taken=False)
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -626,11 +714,11 @@ class Queue(RunQueue):
         row, now = self.row, self._context.timers.now()
         expired: list[Run] = []
         turn = Turn()
-        while row.load_front() and row.ready.first().expires <= now:
+        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
             join(expired, row.take_run(ITEMS))
             if turn.over_now():
                 break
-        self._behind = bool(row.ready) and row.ready.first().expires <= now
+        self._behind = (front := row.front()) is not None and front.expires <= now
         self._arm()
         if expired:
             self._context.counts.expired += _messages_in(expired)
@@ -640,12 +728,16 @@ class Queue(RunQueue):
         """Something may be due at another time: the front's end of life, or the queue's."""
         if self._timed:
             self.row.load_front()
-        ready = self.row.ready
-        deadline = ready.first().expires if ready else math.inf
+        front = self.row.front()
+        deadline = front.expires if front is not None else math.inf
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use:
             deadline = min(deadline, self.used + expires_ms / 1000)
-        if self._goes_on:
+        if self.later.count:
+            deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
+        if self.throttle is not None and len(self.row) and self.takers.in_use:
+            deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self._goes_on or self._unblocked:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
             self._context.timers.set(self, deadline)
@@ -658,13 +750,15 @@ class Queue(RunQueue):
         are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
         takes back all of it or nothing.
         """
-        count, log, context = len(self.row), self.log, self._context
+        count, log, context = len(self.row) + self.later.count, self.log, self._context
         if self.lost and log is not None:
             log.lost_is_known()
             self.lost = False
         cold, large = self.row.drop_cold()
         self._behind = False
-        ready = self.row.clear()
+        ready = [*self.row.clear(), *self.later.clear()]
+        if self.once is not None:  # whoever sends it again now is not told that it is there
+            self.once.left(ready)
         if log is not None:
             log.take(ready)
             if cold is not None:
@@ -681,9 +775,9 @@ class Queue(RunQueue):
         """Ready messages go, and the takers are cancelled; what is unacknowledged stays with its channel."""
         self.deleted = True
         context = self._context
-        self.forget(self.arrivals.clear())
+        self.forget(self.arrivals.clear(), taken=False)
         _, large = self.row.drop_cold()
-        context.work.add(_freed(self, self.row.clear()))
+        context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()
@@ -695,6 +789,12 @@ class Queue(RunQueue):
                 taker.fail(error)
 
 
+def _leave_memory(queue: Queue, runs: Sequence[Run]) -> None:
+    """Messages that nobody holds are not in memory any more."""
+    queue.uncharge_runs(runs)
+    queue.memory.left(runs)
+
+
 def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
@@ -702,7 +802,7 @@ def _messages_in(runs: Sequence[Run]) -> int:
 def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
     """Very many messages are freed in turns, with their large bodies."""
     while runs:
-        queue.forget((runs.pop(),))
+        queue.forget((runs.pop(),), taken=False)
         yield
 
 

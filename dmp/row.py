@@ -14,6 +14,7 @@ import attrs
 
 from dmp.memory import Memory
 from shared.queues.core import HOT_LEAST_BYTES
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run
 
@@ -26,14 +27,20 @@ class Row:
     """All that is ready in one queue. `body_bytes`, `cost_bytes`: of the messages in memory."""
 
     _memory: Memory
-    ready: Ready | Priorities
+    ready: Ready | Priorities | Keys
     """The messages in memory; the queue's."""
+    _key_header: bytes = b""
+    keys: Keys | None = attrs.field(init=False)
+    """`ready`, where messages' keys count. They are in that header."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
     """The queue's, where it is durable."""
     cold: "Cold | None" = attrs.field(default=None, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
     cost_bytes: int = attrs.field(default=0, init=False)
     _when_loaded: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.keys = self.ready if isinstance(self.ready, Keys) else None
 
     def __len__(self) -> int:
         return self.ready.count if self.cold is None else self.ready.count + self.cold.count
@@ -66,20 +73,39 @@ class Row:
         if self.log is not None:
             self.log.keep(run)
         self._count(run, 1)
-        self.ready.add(run, run.head.noted.priority)
+        self._put(run)
         return True
 
     def load(self, runs: Iterable[Run]) -> None:
         """Messages that were cold are in memory now."""
         for run in runs:
             self._count(run, 1)
+            self._put(run)
+
+    def _put(self, run: Run) -> None:
+        if self.keys is None:
             self.ready.add(run, run.head.noted.priority)
+        else:
+            self.keys.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
+
+    def release(self, runs: Iterable[Run]) -> None:
+        """Messages that were taken have left, or come back: others of their keys may be next."""
+        if self.keys is not None:
+            for run in runs:
+                self.keys.release(run.head.text_in(self._key_header), len(run.bodies))
+
+    def front(self) -> Run | None:
+        """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
+        return self.ready.first() if self.ready.count else None
 
     def put_back(self, runs: Iterable[Run]) -> None:
         """Messages that were taken return to their places."""
         for run in runs:
             self._count(run, 1)
-            self.ready.requeue(run, run.head.noted.priority)
+            if self.keys is None:
+                self.ready.requeue(run, run.head.noted.priority)
+            else:
+                self._put(run)
 
     def _count(self, run: Run, sign: int) -> None:
         head, count = run.head, sign * len(run.bodies)
@@ -97,10 +123,13 @@ class Row:
         as they are in memory."""
         ready = self.ready
         runs: list[Run] = []
+        keys = self.keys
         while most > 0 and ready.count and body_bytes_most >= 0:
+            if keys is not None and keys.first() is None:
+                break
             fitting = most
-            if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
-                fitting = min(most, int(body_bytes_most) // max(ready.first().head.body_bytes, 1) + 1)
+            if most > 1 and ready.count > 1 and body_bytes_most < math.inf and (front := ready.first()):
+                fitting = min(most, int(body_bytes_most) // max(front.head.body_bytes, 1) + 1)
             run = self.take_run(fitting)
             count = len(run.bodies)
             most -= count
@@ -128,10 +157,13 @@ class Row:
         return numbers, large
 
     def load_front(self) -> bool:
-        """Have some of the row in memory, where nothing is; whether something is there now."""
+        """Have some of the row in memory, where nothing is; whether something may be taken there now."""
         if not self.ready.count and self.cold is not None:
-            self.cold.fetch()
-        return self.ready.count > 0
+            before = -1
+            while not self.ready.count and before != self.cold.count:  # what was read may wait for its time
+                before = self.cold.count
+                self.cold.fetch()
+        return self.front() is not None
 
     @property
     def is_loading(self) -> bool:

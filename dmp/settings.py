@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 import attrs
 from attrs import validators
 
+from dmp.timing import EtaHeaders
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.storage.settings import Durability
 from shared.units import GIB, KIB, MIB, RESTART, limit
@@ -120,6 +121,9 @@ class DmpSettings:
     never."""
     queue_drop_messages: int = limit(0, 0, 1 << 40)
     """Ready messages above which a queue drops new messages and counts them; 0: no limit."""
+    eta_header: EtaHeaders = attrs.field(factory=EtaHeaders)
+    """Which header of a message says when it is due, an ISO time or Unix seconds, for queues whose clients
+    cannot set the argument `x-eta-header`: `PATTERN=HEADER` with commas between, such as `celery*=eta`."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[dmp.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)

@@ -74,7 +74,8 @@ _NO_LIMIT = 1 << 60
 def _ready_feed(queue: Queue) -> FeedTaker | None:
     """The feed, if what came now would be given to it at once."""
     feed = queue.takers.feed
-    return feed if feed is not None and queue.empty and room_of(feed)[0] else None
+    at_once = feed is not None and queue.empty and queue.throttle is None
+    return feed if feed is not None and at_once and room_of(feed)[0] else None
 
 
 @attrs.define(eq=False)
@@ -331,7 +332,7 @@ class Sink:
         while count < most and data.startswith(before, stop) and stop + stride <= len(data):
             stop += stride
             count += 1
-        if parts.options:
+        if parts.options or names not in self._routes:
             self._deliver()
             self._taken = stop  # counted, and so recorded, whatever the store says
             bodies = [data[end - stride + len(before) : end] for end in range(after, stop + 1, stride)]
@@ -415,6 +416,8 @@ class Sink:
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise wire_error(Reply.NO_ACCESS, "user_id is set to another than the login's user")
+        if head.noted.headers is not None and any(queue.in_time(head).due_ms for queue in queues):
+            return self._fanout.of(queues)  # not kept: what waits for its time goes by `publish`
         size = _ROUTE_BYTES + len(names)
         if not self._routes.has_room(size):
             self._forget_routes()

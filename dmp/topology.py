@@ -54,7 +54,7 @@ _SHOWN_MAX = 10  # names in one line of the log
 
 # What things take of memory, measured (tracemalloc), beside their names, keys and arguments.
 EXCHANGE_BYTES = 1500
-QUEUE_BYTES = 2900
+QUEUE_BYTES = 3300
 PRIORITY_BYTES = 780  # each of a queue's priorities: a row of its own
 DURABLE_BYTES, DURABLE_KEY_BYTES = 300, 3  # the row of what is durable, and for each byte of its key
 LOG_BYTES = 2800  # the log of a durable queue
@@ -333,7 +333,7 @@ class Topology:
         """How many messages went with it."""
         if if_unused and queue.takers.in_use:
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' in use")
-        if if_empty and not queue.empty:
+        if if_empty and (queue.later.count or not queue.empty):
             raise Refusal(Code.PRECONDITION_FAILED, f"queue {shown(queue.name)} in vhost '/' not empty")
         broker = self._broker
         ticket = None

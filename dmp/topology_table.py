@@ -11,11 +11,12 @@ whose they are: it looks like a binding from the default exchange, which has non
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import attrs
 
 from dmp.data_types import check_table, read_table, short
-from dmp.declarations import Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import OLDER, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import DEFAULT
 from dmp.refusals import Refusal
 from shared.storage.store import Log, Ticket
@@ -157,8 +158,16 @@ def _queue_kind(value: bytes) -> QueueKind:
         durable=True,
         auto_delete=bool(value[0] & _AUTO_DELETE),
         table=table,
-        arguments=QueueArguments.read(read_table(table)),
+        arguments=_arguments(read_table(table)),
     )
+
+
+def _arguments(table: dict[str, Any]) -> QueueArguments:
+    """Versions before ignored arguments that this one acts upon, whatever their values were."""
+    try:
+        return QueueArguments.read(table)
+    except Refusal:
+        return QueueArguments.read({name: value for name, value in table.items() if name in OLDER})
 
 
 def _binding_key(binding: Binding) -> bytes:

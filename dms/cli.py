@@ -161,7 +161,7 @@ def serve(
     'produce -q orders -m "order 42"',
     "seq 1000 | brokers dms produce -q numbers --json",
     "tail -f events.log | brokers dms produce -q events --wait --again",
-    'produce -q mails -m "to ann" --delay 10min --dedup mail-41 --header trace=7f',
+    "produce mails hi --delay 10min --dedup m-41 --header trace=7f",
 )
 async def produce(
     queue: QueueName,

@@ -184,6 +184,9 @@ class PubsubService:
                 nursery.start_soon(self._finish_published)
                 nursery.start_soon(self._commit_unturned)
                 self.sessions.on_look_back = lambda client: nursery.start_soon(self._look_back, client)
+                for client in self.sessions.clients.values():  # who was accepted before this task ran
+                    if client.look_back is not None:
+                        nursery.start_soon(self._look_back, client)
                 await self._look_after_sessions()
         finally:
             for _ in self._note_absences():
@@ -236,6 +239,8 @@ class PubsubService:
                     log.warning("part of the past is damaged: it is not sent", **describe_lost(reader.lost))
         except StoreError as error:
             log.warning("the past cannot be read: the rest of it is not sent", error=str(error))
+        except Exception as error:
+            connection.fail(error)
         self.sessions.looked_back(client, look)
 
     async def _send_before(

@@ -155,6 +155,7 @@ ALLOWED: dict[str, set[str]] = {
     "dmp/dead_letters.py": {"datetime"},
     "dmp/leases.py": {"secrets"},
     "dmp/shown_properties.py": {"datetime"},
+    "dmp/timing.py": {"datetime"},
     "shared/addresses.py": {"datetime"},
     "shared/cli/progress.py": {"threading"},
     "shared/client/retry.py": {"secrets"},

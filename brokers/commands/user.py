@@ -1,8 +1,12 @@
-"""`brokers user ...`: the users file, changed from the command line; a running server takes it up at once."""
+"""`brokers user ...`: the users file, changed from the command line; a running server takes it up at once.
+
+Where the flags or a context name the admin port of a server, its API changes that server's file.
+"""
 
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +15,10 @@ import attrs
 from cyclopts import Parameter
 
 from brokers import plugins
-from brokers.commands.flags import ConfigFile, host_app
+from brokers.commands.control import AdminClient
+from brokers.commands.flags import host_app
 from brokers.commands.render import CommandResult
-from brokers.commands.server_address import DataDir, asked_for, local_folder, path_setting
+from brokers.commands.server_address import ServerAddress, asked_for, path_setting
 from brokers.errors import ExitCode, Failure, did_you_mean
 from shared.access import (
     ADMIN,
@@ -28,6 +33,7 @@ from shared.access import (
 )
 from shared.cli.options import Json, flag
 from shared.errors import ConfigError, NotThere, UsageError
+from shared.objects import USERS
 
 app, command = host_app(
     "user",
@@ -59,95 +65,69 @@ def add(
         bool, flag("Logs in by a client certificate; without --password-stdin by that alone.")
     ] = False,
     password_stdin: FromInput = False,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
+    at: ServerAddress,
 ) -> str:
     """Add a user, with a password that is asked for, and rules."""
     if not (USER_NAME.fullmatch(name) or has_rules_alone(name)):
         raise UsageError("NAME", "a user's name is 1 to 64 of A-Z, a-z, 0-9 and ._@-")
-    file = _UsersFile(data_dir, config)
-    file.require_new(name)
+    users = _users(at)
+    users.require_new(name)
     rules = _rules("--allow", allow)
-    secret = None
+    password = None
     if has_rules_alone(name):
         if password_stdin or certificate:
             raise UsageError("NAME", f"nobody can log in as {name}: it has rules alone")
     elif password_stdin or not certificate:
-        secret = _secret(password_stdin)
-    with file.changing() as users:
-        file.require_new(name)
-        users[name] = User(name, rules, secret, certificate)
-    return file.tell("user-add", name, f"user {name} added")
+        password = _password(password_stdin)
+    return users.add(User(name, rules, None, certificate), password)
 
 
 @command("passwd ann", "passwd ann --password-stdin < password")
-def passwd(
-    name: Name, *, password_stdin: FromInput = False, data_dir: DataDir = None, config: ConfigFile = None
-) -> str:
+def passwd(name: Name, *, password_stdin: FromInput = False, at: ServerAddress) -> str:
     """Give a user another password; connections that are logged in as this user are closed."""
-    file = _UsersFile(data_dir, config)
-    file.user(name)
+    users = _users(at)
+    users.user(name)
     if has_rules_alone(name):
         raise UsageError("NAME", f"nobody can log in as {name}")
-    secret = _secret(password_stdin)
-    with file.changing() as users:
-        users[name] = attrs.evolve(file.user(name), password=secret)
-    return file.tell("user-passwd", name, f"user {name} has another password")
+    return users.passwd(name, _password(password_stdin))
 
 
 @command("rm ann")
-def rm(name: Name, *, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+def rm(name: Name, *, at: ServerAddress) -> str:
     """Remove a user; connections that are logged in as this user are closed."""
-    file = _UsersFile(data_dir, config)
-    file.user(name)
-    with file.changing() as users:
-        users.pop(name, None)
-    return file.tell("user-rm", name, f"user {name} removed")
+    users = _users(at)
+    users.user(name)
+    return users.rm(name)
 
 
 @command("allow ann 'logmq:read:orders.*' dms:*:jobs")
-def allow(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+def allow(name: Name, *rules: Rules, at: ServerAddress) -> str:
     """Give a user rules. Connections that stand may do what they allow from now on."""
-    file = _UsersFile(data_dir, config)
-    file.user(name)
-    given = _rules("RULES", rules, least=1)
-    with file.changing() as users:
-        user = file.user(name)
-        merged = tuple(dict.fromkeys((*user.allow, *given)))
-        users[name] = attrs.evolve(user, allow=merged)
-    return file.tell("user-allow", name, f"user {name} has {len(merged)} rules")
+    users = _users(at)
+    users.user(name)
+    return users.allow(name, _rules("RULES", rules, least=1))
 
 
 @command("deny ann 'logmq:read:orders.*'")
-def deny(name: Name, *rules: Rules, data_dir: DataDir = None, config: ConfigFile = None) -> str:
+def deny(name: Name, *rules: Rules, at: ServerAddress) -> str:
     """Take rules from a user, as they are written in the list."""
-    file = _UsersFile(data_dir, config)
-    file.user(name)
-    taken = _rules("RULES", rules, least=1, asked_for=False)  # also what somebody misspelt in the file
-    with file.changing() as users:
-        user = file.user(name)
-        for rule in taken:
-            if rule not in user.allow:
-                has = ", ".join(map(str, user.allow)) or "none"
-                raise NotThere(f"user {name} has no rule {rule}; there are: {has}")
-        kept = tuple(rule for rule in user.allow if rule not in taken)
-        users[name] = attrs.evolve(user, allow=kept)
-    return file.tell("user-deny", name, f"user {name} has {len(kept)} rules")
+    users = _users(at)
+    users.user(name)
+    # Also what somebody misspelt in the file.
+    return users.deny(name, _rules("RULES", rules, least=1, asked_for=False))
 
 
 @command("list", "list --json | jq -r .user", name="list")
-def list_(*, data_dir: DataDir = None, config: ConfigFile = None, json: Json = False) -> Sequence[Any]:
+def list_(*, at: ServerAddress, json: Json = False) -> Sequence[Any]:
     """List the users, how each logs in, and what each may do."""
-    users = _UsersFile(data_dir, config).users.values()
+    users = _users(at)
     return [
         {
             "user": user.name,
-            "login": ", ".join(
-                way for way, has in (("password", user.password), ("certificate", user.certificate)) if has
-            ),
+            "login": ", ".join(users.logins(user.name)),
             "allow": list(map(str, user.allow)) if json else " ".join(map(str, user.allow)),
         }
-        for user in users
+        for user in users.users.values()
     ]
 
 
@@ -158,18 +138,17 @@ def check(
         str, Parameter(help="What is to be done: <protocol>:<action>:<name>, or admin:<action>.")
     ],
     *,
-    data_dir: DataDir = None,
-    config: ConfigFile = None,
+    at: ServerAddress,
 ) -> CommandResult:
     """Say whether a user may do something (exit 0), or not (exit 1)."""
     (wanted,) = _rules("RULE", (rule,))
     if "*" in (wanted.protocol, wanted.action):
         raise UsageError("RULE", "name one protocol and one action")
-    file = _UsersFile(data_dir, config)
-    access = Access(file.users)
-    if name not in file.users and not has_rules_alone(name):
-        raise Failure(f"denied: there is no user {name}{did_you_mean(name, file.users)}")
-    if name not in file.users:  # without an entry they may do all that they can
+    users = _users(at).users
+    access = Access(users)
+    if name not in users and not has_rules_alone(name):
+        raise Failure(f"denied: there is no user {name}{did_you_mean(name, users)}")
+    if name not in users:  # without an entry they may do all that they can
         allowed = wanted.protocol != ADMIN
     elif wanted.protocol == ADMIN:
         allowed = access.may_admin(name, wanted.action)
@@ -183,23 +162,18 @@ def check(
     return CommandResult("allowed" if allowed else "denied", ExitCode.OK if allowed else ExitCode.FAILED)
 
 
-class _UsersFile:
-    """The users file that a command is about, and the server that is to take up its changes."""
+def _users(at: ServerAddress) -> "_Users":
+    client, address = at.client(), at.resolved()
+    if address.url is not None:
+        return _UsersOfServer(client)
+    assert address.data_dir is not None
+    return _UsersFile(address.data_dir, at.config)
 
-    def __init__(self, data_dir: Path | None, config: Path | None) -> None:
-        from brokers.access import users
 
-        self._module = users
-        self._folder = local_folder(data_dir, config)
-        self._path = path_setting("access", "users_file", config) or self._folder / "users.toml"
-        self.users = self._read()
+class _Users(ABC):
+    """The users that a command is about. Each change returns what is said of it."""
 
-    def _read(self, *, told: bool = False) -> dict[str, User]:
-        tell = (lambda _: None) if told else self._module.tell_terminal
-        try:
-            return self._module.read(self._path, tell) or {}
-        except ConfigError as error:
-            raise Failure(error.text, ExitCode.CONFIGURATION) from None
+    users: Mapping[str, User]
 
     def require_new(self, name: str) -> None:
         if name in self.users:
@@ -212,20 +186,150 @@ class _UsersFile:
             raise NotThere(f"there is no user {name}{did_you_mean(name, self.users)}")
         return user
 
+    @abstractmethod
+    def logins(self, name: str) -> Sequence[str]:
+        """How the user logs in."""
+
+    @abstractmethod
+    def add(self, user: User, password: bytes | None) -> str: ...
+
+    @abstractmethod
+    def passwd(self, name: str, password: bytes) -> str: ...
+
+    @abstractmethod
+    def rm(self, name: str) -> str: ...
+
+    @abstractmethod
+    def allow(self, name: str, rules: Sequence[Rule]) -> str: ...
+
+    @abstractmethod
+    def deny(self, name: str, rules: Sequence[Rule]) -> str:
+        """Raises NotThere for a rule that the user has not."""
+
+
+class _UsersOfServer(_Users):
+    """Those of a server, by its API."""
+
+    def __init__(self, client: AdminClient) -> None:
+        self._client = client
+        self._rows = {row["name"]: row for row in self._client.rows(USERS.name)}
+        self.users = {
+            name: User(name, tuple(map(Rule.parse, row["allow"]))) for name, row in self._rows.items()
+        }
+
+    def logins(self, name: str) -> Sequence[str]:
+        found: Sequence[str] = self._rows[name]["login"]
+        return found
+
+    def add(self, user: User, password: bytes | None) -> str:
+        said: dict[str, Any] = {"allow": list(map(str, user.allow)), "certificate": user.certificate}
+        if password is not None:
+            said["password"] = _text(password)
+        self._client.post(USERS.name, name=user.name, **said)
+        return f"user {user.name} added"
+
+    def passwd(self, name: str, password: bytes) -> str:
+        self._client.post(USERS.name, name, "passwd", password=_text(password))
+        return f"user {name} has another password"
+
+    def rm(self, name: str) -> str:
+        self._client.delete(USERS.name, name)
+        return f"user {name} removed"
+
+    def allow(self, name: str, rules: Sequence[Rule]) -> str:
+        answer = self._client.post(USERS.name, name, "allow", rules=list(map(str, rules)))
+        return f"user {name} has {answer['rules']} rules"
+
+    def deny(self, name: str, rules: Sequence[Rule]) -> str:
+        _require_rules(self.user(name), rules)
+        answer = self._client.post(USERS.name, name, "deny", rules=list(map(str, rules)))
+        return f"user {name} has {answer['rules']} rules"
+
+
+def _text(password: bytes) -> str:
+    try:
+        return password.decode()
+    except UnicodeDecodeError:
+        raise UsageError("password", "the API takes text in UTF-8 alone") from None
+
+
+def _require_rules(user: User, rules: Sequence[Rule]) -> None:
+    for rule in rules:
+        if rule not in user.allow:
+            has = ", ".join(map(str, user.allow)) or "none"
+            raise NotThere(f"user {user.name} has no rule {rule}; there are: {has}")
+
+
+class _UsersFile(_Users):
+    """The file of a data folder on this machine, and the server that is to take up its changes."""
+
+    def __init__(self, folder: Path, config: Path | None) -> None:
+        from brokers.access import users
+
+        self._module = users
+        self._folder = folder
+        self._path = path_setting("access", "users_file", config) or self._folder / "users.toml"
+        self.users = self._read()
+
+    def _read(self, *, told: bool = False) -> dict[str, User]:
+        tell = (lambda _: None) if told else self._module.tell_terminal
+        try:
+            return self._module.read(self._path, tell) or {}
+        except ConfigError as error:
+            raise Failure(error.text, ExitCode.CONFIGURATION) from None
+
+    def logins(self, name: str) -> Sequence[str]:
+        user = self.user(name)
+        ways = (("password", user.password), ("certificate", user.certificate))
+        return [way for way, has in ways if has]
+
+    def add(self, user: User, password: bytes | None) -> str:
+        secret = None if password is None else _secret(password)
+        with self._changing() as users:
+            self.require_new(user.name)
+            users[user.name] = attrs.evolve(user, password=secret)
+        return self._tell("user-add", user.name, f"user {user.name} added")
+
+    def passwd(self, name: str, password: bytes) -> str:
+        secret = _secret(password)
+        with self._changing() as users:
+            users[name] = attrs.evolve(self.user(name), password=secret)
+        return self._tell("user-passwd", name, f"user {name} has another password")
+
+    def rm(self, name: str) -> str:
+        with self._changing() as users:
+            users.pop(name, None)
+        return self._tell("user-rm", name, f"user {name} removed")
+
+    def allow(self, name: str, rules: Sequence[Rule]) -> str:
+        with self._changing() as users:
+            user = self.user(name)
+            merged = tuple(dict.fromkeys((*user.allow, *rules)))
+            users[name] = attrs.evolve(user, allow=merged)
+        return self._tell("user-allow", name, f"user {name} has {len(merged)} rules")
+
+    def deny(self, name: str, rules: Sequence[Rule]) -> str:
+        with self._changing() as users:
+            user = self.user(name)
+            _require_rules(user, rules)
+            kept = tuple(rule for rule in user.allow if rule not in rules)
+            users[name] = attrs.evolve(user, allow=kept)
+        return self._tell("user-deny", name, f"user {name} has {len(kept)} rules")
+
     @contextmanager
-    def changing(self) -> Iterator[dict[str, User]]:
+    def _changing(self) -> Iterator[dict[str, User]]:
         """The users as they are by now, to be changed; at the end of the block they replace the file's."""
         try:
             if self._path.parent == self._folder:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._module.locked(self._path):
-                self.users = self._read(told=True)
-                yield self.users
-                self._module.replace(self._path, self.users)
+                self.users = users = self._read(told=True)
+                yield users
+                self._module.replace(self._path, users)
         except OSError as error:
             raise Failure(f"{self._path}: {error.strerror}", ExitCode.DATA_FOLDER) from None
 
-    def tell(self, action: str, name: str, said: str) -> str:
+    def _tell(self, action: str, name: str, said: str) -> str:
         """Have the server that runs on the folder take it up."""
         from brokers.commands import control
 
@@ -256,8 +360,13 @@ def _rules(
     return tuple(parsed)
 
 
-def _secret(from_input: bool) -> Secret:
-    """A password's hash; the password itself is shown nowhere."""
+def _secret(password: bytes) -> Secret:
+    """A password's hash."""
+    return Secret.make(password, secrets.token_bytes(SALT_BYTES))
+
+
+def _password(from_input: bool) -> bytes:
+    """A password, which is shown nowhere."""
     if from_input:
         password = sys.stdin.buffer.readline().rstrip(b"\r\n")
     elif sys.stdin.isatty():
@@ -269,4 +378,4 @@ def _secret(from_input: bool) -> Secret:
         raise UsageError("--password-stdin", "there is no terminal to ask for the password")
     if not password or b"\n" in password or b"\0" in password or len(password) > 1024:
         raise UsageError("password", "1 to 1,024 bytes, no line break, no NUL")
-    return Secret.make(password, secrets.token_bytes(SALT_BYTES))
+    return password

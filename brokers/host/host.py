@@ -54,7 +54,7 @@ from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
 from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
-from shared.errors import ConfigError, StoreError, StoreFull
+from shared.errors import ConfigError, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Sample, figures
 from shared.net.listeners import CannotListen, check_exposure
 from shared.net.network import Network
@@ -253,7 +253,7 @@ class Host:
                 await nursery.start(self._logins.run)
                 self._services = [self._service(plugin, store, recording) for plugin in self._plugins]
                 with store.reading_on_loop():
-                    for service in self._services:
+                    for service in tuple(self._services):
                         await self._open_service(service)
                 bridges = self._bridges = self._make_bridges(store)
                 if not self._link.follows:
@@ -299,6 +299,15 @@ class Host:
         except StoreFull as error:
             text = f"{service.name} cannot be opened: {error}: {SPACE_ADVICE}"
             raise Failure(text, ExitCode.DATA_FOLDER) from error
+        except StoreReadOnly as error:
+            if not self._link.follows:
+                raise Failure(f"{service.name} cannot be opened: {error}") from error
+            self._services.remove(service)
+            self._log.warning(
+                "not served here: the server that is followed has nothing of this protocol yet; restart this "
+                "one once it has",
+                protocol=service.name,
+            )
         except StoreError as error:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import attrs
 from pamqp import base, commands
 
+from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.amqp.content import BodyFrames, Content, Incoming
 from dmp.amqp.publishing import Publishing
 from dmp.amqp.states import CHANNEL_TRANSITIONS, ChannelEvent, ChannelState
@@ -126,6 +127,15 @@ class AmqpChannels:
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
         self._cancelled: list[tuple[Channel, bytes]] | None = None  # what `answer_first` holds back
+
+    def refuse_on(self, channel: Channel, refusal: Refusal) -> None:
+        """Close a channel for what no frame of it has asked."""
+        frame = self.current, self.index
+        self.current, self.index = channel, 0
+        try:
+            self.refuse(refusal)
+        finally:
+            self.current, self.index = frame
 
     def open(self, user: str) -> None:
         """The client has logged in: its channels may come."""
@@ -409,12 +419,16 @@ class AmqpChannels:
         """Requeue deliveries, or reject them. Their queues deliver nothing until all are back, so that they
         keep their order."""
         left = deque(deliveries)
-        self._in_turns(self._each_back(channel, left, _stopped(left), requeue=requeue))
+        give = Queue.requeue if requeue else Queue.reject
+        self._in_turns(self._each_back(channel, left, _stopped(left), give))
 
     def _each_back(
-        self, channel: Channel | None, left: deque[Delivery], queues: dict[Queue, None], *, requeue: bool
+        self,
+        channel: Channel | None,
+        left: deque[Delivery],
+        queues: dict[Queue, None],
+        give: Callable[[Queue, list[Run]], None],
     ) -> Iterator[None]:
-        give = Queue.requeue if requeue else Queue.reject
         for batch in taken_out(left.popleft, left):
             for queue, runs in by_queue(batch).items():
                 try:
@@ -458,7 +472,7 @@ class AmqpChannels:
                 consumer.deliver(runs)
             yield
         channel.crowded = False
-        yield from self._each_back(channel, back, queues, requeue=True)
+        yield from self._each_back(channel, back, queues, Queue.requeue)
 
     def _in_turns(self, steps: Iterator[None]) -> None:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
@@ -493,6 +507,7 @@ class AmqpChannels:
         broker.counts.channels -= len(channels)
         broker.accounts.connections.give(len(channels) * CHANNEL_BYTES, self.session.user)
         unacked: deque[Delivery] = deque()
+        oldest: set[Run] = set()
         consumers: dict[Queue, list[Consumer]] = {}
         for channel in channels:
             channel.end()
@@ -500,13 +515,20 @@ class AmqpChannels:
                 consumers.setdefault(consumer.queue, []).append(consumer)
                 consumer.end()
             channel.consumers.clear()
-            unacked += channel.unacked.take_all()
+            held = channel.unacked.take_all()
+            if held:
+                tags, holder, run = held[0]
+                oldest.add(first := run.part(0, 1))
+                rest = [(tags[1:], holder, run.part(1, len(run)))] if len(run) > 1 else []
+                held[:1] = [(tags[:1], holder, first), *rest]
+            unacked += held
         queues = _stopped(unacked)
         for queue, ended in consumers.items():
             if not queue.deleted:
                 queue.remove_consumers(*ended)
                 broker.topology.consumer_left(queue)
-        self._in_turns(self._each_back(None, unacked, queues, requeue=True))
+        give = partial(Queue.requeue, oldest=oldest)
+        self._in_turns(self._each_back(None, unacked, queues, give))
 
 
 def _stopped(deliveries: Iterable[Delivery]) -> dict[Queue, None]:
@@ -595,6 +617,7 @@ class Channel:
     transaction: Transaction | None = None
     content: Content | None = None
     last_queue: bytes | None = None
+    deadlines: ConsumerTimeouts | None = None
     disk_awaited: bool = False
 
     def step(self, event: ChannelEvent) -> None:
@@ -736,6 +759,29 @@ class Channel:
             if not queue.deleted:
                 queue.dispatch()
 
+    def must_acknowledge(self, holder: Consumer | Queue, timeout_ms: int, before: int | None = None) -> None:
+        """A consumer, or who took from a queue by `basic.get`, has so long for the deliveries with tags below
+        that, or for all until now."""
+        if self.deadlines is None:
+            self.deadlines = ConsumerTimeouts(self.mux.broker.timers, self._first_held_by, self._close_late)
+        self.deadlines.delivered(holder, timeout_ms, self.delivered + 1 if before is None else before)
+
+    def _first_held_by(self, holder: object) -> int | None:
+        tags = [
+            tags[0]
+            for tags, who, _ in self.unacked
+            if who is holder or (isinstance(who, Got) and who.queue is holder)
+        ]
+        return min(tags, default=None)
+
+    def _close_late(self, timeout_ms: int) -> None:
+        """RabbitMQ's text: clients may look for it."""
+        mux = self.mux
+        mux.broker.counts.too_late_acks += 1
+        text = f"delivery acknowledgement on channel {self.number} timed out. Timeout value used: "
+        text += f"{timeout_ms} ms"
+        mux.connection.guarded(mux.refuse_on)(self, Refusal(Code.PRECONDITION_FAILED, text))
+
     # -- consumers, and the end
 
     def notify_cancelled(self, consumer: Consumer) -> None:
@@ -765,6 +811,8 @@ class Channel:
         if self.content is not None:
             self.content.drop(self.mux.incoming)
             self.content = None
+        if self.deadlines is not None:
+            self.deadlines.end()
         if self.state is not ChannelState.CLOSING:
             self.state = ChannelState.CLOSED
         self.flowing = False
@@ -794,7 +842,7 @@ class Consumer:
     """One `basic.consume`: takes messages from its queue and packs them for its channel.
 
     `prefetch`: unacknowledged messages it may have, 0: as many as the channel. `priority`: the queue serves
-    those with a higher one first.
+    those with a higher one first. `timeout_ms`: it must acknowledge a delivery so soon; 0: whenever.
     """
 
     channel: Channel
@@ -803,6 +851,7 @@ class Consumer:
     no_ack: bool
     prefetch: int
     priority: int
+    timeout_ms: int = 0
     unacked: int = 0
     delivered: int = 0
     # What is put around the bodies of messages by their heads, and of the last head.
@@ -873,6 +922,8 @@ class Consumer:
                 first, following = following, following + len(run.bodies)
                 channel.unacked.add(range(first, following), self, run)
             self.unacked += following - tag - 1
+            if self.timeout_ms:
+                channel.must_acknowledge(self, self.timeout_ms, following)
             channel.mux.holds_now()
         parts: list[bytes] = []
         for run in runs:

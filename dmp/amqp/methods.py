@@ -26,6 +26,7 @@ from dmp.declarations import (
     ExchangeKind,
     QueueKind,
     check_known,
+    consumer_timeout_in,
     text_argument,
 )
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination, check_not_default
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 Handler = Callable[[Channel, Any], None]
-_CONSUMER_ARGUMENTS = ("x-priority", "x-cancel-on-ha-failover")  # nothing here fails over
+_CONSUMER_ARGUMENTS = (
+    "x-priority",
+    "x-consumer-timeout",
+    "x-cancel-on-ha-failover",
+)  # nothing here fails over
 HANDLERS: dict[type[base.Frame], Handler] = {}
 
 
@@ -354,7 +359,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     name = _name_meant(channel, method.queue)
     mux.require(READ, name)
     queue = (_reply_queue if name == REPLY_TO else _queue_to_consume)(channel, method, name)
-    consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority)
+    timeout_ms = consumer_timeout_in(arguments, "consumer") or queue.kind.arguments.consumer_timeout_ms
+    consumer = Consumer(channel, queue, tag, method.no_ack, channel.prefetch, priority, timeout_ms or 0)
     channel.consumers[tag] = consumer
     if name == REPLY_TO:
         channel.reply_consumer = consumer
@@ -425,6 +431,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     if not method.no_ack:
         channel.unacked.add(range(tag, tag + 1), Got(channel, queue), message)
         channel.got += 1
+        if (timeout_ms := queue.kind.arguments.consumer_timeout_ms) is not None:
+            channel.must_acknowledge(queue, timeout_ms)
     head = message.head
     found = get_ok(channel.number, tag, redelivered, head, queue.depth)
     channel.reply_content(found, head, message.bodies[0])

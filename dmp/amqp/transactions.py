@@ -274,7 +274,7 @@ class QueueChange:
         refused = written is not None and self._broker.was_taken_back(written)
         for queue, runs in self._leaving.items():
             if refused:
-                queue.requeue(runs)
+                queue.requeue(runs, failed=False)
             else:
                 queue.settle_written(runs)
         if refused:

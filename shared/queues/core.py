@@ -39,6 +39,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run, bodies_bytes
 from shared.queues.waits import NONE
@@ -77,7 +78,7 @@ class RunQueue:
     `marked_at` and `tick` to `Waits`."""
 
     memory: QueueMemory
-    ready: Ready | Priorities = attrs.field(factory=Ready, init=False)
+    ready: Ready | Priorities | Keys = attrs.field(factory=Ready, init=False)
     """What may be delivered, as far as it is in memory."""
     held: int = attrs.field(default=0, init=False)
     """How many messages consumers hold."""

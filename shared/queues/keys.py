@@ -225,6 +225,24 @@ class Keys:
     requeue = add
     """Messages that were taken, and released, return to their places."""
 
+    def first_number(self) -> int:
+        """The smallest number. Some must be there."""
+        return min(
+            [lane.first().first for key in self._keys.values() for lane in key.lanes.values() if lane.count]
+        )
+
+    def clear(self) -> list[Run]:
+        """Take all, by priority and number. What is unacknowledged still counts."""
+        runs = [*self]
+        self.count = self._top = 0
+        for line in self._lines:
+            while line.front() is not None:
+                line.pop()
+        for key in (*self._keys.values(),):
+            key.lanes.clear()
+            self._forget_if_idle(key)
+        return runs
+
     def take(self, most: int) -> Run:
         """Take the next messages, up to `most`, of one run. `first` must have found one."""
         lane = self._front()

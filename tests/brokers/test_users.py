@@ -11,7 +11,7 @@ import pytest
 from brokers.commands.cli import run
 from brokers.errors import ExitCode
 from shared.access import Secret, parse_users
-from tests.support.server import run_here
+from tests.support.server import Server, run_here
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -23,7 +23,8 @@ def user(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     def call(*words: str, password: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(password.encode())))
         given = ["--password-stdin"] if password else []
-        code = run(("user", *words, *given, "--data-dir", str(tmp_path / "data")))
+        where = [] if "--url" in words else ["--data-dir", str(tmp_path / "data")]
+        code = run(("user", *words, *given, *where))
         said = capsys.readouterr()
         assert "hunter2" not in said.out + said.err
         return code, said.out, said.err
@@ -210,3 +211,43 @@ def test_a_password_that_is_not_typed_is_told_in_a_line(
     assert (refused.returncode, refused.stderr) == (2, "\nbrokers: password: none was given\n")
     refused = run_here("status", "--url", "http://127.0.0.1:1", "--user", "ann")
     assert (refused.returncode, refused.stderr) == (2, "\nbrokers: password: none was given\n")
+
+
+def test_the_users_of_a_server_elsewhere_are_changed_by_its_api(
+    user: Command, new_server: Callable[..., Server]
+) -> None:
+    server = new_server().start()
+    at = ("--url", server.ready["page"], "--token-file", str(server.data / "admin.token"))
+    assert user("add", "ann", "--allow", "logmq:read:orders.*", *at, password="hunter2") == (
+        0,
+        "user ann added\n",
+        "",
+    )
+    file = server.data / "users.toml"
+    first = parse_users(file.read_text())["ann"].password
+    assert first is not None
+    assert first == Secret.make(b"hunter2", first.salt)
+    code, _, said = user("add", "ann", "--certificate", *at)
+    assert (code, "there is a user ann already" in said) == (ExitCode.FAILED, True)
+    assert user("allow", "ann", "dms:*:jobs", "admin:read", *at)[1] == "user ann has 3 rules\n"
+    assert user("check", "ann", "dms:read:jobs", *at)[:2] == (0, "allowed\n")
+    assert user("deny", "ann", "dms:*:jobs", *at)[1] == "user ann has 2 rules\n"
+    code, _, said = user("deny", "ann", "dms:*:jobs", *at)
+    assert (code, "there are: logmq:read:orders.*, admin:read" in said) == (ExitCode.MISSING, True)
+    assert json.loads(user("list", "--json", *at)[1]) == {
+        "user": "ann",
+        "login": "password",
+        "allow": ["logmq:read:orders.*", "admin:read"],
+    }
+    assert user("passwd", "ann", *at, password="another")[0] == 0
+    changed = parse_users(file.read_text())["ann"].password
+    assert changed is not None
+    assert changed == Secret.make(b"another", changed.salt)
+    assert user("rm", "ann", *at)[0] == 0
+    assert user("rm", "ann", *at)[0] == ExitCode.MISSING
+    assert parse_users(file.read_text()) == {}
+
+
+def test_a_login_without_a_server_elsewhere_is_refused(user: Command, tmp_path: Path) -> None:
+    code, _, said = user("list", "--token-file", str(tmp_path / "token"))
+    assert (code, said.startswith("brokers: --token-file: is for an admin port")) == (ExitCode.USAGE, True)

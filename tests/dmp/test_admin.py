@@ -8,8 +8,10 @@ import trio
 
 from dmp.admin import Admin
 from dmp.definitions import definitions_of
+from dmp.metrics import GAUGES
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from dmp.shown_properties import read as properties_of
 from shared.errors import StoreError
 from shared.objects import SHOWN_BYTES_MAX, BadArgument
 from tests.dmp.world import PERSISTENT, Taker, World, ready
@@ -240,3 +242,14 @@ async def test_a_move_answers_once_the_other_queue_shows_it_and_takes_nothing_th
     with pytest.raises(ExceptionGroup):
         await call(world, source, "move", to="to")
     assert (ready(source), ready(target)) == ([b"3"], [b"1", b"2"])
+
+
+async def test_every_gauge_is_read_where_there_are_queues(world: World) -> None:
+    queue = world.queue()
+    delayed = properties_of({"properties": {"headers": {"x-delay": 1000}}}, persistent=False)
+    world.publish(b"", b"q", b"later", properties=delayed)
+    world.publish(b"", b"q", b"1", b"2")
+    assert queue.get(no_ack=False) is not None
+    found = {gauge.name: gauge.read(world.broker) for gauge in GAUGES}
+    names = ("messages_ready", "messages_unacked", "messages_delayed")
+    assert [found[name] for name in names] == [1, 1, 1]

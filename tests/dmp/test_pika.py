@@ -218,3 +218,77 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: Blockin
         channel.basic_publish("", name, b"%d" % priority, pika.BasicProperties(priority=priority))
     assert [channel.basic_get(name, auto_ack=True)[2] for _ in range(2)] == [b"1", b"9"]
     channel.queue_declare(name, exclusive=True)
+
+
+def test_a_delayed_message_comes_later_and_a_failing_one_is_given_up(channel: BlockingChannel) -> None:
+    dead = own_queue(channel)
+    arguments = {
+        "x-delivery-limit": 1,
+        "x-retry-ms": 50,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead,
+    }
+    queue = own_queue(channel, arguments=arguments)
+    channel.basic_publish("", queue, b"late", pika.BasicProperties(headers={"x-delay": 300}))
+    channel.basic_publish("", queue, b"bad")
+    seen = []
+    for method, properties, body in channel.consume(queue, inactivity_timeout=30):
+        assert method is not None
+        seen.append((body, (properties.headers or {}).get("x-delivery-count")))
+        if body == b"late":
+            channel.basic_ack(method.delivery_tag)
+            break
+        channel.basic_nack(method.delivery_tag)
+    channel.cancel()
+    assert seen == [(b"bad", None), (b"bad", 1), (b"late", None)]
+    assert take(channel, dead, 1) == [b"bad"]
+
+
+@pytest.mark.parametrize("argument", ["x-no-such", "x-max-in-memory-length"])
+def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
+    channel: BlockingChannel, argument: str
+) -> None:
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=argument) as refused:
+        own_queue(channel, arguments={argument: 1})
+    assert refused.value.reply_code == 406
+
+
+def test_a_consumer_that_acknowledges_too_late_loses_its_channel_and_the_messages_come_back(
+    connect: Connect, channel: BlockingChannel
+) -> None:
+    channel.queue_declare("slow", auto_delete=False, arguments={"x-consumer-timeout": 200})
+    channel.basic_publish("", "slow", b"x")
+    connection = connect()
+    late = connection.channel()
+    late.basic_consume("slow", lambda *_: None)
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="timed out") as closed:
+        late.start_consuming()
+    assert closed.value.reply_code == 406
+    assert take(channel, "slow", 1) == [b"x"]
+    channel.queue_delete("slow")
+
+
+def test_a_key_is_in_order_and_keys_take_turns_at_a_rate(connect: Connect, channel: BlockingChannel) -> None:
+    arguments = {"x-per-key": 1, "x-fair": True, "x-key-header": "tenant", "x-rate": "1000/s"}
+    channel.queue_declare("turns", auto_delete=False, arguments=arguments)
+    for number in range(6):
+        tenant = "few" if number == 5 else "many"
+        channel.basic_publish("", "turns", b"%d" % number, pika.BasicProperties(headers={"tenant": tenant}))
+    first, second = connect().channel(), connect().channel()
+    found = [first.basic_get("turns"), second.basic_get("turns"), first.basic_get("turns")]
+    assert [body for _, _, body in found] == [b"0", b"5", None]
+    first.basic_ack(found[0][0].delivery_tag)
+    second.basic_ack(found[1][0].delivery_tag)
+    assert take(channel, "turns", 4) == [b"1", b"2", b"3", b"4"]
+    channel.queue_delete("turns")
+
+
+def test_a_message_that_is_there_is_confirmed_and_not_taken_again(channel: BlockingChannel) -> None:
+    queue = own_queue(channel, arguments={"x-message-deduplication": True})
+    channel.confirm_delivery()
+    for key in ("a", "b", "a", "a"):
+        properties = pika.BasicProperties(headers={"x-deduplication-header": key})
+        channel.basic_publish("", queue, key.encode(), properties)
+    assert take(channel, queue, 2) == [b"a", b"b"]
+    channel.basic_publish("", queue, b"again", pika.BasicProperties(headers={"x-deduplication-header": "a"}))
+    assert take(channel, queue, 1) == [b"again"]

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from dmp.amqp.wire import HEARTBEAT_FRAME, encode
 from tests.dmp.amqp_peer import login, publish
 from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
-from tests.support.server import SHORT_LINGER, Server
+from tests.support.server import SHORT_LINGER, Server, until
 
 
 @pytest.fixture
@@ -72,6 +73,32 @@ def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., 
         assert left[-45:] == [str(n) for n in range(5, 50)]  # an acknowledgement may be lost, a message not
         channel.basic_publish_confirm(amqp.Message("new", delivery_mode=2), "kept", "k")
         assert channel.basic_get("one", no_ack=True).body == "new"
+    assert server.stop() == 0
+
+
+def test_times_and_failed_tries_survive_kill_9(new_server: Callable[..., Server]) -> None:
+    server = new_server("--enable", "dmp").start()
+    connection = connected(server.address("dmp")[1])
+    connection.connect()
+    channel = connection.channel()
+    channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-delivery-limit": 9})
+    late = amqp.Message("late", delivery_mode=2, application_headers={"x-delay": 1500})
+    for message in (late, amqp.Message("x", delivery_mode=2)):
+        channel.basic_publish_confirm(message, "", "q")
+    began = time.monotonic()
+    for _ in range(2):
+        channel.basic_reject(channel.basic_get("q").delivery_tag, requeue=True)
+    channel.basic_publish_confirm(amqp.Message("z", delivery_mode=2), "", "q")  # what is before is on disk
+    server.kill()
+    connection.collect()
+    server.start()
+    with connected(server.address("dmp")[1]) as connection:
+        channel = connection.channel()
+        message = channel.basic_get("q", no_ack=True)
+        assert (message.body, message.headers["x-delivery-count"]) == ("x", 2)
+        assert channel.basic_get("q", no_ack=True).body == "z"
+        until(lambda: channel.basic_get("q", no_ack=True) is not None)
+        assert time.monotonic() - began > 1.4
     assert server.stop() == 0
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dmp import wire
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES
-from dmp.queue_records import purged, put, taken
+from dmp.queue_records import purged, put, taken, tried
 from dmp.tables import SIZE_MAX, TABLES
 from dmp.wire import NULL_MESSAGE, Message, MessageOptions
 from shared.errors import RemoteProtocolError
@@ -78,7 +78,16 @@ def test_keys_may_differ_where_all_else_repeats() -> None:
 def test_a_durable_queues_log_tells_what_came_and_left() -> None:
     stored = TABLES[-1]
     message = put(Head(b"logs", b"web.get", 5), [b"hello"], 3)
-    records = [message[4:], taken([3, 4])[4:], purged(5, 9)[4:], b"", b"\x01", b"\xff", taken([1 << 63])[4:]]
+    records = [
+        message[4:],
+        taken([3, 4])[4:],
+        purged(5, 9)[4:],
+        tried(2, 0, [6])[4:],
+        b"",
+        b"\x01",
+        b"\xff",
+        taken([1 << 63])[4:],
+    ]
     told = [
         (row["event"], row["number"], row["messages"], row["key"], row["payload"], bool(row["fault"]))
         for row in rows(stored, batch_of(records, "jobs"))
@@ -88,5 +97,6 @@ def test_a_durable_queues_log_tells_what_came_and_left() -> None:
         ("taken", 3, 1, None, None, False),
         ("taken", 4, 1, None, None, False),
         ("purged", 5, 4, None, None, False),
+        ("tried", 6, 1, None, None, False),
         *[(None, None, None, None, None, True)] * 4,
     ]

@@ -23,9 +23,10 @@ from shared.plugin import Context
 from shared.queues.runs import Run
 from shared.storage.store import Store
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.stores import open_store
+from tests.support.stores import HandClock, open_store
 
 LOG = structlog.stdlib.get_logger("test")
+WALL_MS = 1_700_000_000_000
 PERSISTENT = b"\x10\x00\x02"
 LARGE_PART_BYTES = 100
 """Of a large body that `World.publish` writes."""
@@ -50,9 +51,10 @@ class World:
         disk: FakeDisk | None = None,
         budget: Account | None = None,
         access: Guard | None = None,
+        wall_ms: int = WALL_MS,
     ) -> "World":
         disk = disk or FakeDisk()
-        store = await open_store(disk)
+        store = await open_store(disk, clock=HandClock(wall_ms))
         clock = Clock()
         turns.CLOCK.now = clock.look
         budget = budget or unbounded()
@@ -60,10 +62,11 @@ class World:
         broker = await open_broker(context, settings or DmpSettings(), now=clock.look)
         return cls(store, disk, broker, clock, budget)
 
-    async def again(self, budget: Account | None = None) -> "World":
+    async def again(self, budget: Account | None = None, *, later_seconds: float = 0.0) -> "World":
         """The process dies, and another one starts on what it wrote."""
         self.store.abandon()
-        return await World.open(self.broker.settings, self.disk.kill(), budget)
+        wall_ms = self.store.clock.wall_ms() + round(later_seconds * 1000)
+        return await World.open(self.broker.settings, self.disk.kill(), budget, wall_ms=wall_ms)
 
     def queue(self, name: bytes = b"q", *, durable: bool = False, **arguments: Any) -> Queue:
         """One of this name, with these `QueueArguments`."""
@@ -72,6 +75,9 @@ class World:
 
     def advance(self, seconds: float) -> None:
         self.clock.now += seconds
+        clock = self.store.clock
+        assert isinstance(clock, HandClock)
+        clock.wall += round(seconds * 1000)
         while self.broker.timers.next <= self.clock.now:
             self.broker.timers.run_due()
 

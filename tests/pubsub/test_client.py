@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -125,22 +125,28 @@ async def test_an_id_that_is_connected_is_turned_away_and_the_first_stays() -> N
         assert server.value["faults_total{already_connected}"] == 1
 
 
-async def test_a_subscriber_over_tls(tmp_path: Path) -> None:
+async def test_a_subscriber_over_tls_and_what_is_kept_for_it(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     context = client_context()
     authority.configure_trust(context)
-    async with (
-        served(tls=TlsSettings(certificate=tmp_path / "server.pem")) as server,
-        open_subscriber(
-            "A", port=server.port, ssl_context=context, server_hostname="localhost"
-        ) as subscriber,
-    ):
-        await subscriber.subscribe("*")
-        await server.until(subscriptions=1)
-        topics = [f"t/{number}" for number in range(200)]
+    topics = [f"t/{number}" for number in range(200)]
+    async with served(tls=TlsSettings(certificate=tmp_path / "server.pem")) as server:
+
+        def subscriber() -> AbstractAsyncContextManager[Subscriber]:
+            return open_subscriber("A", port=server.port, ssl_context=context, server_hostname="localhost")
+
+        async with subscriber() as first:
+            await first.subscribe("*", keep=True)
+            await server.until(subscriptions=1)
+            await published(server, *topics)
+            assert [(await anext(first)).topic.decode() for _ in topics] == topics
+        await server.until(connected=0)
         await published(server, *topics)
-        assert [(await anext(subscriber)).topic.decode() for _ in topics] == topics
+        await server.until(messages_kept_total=200)
+        async with subscriber() as again:
+            assert [(await anext(again)).topic.decode() for _ in topics] == topics
+        await server.until(connected=0, kept_bytes=0)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import pubsub.listener
 from pubsub.client import Subscriber
 from pubsub.listener import open_pubsub
+from pubsub.look_back import LookBack
 from pubsub.session import LOOKS_BACK, Session
 from pubsub.settings import PubsubSettings
 from pubsub.wire import (
@@ -95,6 +96,27 @@ async def test_the_past_comes_first_and_then_what_came_since(life: Recorded) -> 
     peer.lose()
     life.publish(b"x/6")
     assert life.connect(b"A").topics() == [b"x/6"], "it is kept for it, as type 3"
+
+
+async def test_who_asks_before_the_service_runs_gets_it_then(nursery: trio.Nursery) -> None:
+    life = Recorded()
+    await life.start()
+    life.publish(b"x/1")
+    peer = life.asked(b"A", encode_since(5, b"x/*"))
+    nursery.start_soon(life.service.run)
+    assert await read_on(peer) == [b"x/1"]
+
+
+async def test_a_bug_there_costs_that_client_alone(life: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.publish(b"x/1")
+    monkeypatch.setattr(LookBack, "past_frames", lambda *_: 1 / 0)
+    failed: list[Exception] = []
+    monkeypatch.setattr(MemoryConnection, "fail", lambda _, error: failed.append(error))
+    peer = life.asked(b"A", encode_since(5, b"x/*"))
+    await trio.testing.wait_all_tasks_blocked()
+    life.publish(b"x/2")
+    assert [type(error) for error in failed] == [ZeroDivisionError]
+    assert peer.topics() == [b"x/2"]
 
 
 async def test_no_more_than_was_asked_for(life: Recorded) -> None:

@@ -49,12 +49,13 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
         second = Server(
             tmp_path / "second",
             url,
-            *LOGMQ,
+            *("--enable", "logmq,dms", "--port", "logmq=0", "--port", "dms=0"),  # of DMS there is nothing yet
             command=("follow",),
             environ={"BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_SHIP_FOLD": "1"},
         )
         with second:
             until_there(command, second, "orders", ["one", "two"])
+            assert "not served here" in second.said
             assert command("logmq", "produce", "orders", "three", "--port", at)[0] == 0
             assert command("logmq", "produce", "new", "topic", "--port", at)[0] == 0
             until_there(command, second, "orders", ["one", "two", "three"])
@@ -70,6 +71,7 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             assert "epoch" in out
             until(lambda: ready(second).get("addresses", before) != before)
             second.ready = ready(second)
+            assert {each["protocol"] for each in second.ready["addresses"]} >= {"logmq", "dms"}
             there = str(second.address("logmq")[1])
             assert command("logmq", "produce", "orders", "four", "--port", there)[0] == 0
             until_there(command, second, "orders", ["one", "two", "three", "four"])

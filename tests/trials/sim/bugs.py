@@ -550,7 +550,7 @@ def dms_nack_costs_no_time() -> list[Change]:
     """A NACK delays nothing."""
     on_returned = Expiry.on_returned
 
-    def returned_at_once(self: Expiry, run: Run, *, nacked: bool) -> int:
+    def returned_at_once(self: Expiry, run: Run, *, nacked: bool, delay_ms: int = 0) -> int:
         return on_returned(self, run, nacked=False)
 
     return [(Expiry, "on_returned", returned_at_once)]
@@ -561,9 +561,9 @@ def dms_tries_never_end() -> list[Change]:
     """Deliveries are not counted."""
     on_returned = Expiry.on_returned
 
-    def returned_for_the_first_time(self: Expiry, run: Run, *, nacked: bool) -> int:
+    def returned_for_the_first_time(self: Expiry, run: Run, *, nacked: bool, delay_ms: int = 0) -> int:
         run.tries = 1
-        return on_returned(self, run, nacked=nacked)
+        return on_returned(self, run, nacked=nacked, delay_ms=delay_ms)
 
     return [(Expiry, "on_returned", returned_for_the_first_time)]
 

@@ -1,0 +1,152 @@
+"""Keys of messages: so many of a key at a time (`x-per-key`), and keys by turns (`x-fair`)."""
+
+import random
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from dmp.queues import Queue
+from dmp.shown_properties import read
+from tests.dmp.amqp_peer import Peer
+from tests.dmp.test_admin import call
+from tests.dmp.world import Taker, World, ready
+
+
+def properties(key: Any, header: str = "x-key", priority: int = 0) -> bytes:
+    headers = {} if key is None else {header: key}
+    return read({"properties": {"headers": headers, "priority": priority}}, persistent=True)
+
+
+def publish(world: World, *messages: tuple[Any, bytes], **options: Any) -> None:
+    for key, body in messages:
+        world.publish(b"", b"q", body, properties=properties(key, **options))
+    world.settle()
+
+
+def taken_by(queue: Queue, room: int = 100) -> Taker:
+    taker = Taker(no_ack=False, room=room)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    return taker
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_one_of_a_key_at_a_time_is_order_for_each_key(world: World, durable: bool) -> None:
+    queue = world.queue(durable=durable, per_key=1)
+    publish(world, ("a", b"a1"), ("a", b"a2"), ("b", b"b1"), ("a", b"a3"), (None, b"n1"), (None, b"n2"))
+    takers = [taken_by(queue), taken_by(queue)]
+    held = {run.bodies[0]: run for taker in takers for run in taker.messages}
+    assert sorted(held) == [b"a1", b"b1", b"n1", b"n2"]
+    queue.settle([held[b"a1"]])
+    world.advance(0)
+    assert sorted(body for taker in takers for body in taker.bodies)[:2] == [b"a1", b"a2"]
+    a2 = next(run for taker in takers for run in taker.messages if run.bodies == [b"a2"])
+    queue.requeue([a2])
+    queue.dispatch()
+    bodies = [body for taker in takers for body in taker.bodies]
+    assert (bodies.count(b"a2"), bodies.count(b"a3")) == (2, 0)
+
+
+async def test_so_many_of_a_key_are_unacknowledged_and_what_dies_or_is_not_acknowledged_counts_no_more(
+    world: World,
+) -> None:
+    queue = world.queue(per_key=2, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    world.queue(b"dead")
+    publish(world, *[("a", b"%d" % number) for number in range(6)])
+    taker = taken_by(queue)
+    assert taker.bodies == [b"0", b"1"]
+    queue.reject([taker.messages[0]])
+    world.advance(0)
+    assert taker.bodies == [b"0", b"1", b"2"]
+    queue.remove_consumers(taker)
+    free = Taker(no_ack=True)
+    queue.add_consumer(free)
+    queue.requeue(taker.messages[1:])
+    for _ in range(10):
+        queue.dispatch()
+        world.advance(0)
+    assert free.bodies == [b"1", b"2", b"3", b"4", b"5"]
+    assert world.broker.memory.total_bytes == sum(
+        run.head.cost_bytes for run in world.broker.queues[b"dead"].ready
+    )
+
+
+async def test_keys_take_turns_so_that_one_of_many_messages_does_not_make_another_wait(world: World) -> None:
+    queue = world.queue(fair=True)
+    publish(world, *[("many", b"m%d" % number) for number in range(5)], ("few", b"f"), (None, b"n"))
+    taker = taken_by(queue)
+    assert taker.bodies[:3] == [b"m0", b"f", b"n"]
+    assert taker.bodies[3:] == [b"m1", b"m2", b"m3", b"m4"]
+
+
+@pytest.mark.parametrize(("value", "key"), [("k", "k"), (5, "5"), (True, ""), ("x" * 129, ""), ([1], "")])
+async def test_a_key_is_a_text_and_anything_else_is_none(world: World, value: Any, key: str) -> None:
+    queue = world.queue(per_key=1, key_header=b"tenant")
+    publish(world, (value, b"1"), header="tenant")
+    assert queue.ready.first().head.text_in(b"tenant") == key
+
+
+async def test_keys_hold_over_a_restart_a_purge_and_a_get(world: World) -> None:
+    peer = Peer(world).login()
+    peer.ask(commands.Queue.Declare(queue="q", durable=True, arguments={"x-per-key": 1, "x-max-priority": 3}))
+    publish(world, ("a", b"1"), ("a", b"2"), ("b", b"3"))
+    taken_by(world.broker.queues[b"q"])
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert ready(queue) == [b"1", b"2", b"3"], "nobody holds any now"
+    peer = Peer(world).login()
+    for _ in range(2):
+        peer.say(commands.Basic.Get(0, "q", False))
+    assert (queue.held, queue.depth) == (2, 1)
+    assert [value.name for _, value in peer.say(commands.Basic.Get(0, "q", False))] == ["Basic.GetEmpty"]
+    assert (await call(world, queue, "purge"))["purged"] == 1
+    publish(world, ("a", b"4"))
+    assert [value.name for _, value in peer.say(commands.Basic.Get(0, "q", False))] == ["Basic.GetEmpty"]
+    peer.method(commands.Basic.Ack(1))
+    assert peer.ask_get("q") == b"4"
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_whatever_happens_each_message_comes_once_and_each_key_in_order(
+    world: World, seed: int
+) -> None:
+    chance = random.Random(seed)
+    queue = world.queue(durable=seed % 2 > 0, per_key=1, fair=seed % 4 > 1)
+    takers = [taken_by(queue, room=3) for _ in range(3)]
+    done: dict[int, list[bytes]] = {}
+    at = [0, 0, 0]
+    for number in range(120):
+        publish(world, (f"k{number % 7}", b"%03d" % number))
+        for place, taker in enumerate(takers):
+            while at[place] < len(taker.messages) and chance.random() < 0.7:
+                run = taker.messages[at[place]]
+                at[place] += 1
+                taker.count += 1
+                if chance.random() < 0.8:
+                    done.setdefault(int(run.bodies[0]) % 7, []).extend(run.bodies)
+                    queue.settle([run])
+                else:
+                    queue.requeue([run])
+                queue.dispatch()
+    for _ in range(400):
+        for place, taker in enumerate(takers):
+            while at[place] < len(taker.messages):
+                run = taker.messages[at[place]]
+                at[place] += 1
+                taker.count += 1
+                done.setdefault(int(run.bodies[0]) % 7, []).extend(run.bodies)
+                queue.settle([run])
+                queue.dispatch()
+    assert sorted(body for bodies in done.values() for body in bodies) == [b"%03d" % n for n in range(120)]
+    assert all(bodies == sorted(bodies) for bodies in done.values())
+    assert (queue.held, queue.depth, world.broker.memory.total_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"x-per-key": 0}, {"x-per-key": "1"}, {"x-fair": 1}, {"x-key-header": 5}]
+)
+async def test_an_argument_that_cannot_be_is_refused(world: World, arguments: Any) -> None:
+    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments=arguments))
+    assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
+    assert f"'{next(iter(arguments))}'" in answer.reply_text
