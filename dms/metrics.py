@@ -65,6 +65,13 @@ GAUGES = (
             len(queue.jobs.waiting) for queue in engine.queues.values() if queue.jobs is not None
         ),
     ),
+    Gauge(
+        "keys_ready",
+        "Keys of jobs that may be delivered.",
+        lambda engine: sum(
+            queue.jobs.ready.ready_keys for queue in engine.queues.values() if queue.jobs is not None
+        ),
+    ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),
     Gauge(
         "messages_dead",

@@ -8,8 +8,8 @@ import attrs
 
 from dms.settings import LossCounts, QueueSettings, contradiction
 from dms.wire import Refusal, malformed, name_untrusted
-from shared.queues.schedules import SCHEDULES_MAX, Schedule
 from shared.rates import Rate
+from shared.schedules import SCHEDULES_MAX, Schedule
 
 _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.name != "durability"}
 

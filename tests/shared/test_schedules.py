@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.queues.schedules import Due, Schedule
+from shared.schedules import Due, Schedule
 
 BERLIN = {"cron": "30 2 * * *", "zone": "Europe/Berlin", "body": "night"}
 SAID = [

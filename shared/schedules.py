@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import attrs
 
-from shared.queues.cron import Cron
+from shared.cron import Cron
 from shared.units import format_quantity, parse_quantity
 
 EVERY_MS_MIN = 1000
