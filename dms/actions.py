@@ -17,7 +17,7 @@ OPTIONS: Mapping[str, Argument] = {
     "loss_counts": Argument(
         "which deliveries count that a lost connection held", choices=("oldest", "all", "none")
     ),
-    "priorities": Argument("the highest priority of jobs, up to 9; 0: they have none", "number"),
+    "priorities": Argument("how many priorities jobs have, up to 10; 0: none", "number"),
     "per_key": Argument("messages of a key that are unacknowledged at a time; 0: any number", "number"),
     "fair": Argument("keys take turns", "flag"),
     "rate": Argument("deliveries a second, as 100/s; none: any"),

@@ -322,7 +322,7 @@ async def create(
     loss_counts: Annotated[
         Literal["oldest", "all", "none"] | None, _option("Deliveries of a lost connection that count.")
     ] = None,
-    priorities: Annotated[int | None, _option("The highest priority of jobs (up to 9).")] = None,
+    priorities: Annotated[int | None, _option("How many priorities jobs have (up to 10).")] = None,
     per_key: Annotated[int | None, _option("Of a key at a time, unacknowledged.")] = None,
     fair: Annotated[bool | None, _option("Keys take turns.")] = None,
     rate: Annotated[str | None, _option("Deliveries at most (100/s).")] = None,

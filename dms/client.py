@@ -123,7 +123,7 @@ class QueueOptions:
     loss_counts: str | None = None
     """Which deliveries count that a lost connection held: `oldest`, `all` or `none`."""
     priorities: int | None = None
-    """The highest priority of its jobs."""
+    """How many priorities its jobs have, up to 10: 0 to 9."""
     per_key: int | None = None
     """The most messages of a key that are unacknowledged at a time."""
     fair: bool | None = None

@@ -528,7 +528,7 @@ class Jobs:
 
     def _new_keys(self) -> Keys:
         options = self.queue.options
-        return Keys(options.per_key, fair=options.fair, priority_max=options.priorities)
+        return Keys(options.per_key, fair=options.fair, priority_max=max(options.priorities - 1, 0))
 
     def options_changed(self) -> None:
         """The queue's options have changed: what is ready stands anew."""

@@ -87,9 +87,9 @@ class QueueSettings:
     )
     """Which deliveries count that a lost connection held: the `oldest` alone, as where this is unset; `all`;
     or `none`. What could not be sent to it never counts."""
-    priorities: int | None = _optional(0, PRIORITY_MAX)
-    """The highest priority of its jobs, which go first; a higher one counts as that. Unset: they have
-    none."""
+    priorities: int | None = _optional(0, PRIORITY_MAX + 1)
+    """How many priorities its jobs have, from 0 on. The highest goes first, and what asks for more counts as
+    that. Unset: they have none."""
     per_key: int | None = _optional(0, 1_000_000)
     """The most messages of a key that are unacknowledged at a time. With 1, those of a key are in order,
     however many consumers there are. Unset: any number."""

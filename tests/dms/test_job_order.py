@@ -17,7 +17,7 @@ def bodies(peer: Peer, count: int) -> list[bytes]:
 
 
 def test_the_highest_priority_goes_first_and_each_in_its_order(world: World) -> None:
-    peer = with_queue(world, options=b'{"priorities":5}')
+    peer = with_queue(world, options=b'{"priorities":6}')
     peer.produce("orders", b"0a", b"0b")
     for body, priority in ((b"1a", 1), (b"5a", 5), (b"0c", 0), (b"5b", 9), (b"1b", 1)):
         peer.produce_with("orders", body, priority=priority)
@@ -122,7 +122,7 @@ def test_a_rate_counts_for_whoever_waits_for_each_answer(world: World) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (b'{"priorities":10}', "priorities"),
+        (b'{"priorities":11}', "priorities"),
         (b'{"per_key":-1}', "per_key"),
         (b'{"fair":1}', "fair"),
         (b'{"rate":"fast"}', "rate"),
