@@ -73,21 +73,21 @@ def test_keys_take_turns_and_so_does_what_has_none(world: World) -> None:
     assert Counter(body.split()[0] for body in first) == {b"large": 3, b"plain": 3, b"x": 1, b"y": 1}
 
 
-@pytest.mark.parametrize("change", [b"per_key", b"fair", b"priorities"])
-def test_options_may_change_while_jobs_wait_and_are_held(world: World, change: bytes) -> None:
+@pytest.mark.parametrize(("change", "value"), [("per_key", 1), ("fair", True), ("priorities", 2)])
+def test_options_may_change_while_jobs_wait_and_are_held(world: World, change: str, value: int) -> None:
     peer = with_queue(world)
     for number in range(6):
         peer.produce_with("orders", b"%d" % number, key="ab"[number % 2], priority=number % 3)
     ((held, _),) = peer.consume("orders")
     queue = world.engine.queues[b"orders"]
-    world.call("change", queue="orders", **{change.decode(): True if change == b"fair" else 1})
+    world.call("change", queue="orders", **{change: value})
     world.settle()
     assert len(queue.jobs.ready) == 5 if queue.jobs is not None else False
     found = peer.consume("orders", 5)
-    if change == b"per_key":
+    if change == "per_key":
         assert [body for _, body in found] == [b"1"]
         assert [body for _, body in deliveries(peer.ack(held))] == [b"2"]
-    elif change == b"priorities":
+    elif change == "priorities":
         assert [body for _, body in found] == [b"1", b"2", b"4", b"5", b"3"]
     else:
         assert len(found) == 5
