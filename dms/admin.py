@@ -181,7 +181,10 @@ class Admin:
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
         said = json.dumps(arguments.get("properties", {})).encode()
-        asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
+        try:
+            asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
+        except Refusal as refusal:
+            raise BadArgument(f"properties: {refusal.text}") from None
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
             raise BadArgument(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
         if queue.room < 1:
@@ -321,8 +324,9 @@ def _shown_name(option: str) -> str:
 
 
 def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
-    """The options in an action's arguments, without those that are null. Raises Refusal."""
-    given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
+    """The options in an action's arguments, without those that are null, and an empty schedule. Raises
+    Refusal."""
+    given = {name: value for name, value in arguments.items() if name in OPTIONS and value not in (None, [])}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
 
 

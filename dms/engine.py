@@ -387,10 +387,7 @@ class Queue(RunQueue):
         count = len(bodies)
         engine = self.engine
         if self.crowded and self.log is None and not moved:
-            engine.share_memory()
-            if self.crowded:
-                text = f"the queues of {self.owner} take his share of memory for messages"
-                raise Refusal(Status.QUEUE_FULL, text, limit="memory")
+            self.refuse_crowded()
         memory = self.memory
         if memory.full or not -SLACK_BYTES < memory.loaded_bytes - memory.loaded_charged < SLACK_BYTES:
             engine.sync_budget()
@@ -423,6 +420,13 @@ class Queue(RunQueue):
             if self.line:
                 self.dispatch()
         return ticket
+
+    def refuse_crowded(self) -> None:
+        """Raise Refusal where its owner's queues take their share of memory still."""
+        self.engine.share_memory()
+        if self.crowded:
+            text = f"the queues of {self.owner} take his share of memory for messages"
+            raise Refusal(Status.QUEUE_FULL, text, limit="memory")
 
     def on_produced(self, count: int) -> None:
         """`count` messages were added, other than by `produce`."""

@@ -590,6 +590,8 @@ class Jobs:
         Raises Refusal."""
         queue, engine = self.queue, self.queue.engine
         engine.sync_budget()
+        if queue.crowded and not moved:  # on disk or not: a job is in memory
+            queue.refuse_crowded()
         if queue.memory.full and not moved:
             raise Refusal(Status.QUEUE_FULL, "the server has no memory for more jobs", limit="memory")
         form = pack_job(0, head, body)

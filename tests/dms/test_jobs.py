@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dms import job_requests, wire
 from dms.settings import MS_MAX, DmsSettings
 from dms.wire import Refusal, Status, Type
+from shared.objects import BadArgument
 from tests.dms.world import NAME, Peer, World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.commits import fail, journal_write
 
@@ -397,7 +398,7 @@ def test_the_api_puts_jobs_too(world: World) -> None:
     said = {"delay_ms": 1000, "key": "k", "headers": {"a": "b"}}
     assert world.call("messages", queue="orders", text="one", properties=said) == {"published": 1}
     world.settle()
-    with pytest.raises(Refusal, match="unknown key colour"):
+    with pytest.raises(BadArgument, match="properties: unknown key colour"):
         world.call("messages", queue="orders", text="one", properties={"colour": "red"})
     assert peer.consume_with("orders") == []
     world.advance(1.1)
