@@ -491,6 +491,24 @@ class Client:
         )
         await self._call(method, commands.Queue.UnbindOk)
 
+    async def bind_exchange(
+        self, to: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Have the exchange `to` take what is published to the other one with this key."""
+        method = commands.Exchange.Bind(
+            destination=to, source=exchange, routing_key=key, arguments=dict(arguments or {})
+        )
+        await self._call(method, commands.Exchange.BindOk)
+
+    async def unbind_exchange(
+        self, to: str, exchange: str, key: str = "", arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """Remove that binding."""
+        method = commands.Exchange.Unbind(
+            destination=to, source=exchange, routing_key=key, arguments=dict(arguments or {})
+        )
+        await self._call(method, commands.Exchange.UnbindOk)
+
     async def purge(self, queue: str) -> int:
         """Delete a queue's messages, except unacknowledged ones; returns how many."""
         return (

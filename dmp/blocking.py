@@ -83,6 +83,8 @@ class Client(Blocking[client.Client]):
     declare_exchange = method(client.Client.declare_exchange)
     bind = method(client.Client.bind)
     unbind = method(client.Client.unbind)
+    bind_exchange = method(client.Client.bind_exchange)
+    unbind_exchange = method(client.Client.unbind_exchange)
     purge = method(client.Client.purge)
     delete_queue = method(client.Client.delete_queue)
     delete_exchange = method(client.Client.delete_exchange)

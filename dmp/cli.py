@@ -311,58 +311,77 @@ async def delete(
         return {**shown, "messages": messages}
 
 
-@command("bind jobs amq.topic -k 'orders.#'", "bind both amq.headers -a x-match=all -a kind=order")
+BoundTo = Annotated[
+    Literal["queue", "exchange"],
+    Parameter(help="What is bound: QUEUE is a queue, or the name of another exchange."),
+]
+
+
+@command(
+    "bind jobs amq.topic -k 'orders.#'",
+    "bind both amq.headers -a x-match=all -a kind=order",
+    "bind copies amq.topic -k '#' --to exchange",
+)
 async def bind(
     queue: QueueName,
     exchange: ExchangeName,
     *,
     key: Key = "",
     argument: Arguments = (),
+    to: BoundTo = "queue",
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
-    """Have a queue take what comes to an exchange with this key."""
+    """Have a queue, or an exchange, take what comes to an exchange with this key."""
     arguments = keyed("--argument", argument)
-    shown = {"queue": queue, "exchange": exchange, "key": key, "bound": True}
+    shown = {_ENDS[to]: queue, "exchange": exchange, "key": key, "bound": True}
     if server is None:
-        row = {"exchange": exchange, "queue": queue, "key": key, "arguments": arguments}
-        if arguments:
-            return ApiRequest(lambda api: _defined(api, "bindings", row) and shown)
-        return ApiRequest(lambda api: api.post("bindings", exchange=exchange, queue=queue, key=key) and shown)
+        row: dict[str, Any] = {"exchange": exchange, _ENDS[to]: queue, "key": key, "arguments": arguments}
+        return ApiRequest(lambda api: api.post("bindings", **row) and shown)
     async with _amqp(server, queue, exchange, key) as client:
-        await client.bind(queue, exchange, key, arguments)
+        does = client.bind if to == "queue" else client.bind_exchange
+        await does(queue, exchange, key, arguments)
     return shown
 
 
-@command("unbind jobs amq.topic -k 'orders.#'")
+@command("unbind jobs amq.topic -k 'orders.#'", "unbind copies amq.topic -k '#' --to exchange")
 async def unbind(
     queue: QueueName,
     exchange: ExchangeName,
     *,
     key: Key = "",
     argument: Arguments = (),
+    to: BoundTo = "queue",
     server: Server | None,
     json: Json = False,
 ) -> Mapping[str, Any] | ApiRequest:
     """Remove the binding with this key and these arguments."""
     arguments = keyed("--argument", argument)
-    shown = {"queue": queue, "exchange": exchange, "key": key, "bound": False}
+    shown = {_ENDS[to]: queue, "exchange": exchange, "key": key, "bound": False}
 
     def ask(api: AdminApi) -> Mapping[str, Any]:
-        api.get("queues", "dmp", queue)
+        api.get(*(("queues", "dmp", queue) if to == "queue" else ("exchanges", queue)))
         api.get("exchanges", exchange)
-        for row in api.rows("bindings", exchange=exchange, queue=queue):
-            if (row["key"], row["arguments"]) == (key, arguments):
+        for row in api.rows("bindings", exchange=exchange):
+            if (row[_ENDS[to]], row["key"], row["arguments"]) == (queue, key, arguments):
                 api.delete("bindings", row["id"])
         return shown
 
     if server is None:
         return ApiRequest(ask)
     async with _amqp(server, queue, exchange, key) as client:
-        await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
+        if to == "queue":
+            await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
+        else:
+            await client.declare_exchange(queue, passive=True)
         await client.declare_exchange(exchange, passive=True)
-        await client.unbind(queue, exchange, key, arguments)
+        does = client.unbind if to == "queue" else client.unbind_exchange
+        await does(queue, exchange, key, arguments)
     return shown
+
+
+_ENDS: Mapping[str, str] = {"queue": "queue", "exchange": "to_exchange"}
+"""How the API calls what a binding leads to."""
 
 
 @command("purge jobs", "purge jobs --dry-run")

@@ -14,6 +14,14 @@ OPTIONS: Mapping[str, Argument] = {
     "retry_ms": Argument("milliseconds from a NACK until the next delivery", "number"),
     "retry_max_ms": Argument("the retry's time doubles with each NACK, up to this", "number"),
     "dedup_ms": Argument("milliseconds for which a dedup key is known, message or not", "number"),
+    "loss_counts": Argument(
+        "which deliveries count that a lost connection held", choices=("oldest", "all", "none")
+    ),
+    "priorities": Argument("the highest priority of jobs, up to 9; 0: they have none", "number"),
+    "per_key": Argument("messages of a key that are unacknowledged at a time; 0: any number", "number"),
+    "fair": Argument("keys take turns", "flag"),
+    "rate": Argument("deliveries a second, as 100/s; none: any"),
+    "schedule": Argument('messages at times: {"every": "10m" | "cron": "0 3 * * *", "zone", "body"}', "rows"),
     "ack_ms": Argument("milliseconds for a delivery, then it returns; 0: any time", "number"),
 }
 """A queue's options as the API names them; those that are not given are as the settings say."""

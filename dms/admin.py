@@ -1,5 +1,6 @@
 """The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from dms.actions import CHANGE, OPTIONS
 from dms.dmsq_file import SUFFIX, DmsqWriter, import_into, read
 from dms.engine import Consumer, Engine, Queue
+from dms.job_requests import job_request_untrusted
 from dms.messages import READ_BYTES, Messages
 from dms.options import check_options
 from dms.records import Reason
@@ -175,16 +177,24 @@ class Admin:
         ticket = self._engine.set_paused(queue, paused)
         await self._engine.store.wait(ticket)
 
-    @putting("an empty table: messages of DMS have none")
+    @putting("what PRODUCE_WITH says of a job, as delay_ms, key, headers; empty: a plain message")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
-        if arguments.get("properties", {}) != {}:
-            raise BadArgument("properties: messages of DMS have none")
+        said = json.dumps(arguments.get("properties", {})).encode()
+        try:
+            asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
+        except Refusal as refusal:
+            raise BadArgument(f"properties: {refusal.text}") from None
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:
             raise BadArgument(f"a message, with its queue's name, has at most {PAYLOAD_BYTES_MAX} bytes")
         if queue.room < 1:
             raise Refusal(Status.QUEUE_FULL, f"{queue.text} is full")
-        ticket = None if dry_run else queue.produce([body], len(body))
+        if dry_run:
+            ticket = None
+        elif asked is None:
+            ticket = queue.produce([body], len(body))
+        else:
+            ticket = queue.made_for_jobs().produce(asked, body)
         await self._engine.store.wait(ticket)
         return {"published": 1}
 
@@ -300,7 +310,9 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
 
 def _settings(queue: Queue) -> dict[str, Any]:
     options = queue.options
-    return {name: getattr(options, _OPTION_NAMES.get(name, name)) for name in OPTIONS}
+    shown = {name: getattr(options, _OPTION_NAMES.get(name, name)) for name in OPTIONS}
+    schedule = [each.said for each in options.schedule]
+    return {**shown, "rate": str(options.rate or ""), "schedule": schedule}
 
 
 _OPTION_NAMES = {"depth_limit": "depth"}
@@ -312,8 +324,9 @@ def _shown_name(option: str) -> str:
 
 
 def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
-    """The options in an action's arguments, without those that are null. Raises Refusal."""
-    given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
+    """The options in an action's arguments, without those that are null, and an empty schedule. Raises
+    Refusal."""
+    given = {name: value for name, value in arguments.items() if name in OPTIONS and value not in (None, [])}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
 
 

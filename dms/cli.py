@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time_ns
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from cyclopts import Parameter
 
@@ -319,6 +319,13 @@ async def create(
     retry_max_ms: Annotated[int | None, _option("The delay doubles with each NACK, up to this.")] = None,
     ack_ms: Annotated[int | None, _option("For a delivery, then it returns.")] = None,
     dedup_ms: Annotated[int | None, _option("A dedup key is known so long, message or not.")] = None,
+    loss_counts: Annotated[
+        Literal["oldest", "all", "none"] | None, _option("Deliveries of a lost connection that count.")
+    ] = None,
+    priorities: Annotated[int | None, _option("The highest priority of jobs (up to 9).")] = None,
+    per_key: Annotated[int | None, _option("Of a key at a time, unacknowledged.")] = None,
+    fair: Annotated[bool | None, _option("Keys take turns.")] = None,
+    rate: Annotated[str | None, _option("Deliveries at most (100/s).")] = None,
     exist_ok: Annotated[bool, flag("No error where it exists; its options stay.")] = False,
     server: Server,
     json: Json = False,
@@ -334,6 +341,11 @@ async def create(
         retry_max_ms=retry_max_ms,
         ack_ms=ack_ms,
         dedup_ms=dedup_ms,
+        loss_counts=loss_counts,
+        priorities=priorities,
+        per_key=per_key,
+        fair=fair,
+        rate=rate,
     )
     async with _connected(server) as client:
         try:

@@ -120,6 +120,18 @@ class QueueOptions:
     """The time that a consumer has for a delivery; `Message.touch` begins it anew."""
     dedup_ms: int | None = None
     """How long a `dedup` key is known, though its message has left."""
+    loss_counts: str | None = None
+    """Which deliveries count that a lost connection held: `oldest`, `all` or `none`."""
+    priorities: int | None = None
+    """The highest priority of its jobs."""
+    per_key: int | None = None
+    """The most messages of a key that are unacknowledged at a time."""
+    fair: bool | None = None
+    """Keys take turns."""
+    rate: str | None = None
+    """Deliveries at most, as `100/s`."""
+    schedule: Sequence[Mapping[str, str]] | None = None
+    """Messages at times: `every` or `cron` (with `zone`), and `body`."""
 
     def encoded(self) -> bytes:
         said = {name: value for name, value in attrs.asdict(self).items() if value is not None}

@@ -36,7 +36,7 @@ import structlog
 
 from dms.cold import ColdRow
 from dms.delivery_ids import DeliveryIds
-from dms.expiry import EVER, AckDeadlines, Expiry, Jobs
+from dms.expiry import EVER, AckDeadlines, Expiry, Jobs, Schedules
 from dms.job_head import JOB_FIRST, JobHead, said
 from dms.memory import MessageMemory
 from dms.metrics import Counts
@@ -44,7 +44,7 @@ from dms.options import Options
 from dms.queue_log import Arrival, QueueLog
 from dms.records import Reason
 from dms.runs import counted
-from dms.settings import DmsSettings
+from dms.settings import DmsSettings, LossCounts
 from dms.undoing import Undoing
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
@@ -59,6 +59,7 @@ from shared.queues.core import (
 from shared.queues.runs import Ready, Run, bodies_bytes, split_by
 from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
+from shared.rates import TokenBucket
 from shared.turns import LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ class Queue(RunQueue):
     """One queue, from its creation to its deletion."""
 
     __slots__ = (
+        "bucket",
         "cold",
         "consumers",
         "crowded",
@@ -267,6 +269,7 @@ class Queue(RunQueue):
         "owner",
         "recovered",
         "released",
+        "schedules",
         "tail",
         "text",
     )
@@ -296,10 +299,13 @@ class Queue(RunQueue):
         """None: in memory, from the beginning or since the disk failed (best-effort)."""
         self.cold: ColdRow | None = None
         self.expiry: Expiry | None = None
+        self.bucket: TokenBucket | None = TokenBucket(options.rate) if options.rate else None
+        """None: it delivers at any rate."""
         self.deadlines: AckDeadlines | None = AckDeadlines(self) if options.ack_ms else None
         """None: its deliveries have no time limit."""
         self.jobs: Jobs | None = None
         """None: no job has come."""
+        self.schedules = Schedules(self)
         self.consumers = 0
         """Connections and bridges that consume it."""
         self.recovered = 1
@@ -381,10 +387,7 @@ class Queue(RunQueue):
         count = len(bodies)
         engine = self.engine
         if self.crowded and self.log is None and not moved:
-            engine.share_memory()
-            if self.crowded:
-                text = f"the queues of {self.owner} take his share of memory for messages"
-                raise Refusal(Status.QUEUE_FULL, text, limit="memory")
+            self.refuse_crowded()
         memory = self.memory
         if memory.full or not -SLACK_BYTES < memory.loaded_bytes - memory.loaded_charged < SLACK_BYTES:
             engine.sync_budget()
@@ -417,6 +420,13 @@ class Queue(RunQueue):
             if self.line:
                 self.dispatch()
         return ticket
+
+    def refuse_crowded(self) -> None:
+        """Raise Refusal where its owner's queues take their share of memory still."""
+        self.engine.share_memory()
+        if self.crowded:
+            text = f"the queues of {self.owner} take his share of memory for messages"
+            raise Refusal(Status.QUEUE_FULL, text, limit="memory")
 
     def on_produced(self, count: int) -> None:
         """`count` messages were added, other than by `produce`."""
@@ -484,6 +494,11 @@ class Queue(RunQueue):
         are have expired. `credit`: the first in line, which they are for; None: nothing waits.
         """
         engine, ready, log, jobs = self.engine, self.ready, self.log, self.jobs
+        if self.bucket is not None:
+            most = min(most, self.bucket.allowance(engine.times.seconds()))
+            if not most:
+                self.wake_by(engine.times.now_ms() + 1 + int(1000 * self.bucket.wait_seconds))
+                return False
         if jobs is not None and (job := jobs.take_next()) is not None:
             run, count = job, 1
             engine.counts.redelivered += run.tries > 0
@@ -516,6 +531,8 @@ class Queue(RunQueue):
             if consumer.prefetches and log is not None:
                 log.taken_ahead(run.numbers)
         self.hold(run)
+        if self.bucket is not None:
+            self.bucket.take(count)
         if not consumer.prefetches:
             run.tries += 1
             if log is not None:
@@ -580,6 +597,8 @@ class Queue(RunQueue):
             engine.has_room(self)
         if ticket is None and engine.durable is not None:
             engine.count_not_durable(count)
+        if self.options.per_key and self.line:  # more of these keys may go
+            self.dispatch()
         return ticket
 
     def undo_ack(self, consumer: Consumer, deliveries: Sequence[Delivery[bytes, Queue]]) -> None:
@@ -731,6 +750,8 @@ class Queue(RunQueue):
             self.log.flush_notes()
         if self.deadlines is not None:
             self.deadlines.on_time(int(now))
+        if self.schedules.due:
+            self.schedules.on_time()
         if self.jobs is not None:
             self.jobs.on_time(int(now))
         if self.expiry is not None:
@@ -810,7 +831,9 @@ class Queue(RunQueue):
     def snapshot_state(self) -> Mapping[str, Any]:
         no_times = {"expired": 0, "released": 0, "lives": [], "delays": []}
         times = self.expiry.state if self.expiry is not None else no_times
-        jobs = {} if self.jobs is None else {"jobs": self.jobs.tail}
+        jobs: dict[str, Any] = {} if self.jobs is None else {"jobs": self.jobs.tail}
+        if self.schedules.due:
+            jobs["scheduled"] = self.schedules.done
         return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
 
     def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
@@ -990,6 +1013,7 @@ class Engine:
                 self.discard(queue)
                 raise refusal_for(error) from None
             ticket.when_done(lambda ticket: self._undo_create(queue) if ticket.error is not None else None)
+        queue.schedules.begin()
         return queue, ticket
 
     def check_new(self, name: str, asked: Mapping[str, Any], user: str = "") -> None:
@@ -1064,12 +1088,16 @@ class Engine:
         self._sources[queue.options.dead_letter] -= 1
         self._sources[options.dead_letter] += 1
         queue.options = options
+        queue.bucket = TokenBucket(options.rate) if options.rate else None
         if options.ack_ms and queue.deadlines is None:
             queue.deadlines = AckDeadlines(queue)
         elif not options.ack_ms:
             queue.deadlines = None
         if queue.expiry is not None:
             queue.expiry.options_changed()
+        if queue.jobs is not None:
+            queue.jobs.options_changed()
+        queue.schedules.begin()
         self.has_room(queue)
         queue.dispatch()
 
@@ -1372,13 +1400,15 @@ class Engine:
         """
         held, consumer.unacked = consumer.unacked, Unacked()
         consumer.gave_all()
+        oldest = min(held.runs, default=b"")
         by_queue: dict[Queue, deque[Run]] = {}
         for ids, queue, run in held:
             runs = by_queue.get(queue)
             if runs is None:
                 runs = by_queue[queue] = deque()
                 queue.await_returns()
-            runs.extend([run] if untried is None else _less_untried(ids, run, untried))
+            counts = "all" if consumer.prefetches else queue.options.loss_counts
+            runs.extend(_less_untried(ids, run, _uncounted(counts, oldest, untried)))
         if by_queue:
             self.returning[consumer.number] = by_queue
             self.long_work.add(self._return_in_slices(consumer.number))
@@ -1475,8 +1505,21 @@ def _row(log: Log, asked: Mapping[str, Any], snapshot: int, paused: bool = False
     return json.dumps({**row, "paused": True} if paused else row).encode()
 
 
-def _less_untried(ids: Sequence[bytes], run: Run, untried: Callable[[bytes], bool]) -> list[Run]:
-    """The messages of a delivered run; those that nobody could try have one delivery less."""
+def _uncounted(
+    counts: LossCounts, oldest: bytes, untried: Callable[[bytes], bool] | None
+) -> Callable[[bytes], bool] | None:
+    """Whether a lost delivery, by its id, does not count. None: all count."""
+    if counts == "none":
+        return lambda _: True
+    if counts == "all":
+        return untried
+    return lambda each: each != oldest or (untried is not None and untried(each))
+
+
+def _less_untried(ids: Sequence[bytes], run: Run, untried: Callable[[bytes], bool] | None) -> list[Run]:
+    """The messages of a delivered run; those that do not count have one delivery less."""
+    if untried is None:
+        return [run]
     parts = []
     for is_untried, part in split_by(run, map(untried, ids)):
         part.tries -= is_untried

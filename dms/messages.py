@@ -72,6 +72,9 @@ class Messages(MessageActions[Queue]):
         more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
         if message.first >= JOB_FIRST:
             more |= message.head.shown
+            times = self._engine.times
+            if message.head.due > times.now_ms():
+                more["due_ms"] = message.head.due - times.now_ms() + times.unix_ms()
         rows.add(message.first, body, time_ms, properties={"deliveries": message.tries, **more})
 
     def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:

@@ -28,6 +28,8 @@ class Counts:
     imported: int = counter("messages_imported_total", "Messages that came from .dmsq files.")
     repeated: int = counter("messages_repeated_total", "PRODUCE_WITHs whose dedup key was known.")
     cancelled: int = counter("messages_cancelled_total", "Jobs cancelled before they were delivered.")
+    scheduled: int = counter("messages_scheduled_total", "Messages that came because a schedule said so.")
+    scheduled_late: int = counter("messages_scheduled_late_total", "Times that a scheduled one had no place.")
     timeouts: int = counter("consumes_timed_out_total", "CONSUMEs that have waited in vain.")
     clients_refused: int = counter("clients_refused_total", "Connections above clients_max.")
     too_late: int = counter("frames_too_late_total", "Frames that did not come to their end in time.")
@@ -61,6 +63,13 @@ GAUGES = (
         "Jobs that wait for their time.",
         lambda engine: sum(
             len(queue.jobs.waiting) for queue in engine.queues.values() if queue.jobs is not None
+        ),
+    ),
+    Gauge(
+        "keys_ready",
+        "Keys of jobs that may be delivered.",
+        lambda engine: sum(
+            queue.jobs.ready.ready_keys for queue in engine.queues.values() if queue.jobs is not None
         ),
     ),
     Gauge("messages_held", "Messages delivered and not acknowledged.", _all_of("held")),

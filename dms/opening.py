@@ -57,6 +57,8 @@ class LogReplay:
         self.job_tail = JOB_FIRST
         self.seen: list[list[Any]] = []
         self._kept_jobs: dict[int, bytes] = {}
+        self.scheduled: dict[str, int] = {}
+        """Up to when each schedule is done."""
 
     def apply(self, data: bytes, offset: int) -> None:
         """Apply whole records, the first at `offset`. Raises NotOurs."""
@@ -120,6 +122,7 @@ class LogReplay:
                 self.jobs = dict(self._kept_jobs)
                 self.state = dict(records.object_in(data, record))
                 self.job_tail = self.state.get("jobs", JOB_FIRST)
+                self.scheduled = dict(self.state.get("scheduled", {}))
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
@@ -138,6 +141,8 @@ class LogReplay:
                         self.jobs[seq] = pack_job(tries, about, body)
             case RecordKind.SEEN:
                 self.seen = list(records.object_in(data, record)["keys"])
+            case RecordKind.SCHEDULED:
+                self.scheduled = dict(records.object_in(data, record)["done"])
             case RecordKind.IMPORTED:
                 pass  # the table has the imported files
             case _:
@@ -237,6 +242,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
             )
     tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
+        queue.schedules.begin()
         if queue.expiry is not None:  # now that the dead-letter queues exist
             queue.expire(engine.times.now_ms())
     return engine
@@ -263,6 +269,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.end = queue.tail = queue.recovered = max(replay.tail, replay.head)
     queue.depth = queue.end - queue.head + len(replay.out) + len(replay.jobs)
     _restore_times(queue, replay)
+    queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
         queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen)
     queue.cold.lose(lost)

@@ -6,10 +6,16 @@ from typing import Any, Self
 
 import attrs
 
-from dms.settings import QueueSettings, contradiction
+from dms.settings import LossCounts, QueueSettings, contradiction
 from dms.wire import Refusal, malformed, name_untrusted
+from shared.rates import Rate
+from shared.schedules import SCHEDULES_MAX, Schedule
 
 _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.name != "durability"}
+
+SCHEDULE = "schedule"
+"""The option that settings do not have: its messages are of one queue."""
+_TEXTS = ("loss_counts", "rate")
 
 
 @attrs.frozen
@@ -25,6 +31,12 @@ class Options:
     retry_max_ms: int = 0
     ack_ms: int = 0
     dedup_ms: int = 0
+    loss_counts: LossCounts = "oldest"
+    priorities: int = 0
+    per_key: int = 0
+    fair: bool = False
+    rate: Rate | None = None
+    schedule: tuple[Schedule, ...] = ()
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], settings: QueueSettings, name: str) -> Self:
@@ -32,8 +44,11 @@ class Options:
         found: dict[str, Any] = {}
         for key in _KEYS:
             value = asked.get(key, getattr(settings, key))
+            if key == "rate" and isinstance(value, str):
+                value = Rate.parse(value) if value else None
             if value is not None:
                 found[key] = value
+        found["schedule"] = tuple(map(Schedule.parse, asked.get("schedule", ())))
         if found.get("dead_letter") == name:  # the settings' pattern matches it, too: nothing dies in it
             for key in ("dead_letter", "ttl_ms", "max_deliveries"):
                 found.pop(key, None)
@@ -73,18 +88,42 @@ def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
 def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
     """Check options of the queue `name`, and return them. Raises Refusal that names the bad one."""
     for key, value in asked.items():
-        if key not in _KEYS:
+        if key not in _KEYS and key != SCHEDULE:
             shown = key[:64].encode("unicode_escape").decode()
-            raise malformed(f"unknown option {shown}; there are {', '.join(_KEYS)}")
+            raise malformed(f"unknown option {shown}; there are {', '.join((*_KEYS, SCHEDULE))}")
         if key == "dead_letter":
             _check_dead_letter(value, name)
+        elif key in _TEXTS:
+            if not isinstance(value, str):
+                raise malformed(f"option {key} is a text")
+        elif key == SCHEDULE:
+            _check_schedule(value)
+        elif key == "fair":
+            if type(value) is not bool:
+                raise malformed("option fair is true or false")
         elif type(value) is not int:
             raise malformed(f"option {key} is a whole number")
+    rate = asked.get("rate")
     try:
-        QueueSettings(**asked)
+        if rate:
+            Rate.parse(rate)
+    except ValueError as error:
+        raise malformed(f"option rate {error}") from None
+    try:
+        QueueSettings(**{key: value for key, value in asked.items() if key not in ("rate", SCHEDULE)})
     except (TypeError, ValueError) as error:
         raise malformed(f"an option is out of range: {error.args[0]}") from None
     return asked
+
+
+def _check_schedule(value: object) -> None:
+    if not isinstance(value, list) or len(value) > SCHEDULES_MAX:
+        raise malformed(f"option schedule is a list of at most {SCHEDULES_MAX} objects")
+    for number, said in enumerate(value):
+        try:
+            Schedule.parse(said)
+        except ValueError as error:
+            raise malformed(f"option schedule, number {number}: {error}") from None
 
 
 def _check_dead_letter(value: object, name: str) -> None:

@@ -46,6 +46,7 @@ class RecordKind(IntEnum):
     TEXTS = 12
     RESCHEDULED = 13
     SEEN = 14
+    SCHEDULED = 15
 
 
 class Reason(IntEnum):

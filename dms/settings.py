@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 from attrs import validators
 
 from dms.wire import Refusal, name_untrusted
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
+from shared.rates import Rate
 from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
 
@@ -39,6 +40,7 @@ def _queue_name(_: object, attribute: "attrs.Attribute[str]", name: str) -> None
             raise ValueError(f"{attribute.name}: {refusal.text}") from None
 
 
+LossCounts = Literal["oldest", "all", "none"]
 ACK_MS_MIN = 100
 """The least time for a delivery."""
 
@@ -80,6 +82,21 @@ class QueueSettings:
     dedup_ms: int | None = _optional(0, MS_MAX)
     """The time from PRODUCE_WITH for which a `dedup` key is known, though its message has left. Unset: it is
     known while its message is in the queue."""
+    loss_counts: LossCounts | None = attrs.field(
+        default=None, validator=validators.optional(validators.in_(get_args(LossCounts)))
+    )
+    """Which deliveries count that a lost connection held: the `oldest` alone, as where this is unset; `all`;
+    or `none`. What could not be sent to it never counts."""
+    priorities: int | None = _optional(0, PRIORITY_MAX)
+    """The highest priority of its jobs, which go first; a higher one counts as that. Unset: they have
+    none."""
+    per_key: int | None = _optional(0, 1_000_000)
+    """The most messages of a key that are unacknowledged at a time. With 1, those of a key are in order,
+    however many consumers there are. Unset: any number."""
+    fair: bool | None = None
+    """Keys take turns, a message each."""
+    rate: Rate | None = None
+    """Deliveries a second at most, as `100/s`; a second of it at once."""
 
 
 def contradiction(ttl_ms: int, delay_ms: int, retry_ms: int, retry_max_ms: int) -> str:

@@ -30,6 +30,8 @@ class Times:
         self._time = clock
         self._started = clock()
         self._unix_ms = unix_ms()
+        self.wall_ms = unix_ms
+        """The wall clock as it is now, which may jump."""
         self._age_ms = 0
         self.timers = Timers(self.now_ms, _report_crash, self._loop_time)
 

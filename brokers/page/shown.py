@@ -134,9 +134,10 @@ def filled(value: Any) -> str:
     """A value as a form's field has it."""
     if value is None:
         return ""
-    if isinstance(value, list | tuple):
+    rows = isinstance(value, list | tuple)
+    if rows and not any(isinstance(each, dict) for each in value):
         return "\n".join(map(str, value))
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+    return json.dumps(value, ensure_ascii=False) if rows or isinstance(value, dict) else str(value)
 
 
 def label(name: str) -> str:

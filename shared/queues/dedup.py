@@ -26,6 +26,11 @@ class SeenKeys:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    @property
+    def next(self) -> float:
+        """When the first window ends; inf: none is open."""
+        return self._windows.next
+
     def number_of(self, key: str, now: float) -> int | None:
         """The number of the message that has come with this key. None: the key is not known any more."""
         self.forget(now)

@@ -22,10 +22,12 @@ STALE_MIN = 64
 class _Key:
     """One key: how many of its messages are unacknowledged, and its lanes by priority."""
 
-    __slots__ = ("lanes", "name", "unacked")
+    __slots__ = ("count", "lanes", "name", "unacked")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.count = 0
+        """How many of its messages are ready."""
         self.unacked = 0
         self.lanes: dict[int, _Lane] = {}
 
@@ -122,6 +124,9 @@ class _InOrder:
         """How many the front lane may give in its turn."""
         return wanted
 
+    def __len__(self) -> int:
+        return self._standing
+
 
 class _InTurn:
     """Lanes of one priority that take turns, a message each."""
@@ -142,6 +147,9 @@ class _InTurn:
     def pop(self) -> None:
         self._lanes.popleft().place = None
 
+    def __len__(self) -> int:
+        return len(self._lanes)
+
     def most(self, wanted: int) -> int:
         return 1 if len(self._lanes) > 1 else wanted
 
@@ -157,7 +165,7 @@ class Keys:
     What is taken counts as unacknowledged until it is released.
     """
 
-    __slots__ = ("_keys", "_lines", "_top", "count", "fair", "per_key")
+    __slots__ = ("_keys", "_lines", "_top", "count", "fair", "per_key", "ready_keys")
 
     in_order = False
 
@@ -165,6 +173,8 @@ class Keys:
         self.per_key = per_key
         self.fair = fair
         self.count = 0
+        self.ready_keys = 0
+        """How many keys have ready messages."""
         self._keys: dict[str, _Key] = {}
         line = _InTurn if fair else _InOrder
         self._lines: tuple[_InTurn | _InOrder, ...] = tuple([line() for _ in range(priority_max + 1)])
@@ -182,9 +192,9 @@ class Keys:
             yield run
 
     @property
-    def ready_keys(self) -> int:
-        """How many keys have ready messages."""
-        return sum(1 for key in self._keys.values() if any(lane.count for lane in key.lanes.values()))
+    def in_line(self) -> int:
+        """How many lanes of the first priority may give a message, or a few more."""
+        return len(self._lines[self._top])
 
     def first(self) -> Run | None:
         """The run of the next message that may be taken. None: none may."""
@@ -207,7 +217,7 @@ class Keys:
         if lane is None:
             lane = found.lanes[priority] = _Lane(found, priority)
         lane.put(run)
-        self.count += len(run.bodies)
+        self._count(found, len(run.bodies))
         if not self._is_full(found):
             self._line_up(lane)
 
@@ -223,12 +233,13 @@ class Keys:
     def clear(self) -> list[Run]:
         """Take all, by priority and number. What is unacknowledged still counts."""
         runs = [*self]
-        self.count = self._top = 0
+        self.count = self._top = self.ready_keys = 0
         for line in self._lines:
             while line.front() is not None:
                 line.pop()
         for key in (*self._keys.values(),):
             key.lanes.clear()
+            key.count = 0
             self._forget_if_idle(key)
         return runs
 
@@ -242,7 +253,7 @@ class Keys:
             most = min(most, self.per_key - key.unacked)
         run = lane.take(most)
         count = len(run.bodies)
-        self.count -= count
+        self._count(key, -count)
         line.pop()
         if self.per_key and key.name:
             key.unacked += count
@@ -274,10 +285,16 @@ class Keys:
         """Take out a run that is here, whole; returns its messages, and the run itself has none any more."""
         lane = self._keys[key].lanes[min(priority, len(self._lines) - 1)]
         whole = lane.remove(run)
-        self.count -= len(whole.bodies)
+        self._count(lane.key, -len(whole.bodies))
         if not lane.count:
             self._drop(lane)
         return whole
+
+    def _count(self, key: _Key, more: int) -> None:
+        """So many more of a key are ready, or fewer."""
+        self.count += more
+        before, key.count = key.count, key.count + more
+        self.ready_keys += bool(key.count) - bool(before)
 
     def _is_full(self, key: _Key) -> bool:
         return 0 < self.per_key <= key.unacked and bool(key.name)

@@ -143,7 +143,7 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("queues/dms/wrong/peek", {"most": 1}, 400),
         ("queues/dms/wrong/messages", {}, 400),
         ("queues/dms/wrong/messages", {"text": "x" * 5000}, 400),
-        ("queues/dms/wrong/messages", {"text": "x", "properties": {"priority": 1}}, 400),
+        ("queues/dms/wrong/messages", {"text": "x", "properties": {"colour": 1}}, 400),
         ("queues/dms/wrong/messages?dry_run=1", {"text": "x", "properties": {}}, 200),
         ("queues/dms/wrong/purge?dry_run=maybe", {}, 400),
         ("drain?dry_run=maybe", {}, 400),

@@ -339,7 +339,7 @@ def test_a_form_asks_what_a_person_can_answer(visits: Callable[..., Visit]) -> N
     expect(dialog.get_by_label("Durable")).to_be_checked()
     visit.go("/queues/dms/jobs")
     visit.page.get_by_role("button", name="Publish").click()
-    expect(visit.page.locator("dialog[open]").get_by_label("Properties")).to_have_count(0)
+    expect(visit.page.locator("dialog[open]").get_by_label("Properties")).to_have_count(1)
     buttons = visit.page.locator(".actions button").all()
     classes = [each.get_attribute("class") or "" for each in buttons]
     assert classes == sorted(classes), "what destroys stands last"

@@ -318,9 +318,7 @@ def test_a_command_of_the_admin_port_refuses_a_protocols_own(words: tuple[str, .
         assert "--url http(s)://HOST:15800, --context or --data-dir" in said
 
 
-@pytest.mark.parametrize(
-    "words", [("fsck",), ("log", "ls"), ("user", "list"), ("user", "rm", "ann"), ("restore", "b")]
-)
+@pytest.mark.parametrize("words", [("fsck",), ("log", "ls"), ("restore", "b")])
 def test_what_works_on_files_does_not_take_the_folder_here_for_a_server_elsewhere(
     words: tuple[str, ...], command: Run, home: Path
 ) -> None:

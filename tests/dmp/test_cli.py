@@ -104,6 +104,11 @@ def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_o
         "unbind jobs logs -k a.#",
         "bind jobs amq.headers -a x-match=all -a kind=order",
         "unbind jobs amq.headers -a x-match=all -a kind=order",
+        "declare exchange copies --type fanout",
+        "bind copies logs -k b.# --to exchange",
+        "unbind copies logs -k b.# --to exchange",
+        "delete exchange copies",
+        "unbind copies logs -k b.# --to exchange",
         "delete exchange logs",
         "delete exchange logs",
         "purge nix",
@@ -135,15 +140,20 @@ def test_what_the_api_cannot_declare_is_told(server: Server, here: Command) -> N
     assert here("declare", "queue", "same", "-a", "x-max-length=5", *api)[0] == ExitCode.FAILED
     assert here("declare", "queue", "x", "--transient", *api)[0] == ExitCode.USAGE
     assert here("declare", "exchange", "x", "-a", "x=1", *api)[0] == ExitCode.USAGE
-    assert here("bind", "nix", "amq.headers", "-a", "x-match=all", *api)[0] == ExitCode.FAILED
+    assert here("bind", "nix", "amq.headers", "-a", "x-match=all", *api)[0] == ExitCode.MISSING
     assert here("delete", "queue", "same", *api)[0] == 0
 
 
 def test_queues_and_exchanges_are_made_bound_emptied_and_ended(here: Command) -> None:
     assert here("declare", "queue", "jobs", "-a", "x-message-ttl=60000")[0] == 0
     assert here("declare", "exchange", "logs", "--type", "topic")[0] == 0
+    assert here("declare", "exchange", "all", "--type", "topic")[0] == 0
+    assert here("bind", "logs", "all", "-k", "#", "--to", "exchange")[0] == 0
     assert here("bind", "jobs", "logs", "-k", "web.#")[0] == 0
-    here("put", "logs", "one", "two", "-k", "web.get")
+    here("put", "all", "one", "two", "-k", "web.get")
+    assert here("unbind", "logs", "all", "-k", "#", "--to", "exchange")[0] == 0
+    assert here("put", "all", "three", "-k", "web.get")[0] == ExitCode.FAILED
+    assert here("delete", "exchange", "all")[0] == 0
     assert depth(here, "jobs") == 2
     code, _, err = here("delete", "queue", "jobs", "--if-empty")
     assert (code, "not empty" in err) == (1, True)

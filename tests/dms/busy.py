@@ -8,7 +8,13 @@ from dms.wire import Type
 from tests.dms.world import Peer, World
 
 QUEUES = ("jobs", "dead", "plain")
-OPTIONS = {"dead_letter": "dead", "max_deliveries": 3, "ttl_ms": 30_000, "retry_ms": 10, "dedup_ms": 90_000}
+OPTIONS = {
+    "dead_letter": "dead",
+    "max_deliveries": 3,
+    "ttl_ms": 30_000,
+    "retry_ms": 10,
+    "dedup_ms": 90_000,
+} | {"schedule": [{"every": "1min", "body": "each"}]}
 
 
 def busy(seed: int, steps: int = 120) -> World:

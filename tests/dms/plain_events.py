@@ -29,6 +29,7 @@ NAMES = {
     RecordKind.TEXTS: "texts",
     RecordKind.RESCHEDULED: "rescheduled",
     RecordKind.SEEN: "seen",
+    RecordKind.SCHEDULED: "scheduled",
 }
 REASONS = {
     1: "nack",

@@ -63,7 +63,7 @@ class Entries:
         self._data, self._at = data, 0
 
     def take(self, kind: int) -> Any:
-        return tuple(self._fields(kind)) if kind not in (9, 10, 14) else json.loads(self.rest())
+        return tuple(self._fields(kind)) if kind not in (9, 10, 14, 15) else json.loads(self.rest())
 
     def rest(self) -> bytes:
         return self._bytes(len(self._data) - self._at)

@@ -56,10 +56,10 @@ def test_what_is_held_ends_in_a_refusal_until_some_of_it_is_acknowledged() -> No
     assert len(peer.consume("orders")) == 1
 
 
-def of_two_users() -> World:
+def of_two_users(*, persist: bool = False) -> World:
     process = Account("process", 400_000)
     process.percent_of = lambda user: 50
-    return World(MEMORY, budget=process)
+    return World(DmsSettings(persist=persist), budget=process)
 
 
 def test_a_user_s_queues_have_their_share_of_memory_and_who_consumes_makes_room() -> None:
@@ -78,6 +78,20 @@ def test_a_user_s_queues_have_their_share_of_memory_and_who_consumes_makes_room(
         for held, _ in other.consume("also"):
             assert statuses(other.ack(held)) == [Status.OK]
     assert statuses(greedy.produce("mine", BODY)) == [Status.OK]
+
+
+@pytest.mark.parametrize("persist", [False, True])
+def test_a_user_s_jobs_have_their_share_on_disk_or_not(persist: bool) -> None:
+    world = of_two_users(persist=persist)
+    greedy, neighbour = with_queue(world, "mine", user="mal"), with_queue(world, "theirs", user="ann")
+    found = [statuses(greedy.produce_with("mine", BODY, delay_ms=1000))[0] for _ in range(MANY)]
+    assert set(found) == {Status.OK, Status.QUEUE_FULL}
+    assert statuses(neighbour.produce_with("theirs", BODY)) == [Status.OK]
+    world.advance(2)
+    for _ in range(found.count(Status.OK)):
+        for held, _ in greedy.consume("mine"):
+            greedy.ack(held)
+    assert statuses(greedy.produce_with("mine", BODY)) == [Status.OK]
 
 
 @pytest.mark.parametrize("ends", ["ack", "nack", "lose"])

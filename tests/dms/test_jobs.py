@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dms import job_requests, wire
 from dms.settings import MS_MAX, DmsSettings
 from dms.wire import Refusal, Status, Type
+from shared.objects import BadArgument
 from tests.dms.world import NAME, Peer, World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.commits import fail, journal_write
 
@@ -381,6 +382,7 @@ def test_jobs_are_shown_moved_and_purged(world: World) -> None:
     shown = {row["text"]: row for row in world.call("peek", queue="orders", limit=10)}
     assert set(shown) == {"plain", "ready", "waits"}
     assert shown["waits"]["properties"]["key"] == "k"
+    assert shown["waits"]["properties"]["due_ms"] == UNIX_MS + 60_001
     discarded = world.call("discard", queue="orders", position=shown["waits"]["position"])
     assert discarded == {"discarded": 1}
     assert world.call("move", queue="orders", to="other") == {"moved": 2, "left": 0}
@@ -389,6 +391,31 @@ def test_jobs_are_shown_moved_and_purged(world: World) -> None:
     peer.produce("orders", b"plain")
     assert world.call("purge", queue="orders")["purged"] == 3
     assert world.depths() == {"orders": 0, "other": 2}
+
+
+def test_the_api_puts_jobs_too(world: World) -> None:
+    peer = with_queue(world)
+    said = {"delay_ms": 1000, "key": "k", "headers": {"a": "b"}}
+    assert world.call("messages", queue="orders", text="one", properties=said) == {"published": 1}
+    world.settle()
+    with pytest.raises(BadArgument, match="properties: unknown key colour"):
+        world.call("messages", queue="orders", text="one", properties={"colour": "red"})
+    assert peer.consume_with("orders") == []
+    world.advance(1.1)
+    ((_, about, body),) = deliveries_with(peer.take())
+    assert (body, about["key"], about["headers"]) == (b"one", "k", {"a": "b"})
+
+
+def test_known_keys_are_charged_and_forgotten_in_time(world: World) -> None:
+    peer = with_queue(world, options=b'{"dedup_ms":60000}')
+    before = world.engine.queues[b"orders"].loaded_bytes
+    for number in range(20):
+        peer.produce_with("orders", dedup=f"{number}")
+        ((held, _),) = peer.consume("orders")
+        peer.ack(held)
+    assert world.engine.queues[b"orders"].loaded_bytes - before > 20 * 100
+    world.advance(62)
+    assert world.engine.queues[b"orders"].loaded_bytes == before
 
 
 def test_a_redrive_makes_a_job_again(world: World) -> None:

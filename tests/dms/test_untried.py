@@ -13,9 +13,9 @@ def tries(world: World) -> list[int]:
     return [row["properties"]["deliveries"] for row in world.call("peek", queue="orders")]
 
 
-def deliver(world: World, *, read: int) -> Peer:
+def deliver(world: World, *, read: int, counts: str = "all") -> Peer:
     """A consumer to which 8 messages are written, of which it was sent `read`."""
-    peer, other = with_queue(world), world.connect()
+    peer, other = with_queue(world, options=b'{"loss_counts":"%b"}' % counts.encode()), world.connect()
     peer.consume("orders", len(BODIES))
     for body in BODIES[:read]:
         other.produce("orders", body)
@@ -34,6 +34,33 @@ def test_a_message_that_was_not_sent_counts_no_delivery(world: World, read: int,
     else:
         peer.close_input()
     assert tries(world) == [1] * read + [0] * (8 - read)
+
+
+@pytest.mark.parametrize("read", [0, 3, 8])
+@pytest.mark.parametrize("how", ["ends its input", "is lost", "DISCONNECT"])
+@pytest.mark.parametrize("counts", ["oldest", "none"])
+def test_of_what_was_held_the_oldest_counts_or_none(world: World, read: int, how: str, counts: str) -> None:
+    peer = deliver(world, read=read, counts=counts)
+    if how == "is lost":
+        peer.lose()
+    elif how == "DISCONNECT":
+        peer.ask(Type.DISCONNECT)
+        read = 8  # all was sent
+    else:
+        peer.close_input()
+    assert tries(world) == [int(read > 0 and counts == "oldest")] + [0] * 7
+
+
+def test_a_message_that_crashes_its_workers_takes_no_other_along(world: World) -> None:
+    maker = with_queue(world, options=b'{"max_deliveries":3,"dead_letter":"dead"}')
+    maker.create("dead")
+    maker.produce("orders", b"poison", *BODIES)
+    for _ in range(5):
+        worker = world.connect()
+        held = worker.consume("orders", 9)
+        if held and held[0][1] == b"poison":
+            worker.lose()
+    assert world.depths() == {"dead": 1, "orders": 8}
 
 
 def test_a_message_that_was_sent_in_part_counts_no_delivery(world: World) -> None:

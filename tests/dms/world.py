@@ -69,7 +69,7 @@ class World:
     async def _open(self) -> None:
         self.budget.account("dms").close()  # of the run before
         self.store: Store = await open_store(self.disk, self.storage, HandClock())
-        self.times = Times(lambda: self.now, lambda: self.unix_ms)
+        self.times = Times(lambda: self.now, lambda: self.unix_ms + int(1000 * self.now))
         self.engine: Engine = await open_engine(
             Context(self.store, LOG, budget=self.budget.account("dms")), self.settings, self.times
         )

@@ -54,6 +54,7 @@ def test_the_server_starts_with_every_protocol_though_many_files_are_damaged(fol
         "logmq-tables/writers.log",
         "pubsub/sessions.log",
         "pubsub/kept.log",
+        "pubsub/retained.log",
     ):
         assert hurt(folder, path, DAMAGES["a bit in the middle"], random.Random(path))
     with Server(folder.parent, data=folder) as server:

@@ -41,6 +41,8 @@ class Fate:
     retry_max_ms: int = 0
     max_deliveries: int = 0
     dead_letter: str = ""
+    loss_counts: str = "all"
+    """What is delivered counts, whoever is lost: then each delivery can be judged by itself."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def touched(path: str, place: tuple[str, ...]) -> bool:
         case "dmp-tables":
             return kind in ("exchange", "bindings")
         case "pubsub":
-            return kind in ("session", "kept")
+            return kind in ("session", "kept", "retained")
         case "recorded":
             return place == ("recorded", log)
     return namespace == "journal"

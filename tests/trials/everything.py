@@ -90,7 +90,7 @@ class Everything:
             self.dms = self.engine = await dms.opening.open_engine(context, DmsSettings(), times)
             self.refusals = DmsRefusals(self.dms.counts, LOG)
             self.logmq = await logmq.listener.open_broker(context, LogmqSettings())
-            self.pubsub = await pubsub.listener.open_pubsub(context, PubsubSettings())
+            self.pubsub = await pubsub.listener.open_pubsub(context, PubsubSettings(retain=("news/+",)))
             self.sessions = self.pubsub.sessions
         except BaseException:
             self.store.abandon()
@@ -230,6 +230,10 @@ class Everything:
             found["session", client.name] = Counter(client.topics.items())
             messages, _ = self.pubsub.sessions.kept.held(client.id)
             found["kept", client.name] = Counter({"messages": messages})
+        assert self.sessions.retained is not None
+        for retained, _ in self.sessions.retained.items():
+            # Which one is not asked: where the last is lost, the one before may be back.
+            found["retained", retained.decode()] = Counter(["a message"])
         return found
 
     async def _read(self, log: Log, place: tuple[str, ...]) -> list[bytes]:

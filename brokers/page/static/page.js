@@ -328,17 +328,23 @@ function argumentsOf(form) {
     if (!field.name) continue;
     if (field.type === "checkbox") {
       if (field.checked || field.defaultChecked) found[field.name] = field.checked;
-    } else if (changes && field.value === field.defaultValue) continue;
+    } else if (changes && field.value === presentOf(field)) continue;
     else if (field.value !== "") found[field.name] = valueOf(field);
     else if (changes) found[field.name] = null; // as the settings say
   }
   return found;
 }
 
+function presentOf(field) {
+  if (!field.options) return field.defaultValue;
+  const present = [...field.options].find((option) => option.defaultSelected) || field.options[0];
+  return present ? present.value : "";
+}
+
 function valueOf(field) {
   if (field.type === "number") return Number(field.value);
   if (field.dataset.kind === "list") return field.value.split("\n").map((line) => line.trim()).filter(Boolean);
-  if (field.dataset.kind !== "table") return field.value;
+  if (!["table", "rows"].includes(field.dataset.kind)) return field.value;
   try {
     return JSON.parse(field.value);
   } catch {

@@ -105,6 +105,13 @@ class Machine(RuleBasedStateMachine):
         for gone in self.keys.remove(run, priority, key).numbers:
             assert self.waiting.pop(gone) == (priority, key)
 
+    @rule()
+    def clear(self) -> None:
+        gone = [number for run in self.keys.clear() for number in run.numbers]
+        assert sorted(gone) == sorted(self.waiting)
+        self.waiting.clear()
+        self.passed.clear()
+
     @invariant()
     def counts_agree(self) -> None:
         if hasattr(self, "keys"):
@@ -113,6 +120,8 @@ class Machine(RuleBasedStateMachine):
             shown = [(-self.waiting[number][0], number) for run in self.keys for number in run.numbers]
             assert sorted(shown) == shown
             assert len(shown) == len(self.waiting)
+            if shown:
+                assert self.keys.first_number() == min(self.waiting)
 
 
 def test_any_order_of_calls_is_that_of_priorities_numbers_and_turns() -> None:

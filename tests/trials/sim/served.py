@@ -20,7 +20,7 @@ from shared.plugin import Plugin
 from shared.queues import core
 from shared.storage import log_writer
 from shared.storage.settings import Durability
-from tests.support.dms_model import SET
+from tests.support.dms_model import SET, Fate
 from tests.support.turns import SLICES, look_clock
 from tests.trials.sim.fault_profiles import FaultProfile
 
@@ -48,7 +48,10 @@ def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str
                 consume_seconds=chance.choice((0.05, 0.5)),
                 hot_bytes=chance.choice(profile.hot_bytes),
                 durability=Durability.parse(chance.choice(profile.dms_modes)),
-                queues={f"{name}*": QueueSettings(**fate.options) for name, fate in SET.items()},
+                queues={
+                    **{f"{name}*": QueueSettings(**fate.options) for name, fate in SET.items()},
+                    "*": QueueSettings(**Fate().options),
+                },
             ),
         ),
     }
