@@ -134,7 +134,7 @@ class ShippedFolder(Folder):
     planted: Planted = attrs.field(kw_only=True, default="")
     losses: Losses = attrs.field(factory=Losses)
     cut: float = math.inf
-    _machines: int = 0
+    _machines: list[Machine] = attrs.field(factory=list)
     _proxies: dict[Path, FaultyProxy] = attrs.field(factory=dict)
     _open: contextlib.ExitStack = attrs.field(factory=contextlib.ExitStack)
 
@@ -152,8 +152,7 @@ class ShippedFolder(Folder):
 
     def new_machine(self, *, follows: bool = False) -> Machine:
         """Settings of a machine of its own, which reaches the store by its own way."""
-        self._machines += 1
-        folder = self.place / f"machine-{self._machines}"
+        folder = self.place / f"machine-{len(self._machines) + 1}"
         folder.mkdir()
         lines = [*self.base]
         if self.upstream is not None:
@@ -161,9 +160,14 @@ class ShippedFolder(Folder):
             self._proxies[folder] = self._open.enter_context(proxy)
             lines += s3_stores.settings_lines(proxy.endpoint, folder / "store.toml")
         (folder / "brokers.toml").write_text("\n".join([*lines, ""]))
-        return Machine(folder, self.words, follows=self.url if follows else "")
+        self._machines.append(Machine(folder, self.words, follows=self.url if follows else ""))
+        return self._machines[-1]
 
     def close(self) -> None:
+        """End what runs still, where a promise was broken: a follower, or one that is paused."""
+        for machine in self._machines:
+            if machine.alive:
+                machine.kill()
         self._open.close()
         for proxy in self._proxies.values():
             self.losses.done += proxy.done
@@ -394,8 +398,6 @@ def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: N
             how = plan.hows[(tally.cuts - 1) % len(plan.hows)]
             tally.verdict.faults.append(f"seed {plan.seed}, {place}, ack = {ack}, {how}:\n{error}")
         finally:
-            if folder.server.alive:
-                folder.server.kill()
             folder.close()
         if not tally.verdict.faults:
             shutil.rmtree(place)
