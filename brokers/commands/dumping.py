@@ -30,11 +30,12 @@ def decoder(namespace: str, log: str) -> Decode | None:
         table
         for plugin in plugins.load_all()[0]
         for table in tables_of(plugin)
-        if table.namespace == namespace and re.fullmatch(table.logs, log) and table.gather is None
+        if table.namespace == namespace and re.fullmatch(table.logs, log)
     ]
-    # The table of the messages themselves comes first.
-    full = [table for table in tables if {PAYLOAD, VALUE} & set(table.schema.names)]
-    table = next(iter(full or tables), None)
+    # The table of the messages themselves comes first, and last one whose rows are made of several records.
+    plain = [table for table in tables if table.gather is None]
+    full = [table for table in plain if {PAYLOAD, VALUE} & set(table.schema.names)]
+    table = next(iter(full or plain or tables), None)
     if table is None or table.name == RECORDS:
         return None
     return lambda records: _decoded(table, log, records)
