@@ -197,7 +197,7 @@ class Consumer(DmsPeer):
         if message.shown is None and owner is queue:
             message.shown = now
             last = self._last_first.get(message.writer, -1)
-            # One that was delivered before a loss, which forgot that, may have waited since it was given back.
+            # One that was delivered before a loss may have waited since it was given back.
             if message.place < last and message.course.deliveries_ever <= 1:
                 self.faults.append(f"{queue.name}: first delivered after a later one: {body[:48]!r}")
             self._last_first[message.writer] = message.place
