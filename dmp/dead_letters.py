@@ -26,6 +26,7 @@ from dmp.properties import CC, KEYS_MAX, expiration_in, keys_in, with_headers
 from dmp.queues import Queue
 from dmp.refusals import Refusal, shown
 from shared.errors import StoreError
+from shared.queues.deaths import Death
 from shared.queues.runs import Run
 from shared.turns import Turn
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 RETRY_SECONDS = 1.0  # from a refusal of the disk on
 TELL_SECONDS = 60.0  # between two lines of the log about letters that are lost
+REASONS = ("expired", "rejected", "maxlen", "delivery_limit")
 _DEATHS_MAX = 64  # entries that are kept: a header must fit one frame
 
 
@@ -86,8 +88,9 @@ class DeadLetters:
             moving.when_done(moved)
         return moving
 
-    def origin(self, queue: Queue, head: Head, number: int) -> Queue | None:
-        """The other queue in which a message with that head has died last; None where that is not there.
+    def death(self, queue: Queue, head: Head, number: int) -> Death[Queue] | None:
+        """How a message with that head died last, in another queue; None where that is not there. The key is
+        that with which it came there.
 
         Versions before did not mark what they wrote. So of an older message it must be plausible: that
         queue sends its dead letters where this one came from.
@@ -102,7 +105,15 @@ class DeadLetters:
             return None
         arguments = found.kind.arguments
         came = arguments.dead_letter_exchange == head.exchange
-        return found if not older or (came and arguments.dead_letter_key in (None, head.key)) else None
+        if older and not (came and arguments.dead_letter_key in (None, head.key)):
+            return None
+        time, keys = deaths[0].get("time"), deaths[0].get("routing-keys")
+        return Death(
+            found,
+            str(deaths[0].get("reason", "")),
+            str(keys[0]) if isinstance(keys, list) and keys else _text(head.key),
+            int(time.timestamp() * 1000) if isinstance(time, datetime.datetime) else 0,
+        )
 
     def expire(self, now: float) -> None:
         """The timers': it is our turn again."""

@@ -10,11 +10,13 @@ import trio
 
 from dmp import shown_properties
 from dmp.bodies import part_bytes
+from dmp.dead_letters import REASONS
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.queue_records import operations
 from dmp.queues import Queue, resolve_when_written
 from shared.access import WRITE, asker_may
 from shared.objects import SHOWN_BYTES_MAX, MessageRows
+from shared.queues.deaths import Death
 from shared.queues.runs import Run
 from shared.queues.sifting import MessageActions
 from shared.storage.log import RecordTimes, Ticket, read_records
@@ -28,6 +30,8 @@ READ_BYTES = 256 << 10
 
 class Messages(MessageActions[Queue]):
     """The messages of one broker."""
+
+    reasons = REASONS
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.work)
@@ -99,8 +103,11 @@ class Messages(MessageActions[Queue]):
             offset += len(data)
         return b"".join(parts)
 
-    def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:
-        return self._broker.dead_letters.origin(queue, run.head, run.first + place)
+    def now_ms(self) -> int:
+        return int(self._broker.wall_seconds() * 1000)
+
+    def death(self, queue: Queue, run: Run, place: int) -> Death[Queue] | None:
+        return self._broker.dead_letters.death(queue, run.head, run.first + place)
 
     async def ready_to_sift(self, queue: Queue) -> None:
         pass

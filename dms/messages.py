@@ -9,12 +9,14 @@ import attrs
 
 from dms import records
 from dms.engine import Engine, Queue
+from dms.expiry import REASON_TEXTS
 from dms.job_head import JOB_FIRST, JobHead
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
 from shared.objects import MessageRows
+from shared.queues.deaths import Death
 from shared.queues.runs import Run, first_of, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
@@ -28,6 +30,8 @@ READ_BYTES = 1 << 20
 
 class Messages(MessageActions[Queue]):
     """The messages of one engine."""
+
+    reasons = (*REASON_TEXTS.values(),)
 
     def __init__(self, engine: Engine, access: Guard | None) -> None:
         super().__init__(engine.long_work)
@@ -77,10 +81,17 @@ class Messages(MessageActions[Queue]):
                 more["due_ms"] = message.head.due - times.now_ms() + times.unix_ms()
         rows.add(message.first, body, time_ms, properties={"deliveries": message.tries, **more})
 
-    def origin(self, queue: Queue, run: Run, place: int) -> Queue | None:
+    def now_ms(self) -> int:
+        return self._engine.times.unix_ms()
+
+    def death(self, queue: Queue, run: Run, place: int) -> Death[Queue] | None:
         body = run.bodies[place]
-        origin = self._engine.find(body.origin) if isinstance(body, DeadLetter) else None
-        return None if origin is queue else origin
+        if not isinstance(body, DeadLetter):
+            return None
+        origin = self._engine.find(body.origin)
+        if origin is None or origin is queue:
+            return None
+        return Death(origin, body.reason, body.job.get("key", ""), body.time_ms)
 
     async def ready_to_sift(self, queue: Queue) -> None:
         await self.shown(queue)

@@ -61,10 +61,19 @@ PURGE = changing("purge", "Drop a queue's messages, but those that are held.", a
 SIFTED_MAX = 10_000
 """Messages before one that is taken out by its position: they leave the row, and are in memory."""
 POSITION = Argument(f"of one message, which stands among the first {SIFTED_MAX:,}", "number")
+RATED_SECONDS = 20.0
+"""How long a request that has a rate goes on: a client waits 30 s for an answer."""
 REDRIVE = changing(
     "redrive",
-    "Move dead letters back to where they came from; with `position` that one alone.",
-    takes={"position": POSITION},
+    "Move dead letters back to where they came from: all, or those that fit.",
+    takes={
+        "position": POSITION,
+        "key": "those that had this key",
+        "reason": "those that died of this: ttl, max_deliveries; of AMQP expired, rejected, maxlen,"
+        " delivery_limit",
+        "age": "those that have been dead so long, as 10m",
+        "rate": f"so many a second at most, as 100/s, for {RATED_SECONDS:g} s; the others are left",
+    },
     answers=("moved", "left"),
 )
 MOVE = changing(

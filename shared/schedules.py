@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC, tzinfo
 from typing import Self
@@ -12,7 +11,7 @@ from zoneinfo import ZoneInfo
 import attrs
 
 from shared.cron import Cron
-from shared.units import format_quantity, parse_quantity
+from shared.units import format_quantity, parse_span_ms
 
 EVERY_MS_MIN = 1000
 EVERY_MS_MAX = 10 * 365 * 86_400_000
@@ -22,7 +21,6 @@ BODY_BYTES_MAX = 4000
 """Of a body in UTF-8."""
 SCHEDULES_MAX = 32
 """Of one queue."""
-_MINUTES = re.compile(r"[0-9.]+\s*m")
 _KEYS = ("every", "cron", "zone", "body")
 
 
@@ -108,10 +106,10 @@ def zone_of(name: str) -> tzinfo:
 
 def _every_ms(text: str) -> int:
     try:
-        every_ms = parse_quantity(f"{text}in" if _MINUTES.fullmatch(text) else text, "ms")
+        every_ms = parse_span_ms(text)
     except ValueError as error:
         raise ValueError(f"every: {error}") from None
-    if isinstance(every_ms, float) or not EVERY_MS_MIN <= every_ms <= EVERY_MS_MAX:
+    if not EVERY_MS_MIN <= every_ms <= EVERY_MS_MAX:
         raise ValueError("every is from 1s to ten years")
     return every_ms
 

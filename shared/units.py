@@ -95,6 +95,17 @@ def parse_quantity(text: str, unit: str) -> int | float:
         raise ValueError(f"{text!r} is too large") from None
 
 
+def parse_span_ms(text: str) -> int:
+    """A length of time in milliseconds: as in settings, and `10m` are minutes. Raises ValueError."""
+    if len(text) > _SPAN_CHARS_MAX:
+        raise ValueError("is a length of time, as 10m")
+    return int(parse_quantity(f"{text}in" if _MINUTES.fullmatch(text) else text, "ms"))
+
+
+_MINUTES = re.compile(r"[0-9.]+\s*m")
+_SPAN_CHARS_MAX = 32
+
+
 def format_quantity(value: float, unit: str) -> str:
     """`value` in the largest unit that divides it; the inverse of `parse_quantity`."""
     amount = round(value * _OWN_NANOSECONDS.get(unit, 1))

@@ -118,7 +118,7 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
     add(
         "peek jobs", "peek -q jobs -n 5 --json | jq -r .text", "peek jobs --contains 'order 42'", name="peek"
     )(made(PEEK))
-    add("redrive dead", "redrive dead --dry-run", name="redrive")(made(REDRIVE))
+    add("redrive dead --dry-run", "redrive dead --age 10m --rate 100/s", name="redrive")(made(REDRIVE))
     add("move jobs --to others", "move jobs --to others --max 5 --dry-run", name="move")(made(MOVE))
     add("discard jobs --position 7", name="discard")(made(DISCARD))
     add("pause jobs", name="pause")(made(PAUSE))

@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import attrs
+import trio
 
-from shared.actions import DISCARD, MOVE, PEEK, PEEK_MAX, REDRIVE, SIFTED_MAX
+from shared.actions import DISCARD, MOVE, PEEK, PEEK_MAX, RATED_SECONDS, REDRIVE, SIFTED_MAX
 from shared.errors import BrokerError
 from shared.objects import SEARCHED_MAX, BadArgument, MessageRows, a_count, a_text, an_optional_count
+from shared.queues.deaths import Death, DeathFilter
 from shared.queues.runs import RUN_MOST, Run, split_after, split_by
+from shared.rates import Rate, TokenBucket
 from shared.task_turns import TaskTurn
 from shared.turns import Turn, taken_out
 
@@ -27,11 +30,15 @@ if TYPE_CHECKING:
     from shared.turns import LongWork
 
 Q = TypeVar("Q", bound="RunQueue")
+PASS_SECONDS = 1.0
+"""From one pass of a redrive with a rate to the next, at least: each looks at the queue from its front."""
 
 
 class MessageActions(Generic[Q]):
     """The actions on messages of queues; `work`: of the protocol, in turns. Where a method raises
-    NotImplementedError the protocol has its own."""
+    NotImplementedError the protocol has its own. `reasons`: what messages die of."""
+
+    reasons: ClassVar[Sequence[str]]
 
     def __init__(self, work: LongWork) -> None:
         self._work = work
@@ -59,8 +66,12 @@ class MessageActions(Generic[Q]):
         """Add a message's row."""
         raise NotImplementedError
 
-    def origin(self, queue: Q, run: Run, place: int) -> Q | None:
-        """The other queue that a dead letter came from; None where that is gone, or it is no dead letter."""
+    def now_ms(self) -> int:
+        """The time in Unix ms, by the clock of dead letters."""
+        raise NotImplementedError
+
+    def death(self, queue: Q, run: Run, place: int) -> Death[Q] | None:
+        """How a dead letter died in another queue; None where that is gone, or it is no dead letter."""
         raise NotImplementedError
 
     async def ready_to_sift(self, queue: Q) -> None:
@@ -123,17 +134,39 @@ class MessageActions(Generic[Q]):
         """Move dead letters back. Others stay, and so do those whose queue is missing or full, or not to be
         written to by who asks."""
         wanted = an_optional_count(arguments, "position")
+        meant, rate = DeathFilter.of(arguments, self.reasons, self.now_ms()), _a_rate(arguments)
 
         def goes_to(run: Run, place: int) -> Q | None:
             if wanted not in (None, run.first + place):
                 return None
-            origin = self.origin(queue, run, place)
-            return origin if origin is not None and self.may_write(origin) else None
+            death = self.death(queue, run, place)
+            if death is None or not meant.fits(death) or not self.may_write(death.queue):
+                return None
+            return death.queue
 
-        moved, left = await self.sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
+        if rate is not None and wanted is None and not dry_run:
+            moved, left = await self._sift_at(rate, queue, goes_to)
+        else:
+            moved, left = await self.sift(queue, goes_to, None if wanted is None else 1, dry_run=dry_run)
         if wanted is not None and not moved:
-            raise BadArgument(f"position: {wanted} is no dead letter that waits here and can go back")
+            raise BadArgument(f"position: {wanted} is no dead letter that waits here, fits and can go back")
         return {"moved": moved, "left": left}
+
+    async def _sift_at(
+        self, rate: Rate, queue: Q, goes_to: Callable[[Run, int], Q | None]
+    ) -> tuple[int, int]:
+        """Sift in passes: what one leaves is in its place, and the queue delivers until the next."""
+        bucket, moved = TokenBucket(rate), 0
+        until = trio.current_time() + RATED_SECONDS
+        while True:
+            allowed = bucket.allowance(trio.current_time())
+            gone, left = await self.sift(queue, goes_to, allowed, dry_run=False, everywhere=True)
+            bucket.take(gone)
+            moved += gone
+            pause = max(bucket.wait_seconds, PASS_SECONDS)
+            if gone < allowed or queue.deleted or trio.current_time() + pause > until:
+                return moved, left
+            await trio.sleep(pause)
 
     @MOVE
     async def move(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -172,15 +205,21 @@ class MessageActions(Generic[Q]):
     # -- how
 
     async def sift(
-        self, queue: Q, goes_to: Callable[[Run, int], Q | None], most: int | None, *, dry_run: bool
+        self,
+        queue: Q,
+        goes_to: Callable[[Run, int], Q | None],
+        most: int | None,
+        *,
+        dry_run: bool,
+        everywhere: bool = False,
     ) -> tuple[int, int]:
         """Take `most` waiting messages out, or all that go somewhere: (how many, how many are left).
 
         `goes_to`: by a run and the place of a message there, the queue that gets it; the queue itself: none,
         it is deleted; None: it stays. With `most` only the first messages are looked at, `SIFTED_MAX` and
-        those that go. Raises BrokerError; what has gone until then has gone.
+        those that go, unless `everywhere`. Raises BrokerError; what has gone until then has gone.
         """
-        looked_most = math.inf if most is None else SIFTED_MAX + most
+        looked_most = math.inf if most is None or everywhere else SIFTED_MAX + most
         sift = _Sift(self, queue, goes_to, math.inf if most is None else most)
         if dry_run:
             await sift.count(looked_most)
@@ -301,3 +340,13 @@ class _Sift(Generic[Q]):
             await self._actions.settle(ticket)
         for target in self._targets:
             await self._actions.shown(target)
+
+
+def _a_rate(arguments: Mapping[str, Any]) -> Rate | None:
+    """The argument `rate`, if it is given. Raises BadArgument."""
+    if "rate" not in arguments:
+        return None
+    try:
+        return Rate.parse(a_text(arguments, "rate"))
+    except ValueError as error:
+        raise BadArgument(f"rate {error}") from None

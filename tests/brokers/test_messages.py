@@ -78,6 +78,13 @@ def test_one_dead_letter_goes_back_where_it_came_from(served: Api) -> None:
     assert served.post(f"{dead}/redrive", {"position": second}) == {"moved": 1, "left": 2}
     until(lambda: texts(served, path) == ["two"])
     assert served.ask(f"{path}/redrive", {"position": 1}, "POST")[0] == 400
+    redrive = ("dms", "redrive", "letters-dead", "--reason")
+    served.command(*redrive, "max_deliveries")
+    assert texts(served, dead) == ["one", "three"]
+    served.command(*redrive, "ttl", "--age", "1ms", "--rate", "100/s")
+    assert (texts(served, dead), texts(served, path)) == ([], ["two", "one", "three"])
+    status, problem = served.ask(f"{dead}/redrive", {"age": "old"}, "POST")
+    assert (status, problem["detail"][:4]) == (400, "age:")
 
 
 @pytest.mark.parametrize("protocol", ["dms", "dmp"])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.units import format_quantity, moment_ms, parse_quantity, readable, unit_of
+from shared.units import format_quantity, moment_ms, parse_quantity, parse_span_ms, readable, unit_of
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,19 @@ def test_a_quantity_is_read_in_the_settings_own_unit(text: str, unit: str, value
 def test_what_is_no_quantity_is_refused_with_what_would_be(text: str, unit: str) -> None:
     with pytest.raises(ValueError, match="understood: 1"):
         parse_quantity(text, unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("10m", 600_000), ("1.5 m", 90_000), ("10min", 600_000), ("2h", 7_200_000), ("5", 5)]
+)
+def test_a_length_of_time_knows_minutes_by_their_letter(text: str, ms: int) -> None:
+    assert parse_span_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "m", "1M", "-1s", "9" * 5000])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"understood: 1ns|is a length of time"):
+        parse_span_ms(text)
 
 
 def test_a_part_of_a_whole_unit_is_refused() -> None:

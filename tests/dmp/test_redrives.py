@@ -1,0 +1,97 @@
+"""Which dead letters a redrive takes, how fast, and that the others stay where they are."""
+
+from typing import Any
+
+import pytest
+
+from dmp.queues import Queue
+from shared.actions import RATED_SECONDS
+from shared.objects import BadArgument
+from tests.dmp.test_admin import DEAD, admin_of, call
+from tests.dmp.test_dead_letters import reject
+from tests.dmp.world import PERSISTENT, World, ready
+from tests.support.pauses import Pauses
+
+
+def with_letters(world: World) -> Queue:
+    """`dead` has four dead letters: a, b, which were rejected in `one`; a minute later c, d of `one` and
+    `two`, too old. In between is a message that never died."""
+    dead = world.queue(b"dead", durable=True)
+    queues = [world.queue(name, durable=True, ttl_ms=1000, **DEAD) for name in (b"one", b"two")]
+    for body in (b"a", b"b"):
+        world.publish(b"", b"one", body, properties=PERSISTENT)
+        world.settle()
+        reject(world, queues[0])
+    world.publish(b"", b"dead", b"-", properties=PERSISTENT)
+    world.advance(60)
+    for key, body in ((b"one", b"c"), (b"two", b"d")):
+        world.publish(b"", key, body, properties=PERSISTENT)
+        world.settle()
+        world.advance(2)
+        world.settle()
+    world.advance(10)
+    assert ready(dead) == [b"a", b"b", b"-", b"c", b"d"]
+    return dead
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ({"key": "one"}, b"-d"),
+        ({"key": "dead"}, b"ab-cd"),
+        ({"reason": "rejected"}, b"-cd"),
+        ({"reason": "expired"}, b"ab-"),
+        ({"reason": "maxlen"}, b"ab-cd"),
+        ({"age": "1m"}, b"-cd"),
+        ({"age": "2h"}, b"ab-cd"),
+        ({"key": "one", "reason": "expired", "age": "5s"}, b"ab-d"),
+    ],
+)
+async def test_those_that_fit_go_back_and_the_others_stay(
+    world: World, said: dict[str, str], left: bytes
+) -> None:
+    dead = with_letters(world)
+    found = {"moved": 5 - len(left), "left": len(left)}
+    assert await call(world, dead, "redrive", dry_run=True, **said) == found
+    assert dead.depth == 5
+    assert await call(world, dead, "redrive", **said) == found
+    assert b"".join(ready(dead)) == left
+    again = await world.again()
+    assert b"".join(ready(again.broker.queues[b"dead"])) == left
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"key": ["a"]}, "key is a text"),
+        ({"reason": "ttl"}, "reason: 'ttl' is none; there are expired, rejected, maxlen, delivery_limit"),
+        ({"age": "10 parsecs"}, "age"),
+        ({"rate": "10"}, "rate is so many"),
+    ],
+)
+async def test_a_wrong_value_is_refused_by_name(world: World, said: dict[str, Any], named: str) -> None:
+    dead = with_letters(world)
+    (redrive,) = (each for each in admin_of(world).objects[0].actions if each.name == "redrive")
+    with pytest.raises(BadArgument, match=f"^{named}"):
+        await redrive.call(dead, said, False)
+    assert dead.depth == 5
+
+
+async def test_a_rate_is_kept_and_the_request_ends_in_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = with_letters(world)
+    world.publish(b"", b"one", *[b"%d" % number for number in range(100)], properties=PERSISTENT)
+    world.settle()
+    world.advance(2)
+    world.settle()
+    world.finish_work()
+    world.settle()
+    assert dead.depth == 105
+    pauses = Pauses(monkeypatch, "shared.queues.sifting")
+    assert await call(world, dead, "redrive", rate="4/s", reason="expired") == {"moved": 84, "left": 21}
+    assert sum(pauses.slept) == RATED_SECONDS
+    assert ready(dead)[:3] == [b"a", b"b", b"-"]
+    before = len(pauses.slept)
+    assert await call(world, dead, "redrive", rate="1000/s") == {"moved": 20, "left": 1}
+    assert (ready(dead), len(pauses.slept)) == ([b"-"], before)
