@@ -21,7 +21,7 @@ OPTIONS: Mapping[str, Argument] = {
     "per_key": Argument("messages of a key that are unacknowledged at a time; 0: any number", "number"),
     "fair": Argument("keys take turns", "flag"),
     "rate": Argument("deliveries a second, as 100/s; none: any"),
-    "schedule": Argument('messages at times: {"every": "10m" | "cron": "0 3 * * *", "zone", "body"}', "rows"),
+    "schedule": Argument('messages at times, by "every" or "cron", "zone" and "body"', "rows"),
     "ack_ms": Argument("milliseconds for a delivery, then it returns; 0: any time", "number"),
 }
 """A queue's options as the API names them; those that are not given are as the settings say."""

@@ -17,7 +17,7 @@ from tests.support.forked import quick_passwords
 from tests.support.server import Server, until
 
 PASSWORD = "secret"
-MOST, CONNECTIONS, MEMORY = 8, 40, 1 << 20
+MOST, CONNECTIONS, MEMORY = 8, 40, 4 << 20
 LIMITS = {
     "BROKERS_DMS_QUEUES_MAX": str(MOST),
     "BROKERS_DMS_CLIENTS_MAX": str(MOST),
