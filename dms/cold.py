@@ -90,7 +90,7 @@ class ColdRow(ColdReader):
             self._cannot_read(data)
             return False
         if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
-            queue.skip_lost(queue.end - queue.head)
+            self._skip_lost(queue.end - queue.head)
         try:
             self._take_in(data)
         except (NotOurs, ValueError, KeyError) as error:
@@ -106,6 +106,14 @@ class ColdRow(ColdReader):
                 return False
         return queue.is_cold and not queue.ready.loaded and bool(data)
 
+    def _skip_lost(self, count: int) -> None:
+        """The first messages of the row, none of them in memory, are lost."""
+        queue = self._queue
+        queue.head += count
+        queue.leave(count)
+        if queue.expiry is not None:
+            queue.expiry.row_moved()
+
     def _take_in(self, data: bytes) -> None:
         queue, start = self._queue, self.offset
         at = 0
@@ -119,7 +127,7 @@ class ColdRow(ColdReader):
                     if queue.ready.loaded:  # those before it go first
                         self.offset = start + at
                         return
-                    queue.skip_lost(record.seq - loaded_end)
+                    self._skip_lost(record.seq - loaded_end)
                 bodies = records.messages_in(data, record)[max(loaded_end - record.seq, 0) :]
                 if not queue.ready.loaded:
                     self.positions.clear()

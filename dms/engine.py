@@ -698,13 +698,6 @@ class Queue(RunQueue):
         if self.engine.parked:
             self.engine.has_room(self)
 
-    def skip_lost(self, count: int) -> None:
-        """The first messages of the row, none of them in memory, are lost."""
-        self.head += count
-        self.leave(count)
-        if self.expiry is not None:
-            self.expiry.row_moved()
-
     def log_gone(self, spans: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
         """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
         if self.log is not None:
