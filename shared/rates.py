@@ -8,6 +8,8 @@ import attrs
 
 RATE_MAX = 10_000_000
 """More messages a second than any machine passes on."""
+_ROUNDING = 1e-9
+"""A token of which so little lacks is whole: the wait for the rest would be shorter than the clock tells."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)/s")
 
 
@@ -55,7 +57,7 @@ class TokenBucket:
                 filled = self._tokens + (now - self._filled_at) * self.rate.per_second
                 self._tokens = min(self._size, filled)
             self._filled_at = now
-        return int(self._tokens)
+        return int(self._tokens + _ROUNDING)
 
     def take(self, count: int) -> None:
         """So many have passed."""

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from brokers.commands import control
 from tests.brokers.conftest import Run
@@ -40,6 +41,10 @@ def test_a_drill_compares_what_is_served_and_finds_what_the_bucket_lost(tmp_path
         assert figure(server, "brokers_ship_drill_ok") == 0
 
 
+def ship_of(server: Server) -> Any:
+    return control.request(server.data, "GET", "/status")["ship"]
+
+
 def test_a_server_that_is_fenced_says_so_where_it_is_asked_for_its_health(
     tmp_path: Path, command: Run
 ) -> None:
@@ -49,7 +54,7 @@ def test_a_server_that_is_fenced_says_so_where_it_is_asked_for_its_health(
     with Server(tmp_path / "old", *LOGMQ, environ=shipping(url)) as old:
         at = ("--port", str(old.address("logmq")[1]))
         assert command("logmq", "produce", "orders", "one", *at)[0] == 0
-        until(lambda: control.request(old.data, "GET", "/status")["ship"]["retained_from"] is not None)
+        until(lambda: ship_of(old)["retained_from"] is not None and ship_of(old)["lag_bytes"] == 0)
         assert control.request(old.data, "GET", "/readyz") == "ok\n"
         assert command("restore", url, "--data-dir", str(tmp_path / "back"))[0] == 0
         with Server(tmp_path / "new", *LOGMQ, data=tmp_path / "back", environ=shipping(url)):
