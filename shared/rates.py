@@ -70,4 +70,5 @@ class TokenBucket:
     @property
     def wait_seconds(self) -> float:
         """Seconds from the last look until one message may pass; 0: it may now."""
-        return max(1 - self._tokens, 0.0) / self.rate.per_second
+        lacks = 1 - self._tokens
+        return lacks / self.rate.per_second if lacks > _ROUNDING else 0.0
