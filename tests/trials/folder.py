@@ -249,7 +249,7 @@ class Folder:
         Answers must go on; they may be refusals once the journal is full. Now and then the limit is lifted.
         """
         self._limited_at = time.monotonic()
-        sizes = [file.stat().st_size for file in self.server.data.rglob("*.*") if file.is_file()]
+        sizes = [_size(file) for file in self.server.data.rglob("*.*")]
         self.server.limit_files(max(sizes))
         self.tally.limited += 1
         load.run(self.adapter.load_seconds(intervals=False))
@@ -298,3 +298,10 @@ def keep_as_it_was(data: Path, copy: Path) -> None:
     shutil.rmtree(copy, ignore_errors=True)
     if data.exists():
         shutil.copytree(data, copy, ignore=shutil.ignore_patterns("control.sock"))
+
+
+def _size(file: Path) -> int:
+    """Bytes of a file; 0: it is none, or was deleted meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return file.stat().st_size if file.is_file() else 0
+    return 0
