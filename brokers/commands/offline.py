@@ -22,6 +22,7 @@ from shared.access import Access
 from shared.errors import ConfigError
 from shared.plugin import AdminApi, Context
 from shared.storage.store import Store
+from shared.storage.threads import Threads
 
 
 def ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], config: Path | None = None) -> Any:
@@ -63,7 +64,7 @@ async def _ask_users(folder: Path, path: Path, question: Callable[[AdminApi], An
         raise Failure(error.text, ExitCode.CONFIGURATION) from None
     app = application.of_objects(lambda: [("users", UserObjects(access, lambda: path).objects)])
     api = FolderApi(f"the data folder {folder}", folder, app)
-    return await trio.to_thread.run_sync(question, api)
+    return await Threads()(question, api)
 
 
 @attrs.frozen
