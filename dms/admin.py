@@ -219,9 +219,9 @@ class Admin:
         try:
             batch: list[bytes] = []
             size = 0
-            async for _, body, _, _ in self._messages.all(queue):
-                batch.append(body)
-                size += len(body)
+            async for message, _ in self._messages.look(queue, queue.depth, 0, held=True):
+                batch += message.bodies
+                size += len(message.bodies[0])
                 if size >= READ_BYTES:
                     await store.in_thread(writer.add, batch)
                     batch, size = [], 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 
 import attrs
 
@@ -17,13 +17,9 @@ from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
 from shared.objects import MessageRows
 from shared.queues.deaths import Death
-from shared.queues.runs import Run, first_of, to_spans
+from shared.queues.runs import Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
-
-if TYPE_CHECKING:
-    Entry = tuple[int, bytes, int, int | None]
-    """A message: sequence, body, deliveries, and when it arrived (Unix ms), if its record was read."""
 
 READ_BYTES = 1 << 20
 
@@ -47,29 +43,35 @@ class Messages(MessageActions[Queue]):
     def waiting(self, queue: Queue) -> int:
         return queue.depth - queue.held
 
-    async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
-        """Those of the row that are on disk are read from there, with their times."""
-        head, end, cold, jobs = max(queue.head, least), queue.end, queue.cold, queue.jobs
-        out = [run for run, _ in queue.returned_runs()]
-        runs = [part for run in out if run.first < JOB_FIRST for part in _from(run, least)]
-        if queue.log is None or cold is None:
-            runs += [part for run in queue.ready.runs for part in _from(run, least)]
-            head = end
-        offset = cold.row_start() if cold is not None else 0
-        if cold is not None and least:
-            offset = max([at for first, at in cold.positions if first <= head], default=offset)
-        first = [run.part(place, place + 1) for run, place in first_of(runs, most)]
-        for message in first:
-            yield message, None
-        if cold is not None and len(first) < most:
-            stop = min(end, head + most - len(first))
-            async for seq, body, deliveries, time_ms in logged(cold.log, offset, head, stop):
-                yield Run(None, [body], seq, deliveries), time_ms
+    async def look(
+        self, queue: Queue, most: int, least: int, *, held: bool = False
+    ) -> AsyncGenerator[tuple[Run, int | None]]:
+        """Those of the row that are on disk are read from there, with their times. `held`: those that are
+        held, too, and those of the row that are in memory from there."""
+        cold, jobs, start, end = queue.cold, queue.jobs, max(queue.head, least), queue.end
+        runs = [run for run, _ in queue.returned_runs()]
+        if jobs is not None:
+            runs += jobs.waiting_runs()
+        if held:
+            runs += queue.held_runs()
+        if held or cold is None or queue.log is None:
+            runs += queue.ready.runs
+            start = max(queue.loaded_end, least)
+        offset = 0 if cold is None else cold.row_start()
+        if cold is not None:
+            offset = max([at for first, at in cold.positions if first <= start], default=offset)
+        # Copies: what waits may be cut meanwhile.
+        runs = [run.part(max(least - run.first, 0), len(run)) for run in runs if run.end > least]
+        row, of_jobs = split_at(runs, JOB_FIRST)
+        for run, place in first_of(row, most):
+            most -= 1
+            yield run.part(place, place + 1), None
+        if cold is not None:
+            async for message in logged(cold.log, offset, start, min(end, start + most)):
                 most -= 1
-        if jobs is not None and len(first) < most:
-            out = [run for run in (*out, *jobs.waiting_runs()) if run.first >= max(JOB_FIRST, least)]
-            for run in sorted(out)[: most - len(first)]:
-                yield run, run.head.produced_ms
+                yield message
+        for run, place in first_of(of_jobs, most):
+            yield run.part(place, place + 1), run.head.produced_ms
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
@@ -102,7 +104,7 @@ class Messages(MessageActions[Queue]):
             return False
         cold.fetch()
         while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
-            await self._pause()
+            await self._engine.store.in_thread(_nothing)
             cold.fetch()
         return queue.ready.loaded > 0
 
@@ -140,32 +142,12 @@ class Messages(MessageActions[Queue]):
 
     async def shown(self, target: Queue) -> None:
         """Wait until the disk has accepted or refused what is in the queue now."""
-        tail = target.tail
-        while target.end < min(tail, target.tail) and not target.deleted:
-            if target.log is None:
-                return
-            self._engine.commit_pending()
-            await self._pause()
-
-    async def _pause(self) -> None:
-        await self._engine.store.in_thread(_nothing)
-
-    async def all(self, queue: Queue) -> AsyncGenerator[Entry]:
-        """All messages as of now, also held ones, oldest first."""
-        loaded_end, end = queue.loaded_end, queue.end
-        runs = [*(run for run, _ in queue.returned_runs()), *queue.held_runs(), *queue.ready.runs]
-        if queue.jobs is not None:
-            runs += queue.jobs.waiting_runs()
-        copies = [run.part(0, len(run)) for run in runs]  # what waits may be cut meanwhile
-        offset = queue.cold.row_start() if queue.cold is not None else 0
-        for run, place in first_of(copies, queue.depth):
-            yield run.first + place, run.bodies[place], run.tries, None
-        if queue.cold is not None:
-            async for entry in logged(queue.cold.log, offset, loaded_end, end):
-                yield entry
+        if target.log is not None:
+            with suppress(StoreError):
+                await self._engine.store.wait(target.log.newest_arrival)
 
 
-async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[Entry]:
+async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[tuple[Run, int]]:
     """The messages from `seq` to `end`, which are in the log from `offset` on. Raises Refusal."""
     while seq < end:
         try:
@@ -179,7 +161,7 @@ async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[En
             if record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS) and last > seq:
                 bodies = records.messages_in(data, record)
                 for number in range(max(seq, record.seq), min(last, end)):
-                    yield number, bodies[number - record.seq], 0, record.time_ms
+                    yield Run(None, [bodies[number - record.seq]], number), record.time_ms
                 seq = last
         offset += len(data)
 
@@ -199,13 +181,6 @@ def job_of(run: Run, body: bytes) -> JobHead | None:
             headers=before.headers,
         )
     return None
-
-
-def _from(run: Run, least: int) -> Sequence[Run]:
-    """What a run has from the sequence `least` on."""
-    if run.first >= least:
-        return (run,)
-    return (run.part(least - run.first, len(run)),) if run.end > least else ()
 
 
 def _nothing() -> None:

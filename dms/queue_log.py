@@ -200,6 +200,14 @@ class QueueLog:
                 self._leaving.add(end, undo)
             self._acked, self._undo_acks = [], []
 
+    @property
+    def newest_arrival(self) -> Ticket | None:
+        """What the newest messages wait for that the disk does not have yet; None: it has all."""
+        if self._bodies:
+            assert self._pending is not None
+            return self._pending.ticket
+        return self._arrivals[-1][-1] if self._arrivals else None
+
     # -- records appended at once
 
     def jobs(self, forms: Sequence[bytes], first: int) -> Ticket:

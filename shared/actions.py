@@ -105,6 +105,17 @@ END_SESSION = changing(
 
 END_RETAINED = changing("delete", "End what is retained of the topic.", answers=("deleted",))
 
+SPANS = ("15m", "3h", "24h")
+HISTORY = action(
+    "history",
+    "Its charts: rates and sizes as they were.",
+    takes={
+        "span": Argument("how far back", choices=SPANS, usual=SPANS[0]),
+        "after": "one of its times: only what is later",
+    },
+    looks=True,
+)
+
 
 BODY: Mapping[str, Argument] = {
     "text": Argument("the message", "lines"),

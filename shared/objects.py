@@ -86,6 +86,12 @@ class ObjectKind:
     charts: tuple[Chart, ...] = ()
     none: str = ""
 
+    def chart_unit(self, chart: Chart) -> str:
+        """The unit of a chart's figures: B, /s, B/s, or "" for a count."""
+        (unit,) = [column.unit for column in self.columns if column.name == chart.column]
+        size = "B" if unit in ("bytes", "bytes_rate") else ""
+        return f"{size}/s" if chart.grows or unit in ("rate", "bytes_rate") else size
+
 
 PROTOCOL = KindColumn("protocol", "Its protocol.", "")
 

@@ -29,15 +29,15 @@ import structlog
 import trio
 
 from brokers.admin.listing import reader
-from shared.actions import action
-from shared.objects import Argument, ObjectKind, Objects, ObjectsByProtocol, time_text
+from shared.actions import HISTORY, SPANS
+from shared.objects import ObjectKind, Objects, ObjectsByProtocol, time_text
 from shared.storage.threads import Threads
 from shared.task_turns import TaskTurn
 
 NAME = "charts"
 STEPS = 180
 """Steps of each level."""
-LEVELS: Mapping[str, float] = {"15m": 5.0, "3h": 60.0, "24h": 480.0}
+LEVELS: Mapping[str, float] = dict(zip(SPANS, (5.0, 60.0, 480.0), strict=True))
 """By its span, the seconds of a step."""
 OBJECTS_MAX = 500
 """Objects of a step: 5 MiB for all levels."""
@@ -55,16 +55,6 @@ assert _HEAD.size + OBJECTS_MAX * (KEY_BYTES + LINES_MAX * VALUE_BYTES) <= SLOT_
 
 Values = Sequence[float]
 """One for each chart of an object; NaN: unknown."""
-
-HISTORY = action(
-    "history",
-    "Its charts: rates and sizes as they were.",
-    takes={
-        "span": Argument("how far back", choices=tuple(LEVELS), usual="15m"),
-        "after": "one of its times: only what is later",
-    },
-    looks=True,
-)
 
 
 @attrs.frozen

@@ -10,7 +10,7 @@ OBJECT_KINDS = (
     *("sessions", "subscriptions", "retained", "exchanges", "bindings", "settings"),
 )
 """Kinds that have a command which lists them (`shared.objects`, which a `--help` does not import)."""
-NOUNS = {"attention": "troubles"}
+NOUNS = {"attention": "troubles", "retained": "retained messages"}
 """What a list shows, where that is not the plural of its command's name."""
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "promote": ("ship.cli:promote", "Make a follower the server that ships and takes writes."),
     "log": ("commands.folder:log", "Look into the logs of a data folder; a server may be running."),
     **{kind: (f"commands.objects:{kind}", f"List the {NOUNS.get(kind, kind)}.") for kind in OBJECT_KINDS},
+    "chart": ("commands.chart:chart", "Show the charts of queues, topics, groups, bridges or connections."),
     "logs": ("commands.follow:logs", "Show the running server's log."),
     "trace": ("commands.follow:trace", "Show copies of messages that pass a name."),
     "kick": ("commands.objects:kick", "Close connections."),

@@ -59,7 +59,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing | Watched]:
         json: Json = False,
     ) -> Listing | Watched:
         def look() -> Listing:
-            return _listing(kind, at.client(), _query(wanted), sort, reverse, limit, after)
+            return listing(kind, at.client(), query_of(wanted), sort, reverse, limit, after)
 
         return Watched(look) if watch else look()
 
@@ -68,7 +68,7 @@ def _list_verb(kind: ObjectKind) -> Callable[..., Listing | Watched]:
     return list_objects
 
 
-def _listing(
+def listing(
     kind: ObjectKind,
     client: AdminClient,
     query: Mapping[str, str],
@@ -77,6 +77,7 @@ def _listing(
     limit: int | None,
     after: str | None,
 ) -> Listing:
+    """Objects of a kind as the API lists them. Raises UsageError."""
     units = {column.name: column.unit for column in kind.columns}
     if sort is None:
         if reverse:
@@ -101,7 +102,8 @@ def _listing(
     return Listing(ranked[:limit], units, sorted_by=sort)
 
 
-def _query(wanted: Sequence[str]) -> dict[str, str]:
+def query_of(wanted: Sequence[str]) -> dict[str, str]:
+    """The query of words, each a name's part or COLUMN=VALUE. Raises UsageError."""
     query: dict[str, str] = {}
     for word in wanted:
         column, equals, value = word.partition("=")

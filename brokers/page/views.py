@@ -14,7 +14,6 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from brokers.admin.api import LOOKING, object_at, parts_behind, queried
-from brokers.admin.charts import HISTORY, LEVELS
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -28,6 +27,7 @@ from brokers.admin.listing import (
 )
 from brokers.commands.control import ROOT
 from brokers.page import files, shown
+from shared.actions import HISTORY, SPANS
 from shared.errors import BrokerError
 from shared.objects import (
     ATTENTION,
@@ -35,7 +35,6 @@ from shared.objects import (
     SETTINGS,
     Action,
     Argument,
-    Chart,
     KindColumn,
     ObjectKind,
     ObjectMissing,
@@ -417,9 +416,9 @@ async def _one(
             key=lambda form: form.dangerous,  # the same order for all protocols' queues
         ),
         "api": f"{ROOT}{path}",
-        "charts": [_drawn(kind, chart) for chart in kind.charts],
-        "span": request.query_params.get("span", "15m"),
-        "spans": LEVELS,
+        "charts": [(chart.column, kind.chart_unit(chart)) for chart in kind.charts],
+        "span": request.query_params.get("span", SPANS[0]),
+        "spans": SPANS,
         "seen": await _seen(objects, item, request),
         "related": [
             await _related(KINDS[other], of, protocol, column, str(row[kind.parts[-1]]))
@@ -427,13 +426,6 @@ async def _one(
             if any(owner == protocol for owner, _ in of(KINDS[other]))
         ],
     }
-
-
-def _drawn(kind: ObjectKind, chart: Chart) -> tuple[str, str]:
-    """A chart's column and unit, as the page's script has it."""
-    (unit,) = [column.unit for column in kind.columns if column.name == chart.column]
-    size = "B" if unit in ("bytes", "bytes_rate") else ""
-    return chart.column, f"{size}/s" if chart.grows or unit in ("rate", "bytes_rate") else size
 
 
 def _action_form(action: Action, path: str, row: Row, kind: ObjectKind) -> ActionForm:
