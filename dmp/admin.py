@@ -94,8 +94,8 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    *(messages.peek, self._put, messages.move, messages.redrive, messages.discard),
-                    *(self._purge, self._delete_queue),
+                    *messages.on_messages,
+                    *(self._put, self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 (self._declare_queue,),
