@@ -1,7 +1,7 @@
 """What only the bucket has of a log, read from its parts: by range, ahead, and kept for a while.
 
-A part is read in windows. Who reads on where the window before ends has several fetched by one request, and
-the next ones while he reads. Windows are kept up to `CACHE_BYTES`, the least used go first, and memory that
+A part is read in blocks. Who reads on where the block before ends has several fetched by one request, and
+the next ones while he reads. Blocks are kept up to `CACHE_BYTES`, the least used go first, and memory that
 is short takes all of them. Requests have a limit and a timeout of their own, so that shipping does not wait
 for readers; nobody who reads what is on this disk comes here.
 """
@@ -24,8 +24,8 @@ from shared.metrics import Sample
 from shared.storage.log import Log, call
 from shared.units import MIB
 
-WINDOW_BYTES = 1 * MIB
-AHEAD_WINDOWS = 4
+BLOCK_BYTES = 1 * MIB
+AHEAD_BLOCKS = 4
 """So many are fetched by one request for who reads on."""
 CACHE_BYTES = 64 * MIB
 ANSWER_SECONDS = 10.0
@@ -38,8 +38,8 @@ Placed = tuple[str, Section]
 Done = Callable[[bytes | StoreError], None]
 
 
-class Window(NamedTuple):
-    """A window of a section: its object, where the section begins and ends there, and the window's number."""
+class PartBlock(NamedTuple):
+    """A block of a section: its object, where the section begins and ends there, and the block's number."""
 
     key: str
     at: int
@@ -48,22 +48,22 @@ class Window(NamedTuple):
 
     @property
     def start(self) -> int:
-        return self.at + self.number * WINDOW_BYTES
+        return self.at + self.number * BLOCK_BYTES
 
     @property
     def size(self) -> int:
-        return min(self.end - self.start, WINDOW_BYTES)
+        return min(self.end - self.start, BLOCK_BYTES)
 
-    def further(self, windows: int) -> "Window":
-        return self._replace(number=self.number + windows)
+    def further(self, blocks: int) -> "PartBlock":
+        return self._replace(number=self.number + blocks)
 
 
 @attrs.define(eq=False)
-class Fetch:
-    """Windows on their way, for all who wait for one of them. `error`: why they did not come."""
+class BlockFetch:
+    """Blocks on their way, for all who wait for one of them. `error`: why they did not come."""
 
     done: trio.Event = attrs.Factory(trio.Event)
-    windows: dict[Window, bytes] = attrs.Factory(dict)
+    blocks: dict[PartBlock, bytes] = attrs.Factory(dict)
     error: Exception | None = None
 
 
@@ -83,11 +83,11 @@ class RemoteReader:
     reads: int = 0
     errors: int = 0
     fetched_bytes: int = 0
-    """Of windows that were fetched."""
+    """Of blocks that were fetched."""
     cached_bytes: int = 0
     _away: bool = False
-    _windows: OrderedDict[Window, bytes] = attrs.Factory(OrderedDict)
-    _fetches: dict[Window, Fetch] = attrs.Factory(dict)
+    _blocks: OrderedDict[PartBlock, bytes] = attrs.Factory(OrderedDict)
+    _fetches: dict[PartBlock, BlockFetch] = attrs.Factory(dict)
     _nursery: trio.Nursery | None = None
 
     @classmethod
@@ -162,10 +162,10 @@ class RemoteReader:
     async def _gathered(self, log_id: int, offset: int, length: int) -> bytes:
         """Raises Missing, Away, Unusable."""
         pieces = []
-        for window, start, end in self._cut(log_id, offset, length):
-            data = self._windows.get(window)
+        for block, start, end in self._cut(log_id, offset, length):
+            data = self._blocks.get(block)
             if data is None:
-                data = await self._fetched(window)
+                data = await self._fetched(block)
             pieces.append(data[start:end])
         return b"".join(pieces)
 
@@ -173,18 +173,18 @@ class RemoteReader:
         """The bytes, if all are here."""
         pieces = []
         try:
-            for window, start, end in self._cut(log_id, offset, length):
-                data = self._windows[window]
-                self._windows.move_to_end(window)
+            for block, start, end in self._cut(log_id, offset, length):
+                data = self._blocks[block]
+                self._blocks.move_to_end(block)
                 pieces.append(data[start:end])
         except (KeyError, Missing):
             return None
         if pieces:
-            self._look_ahead(window.further(1))
+            self._look_ahead(block.further(1))
         return b"".join(pieces)
 
-    def _cut(self, log_id: int, offset: int, length: int) -> Iterator[tuple[Window, int, int]]:
-        """The windows that have a range, each with the places in it. Raises Missing."""
+    def _cut(self, log_id: int, offset: int, length: int) -> Iterator[tuple[PartBlock, int, int]]:
+        """The blocks that have a range, each with the places in it. Raises Missing."""
         sections = self.sections(log_id)
         position, end = offset, offset + length
         number = bisect_right(sections, position, key=lambda placed: placed[1].first) - 1
@@ -193,70 +193,70 @@ class RemoteReader:
                 raise Missing(f"no part has offset {position} of log {log_id}")
             key, section = sections[number]
             while section.first <= position < min(section.end, end):
-                at, start = divmod(position - section.first, WINDOW_BYTES)
-                window = Window(key, section.at, section.at + section.length, at)
-                stop = min(window.size, start + end - position)
-                yield window, start, stop
+                at, start = divmod(position - section.first, BLOCK_BYTES)
+                block = PartBlock(key, section.at, section.at + section.length, at)
+                stop = min(block.size, start + end - position)
+                yield block, start, stop
                 position += stop - start
             if position < end and position != section.end:
                 raise Missing(f"no part has offset {position} of log {log_id}")
             number += 1
 
-    # -- windows
+    # -- blocks
 
-    def _look_ahead(self, window: Window) -> None:
-        """Fetch what follows for somebody who reads on, before he asks for it."""
-        unknown = window not in self._windows and window not in self._fetches
-        if unknown and window.start < window.end and self._nursery is not None:
-            self._nursery.start_soon(self._prefetch, window)
+    def _look_ahead(self, block: PartBlock) -> None:
+        """BlockFetch what follows for somebody who reads on, before he asks for it."""
+        unknown = block not in self._blocks and block not in self._fetches
+        if unknown and block.start < block.end and self._nursery is not None:
+            self._nursery.start_soon(self._prefetch, block)
 
-    async def _prefetch(self, window: Window) -> None:
+    async def _prefetch(self, block: PartBlock) -> None:
         with suppress(BucketError):  # who needs it asks himself, and is told
-            await self._fetched(window)
+            await self._fetched(block)
 
-    async def _fetched(self, window: Window) -> bytes:
-        """A window from the bucket, with those behind it for who reads on. Raises BucketErrors."""
-        fetch = self._fetches.get(window)
+    async def _fetched(self, block: PartBlock) -> bytes:
+        """A block from the bucket, with those behind it for who reads on. Raises BucketErrors."""
+        fetch = self._fetches.get(block)
         if fetch is None:
-            fetch = Fetch()
-            await self._fetch(window, fetch)
+            fetch = BlockFetch()
+            await self._fetch(block, fetch)
         else:
             await fetch.done.wait()
             if fetch.error is not None:
                 raise Away(str(fetch.error)) from fetch.error
-        return fetch.windows[window]
+        return fetch.blocks[block]
 
-    async def _fetch(self, window: Window, fetch: Fetch) -> None:
-        goes_on = window.further(-1) in self._windows
-        wanted: list[Window] = []
-        for each in map(window.further, range(AHEAD_WINDOWS if goes_on else 1)):
-            if each.start >= each.end or each in self._windows or each in self._fetches:
+    async def _fetch(self, block: PartBlock, fetch: BlockFetch) -> None:
+        goes_on = block.further(-1) in self._blocks
+        wanted: list[PartBlock] = []
+        for each in map(block.further, range(AHEAD_BLOCKS if goes_on else 1)):
+            if each.start >= each.end or each in self._blocks or each in self._fetches:
                 break
             self._fetches[each] = fetch
             wanted.append(each)
         size = sum(each.size for each in wanted)
         try:
-            data = await self.bucket.get_range(window.key, window.start, size)
+            data = await self.bucket.get_range(block.key, block.start, size)
             if len(data) != size:
-                raise Missing(f"{window.key} is cut short")
+                raise Missing(f"{block.key} is cut short")
         except BaseException as error:
             fetch.error = error if isinstance(error, BucketError) else Away("who asked for it is gone")
             raise
         else:
             self.fetched_bytes += size
             for each in wanted:
-                fetch.windows[each] = data[each.start - window.start :][: each.size]
-                self._keep(each, fetch.windows[each])
+                fetch.blocks[each] = data[each.start - block.start :][: each.size]
+                self._keep(each, fetch.blocks[each])
         finally:
             for each in wanted:
                 del self._fetches[each]
             fetch.done.set()
 
-    def _keep(self, window: Window, data: bytes) -> None:
-        self._windows[window] = data
+    def _keep(self, block: PartBlock, data: bytes) -> None:
+        self._blocks[block] = data
         self._charge(len(data))
-        while self._windows and (self.cached_bytes > CACHE_BYTES or self.account.over):
-            _, oldest = self._windows.popitem(last=False)
+        while self._blocks and (self.cached_bytes > CACHE_BYTES or self.account.over):
+            _, oldest = self._blocks.popitem(last=False)
             self._charge(-len(oldest))
 
     def _charge(self, size: int) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokers.ship.assembling import Cut
-from brokers.ship.remote import ANSWER_SECONDS, CACHE_BYTES, WINDOW_BYTES
+from brokers.ship.remote import ANSWER_SECONDS, BLOCK_BYTES, CACHE_BYTES
 from brokers.ship.restore import Restore
 from shared.budget import Account
 from shared.errors import BucketAway, CorruptRecord, StoreError
@@ -187,10 +187,10 @@ async def test_what_the_bucket_does_not_have_stays(autojump_clock: Any, gone: bo
 async def test_memory_for_what_was_read_is_bounded_and_given_back(autojump_clock: Any) -> None:
     store = FakeStore()
     async with shipped(FakeDisk(), store, attrs.evolve(LEAVES, part_bytes=4 << 20), STORAGE) as ship:
-        account = ship.remote.account = Account("bucket", 3 * WINDOW_BYTES // 2)
+        account = ship.remote.account = Account("bucket", 3 * BLOCK_BYTES // 2)
         await fill(ship, 0, 120, 40_000)
         log = await left(ship)
-        assert log.local > 2 * WINDOW_BYTES
+        assert log.local > 2 * BLOCK_BYTES
         assert len(await read_all(log)) == 120
         assert ship.remote.cached_bytes == account.used_bytes <= account.limit_bytes
         assert account.limit_bytes < CACHE_BYTES
