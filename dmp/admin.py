@@ -12,8 +12,8 @@ from dmp.amqp.channel import Channel
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
-from dmp.declarations import Binding, QueueArguments
-from dmp.exchanges import DEFAULT, TYPES, Exchange
+from dmp.declarations import TYPES, Binding, QueueArguments
+from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
 from dmp.messages import DEFAULT_NAME, Messages, arrived_ms, settled
