@@ -150,11 +150,14 @@ class Flows:
             flow = self._flows.get(found)
             return 0.0 if flow is None else _age(flow, number, self._clock())
 
+        count_held = objects.values.get("held")
+
         def held(found: Any) -> float | None:
             at = self._held_since.get(found)
-            return None if at is None or not count_held(found) else round(self._clock() - at, 3)
+            if at is None or count_held is None or not count_held(found):
+                return None
+            return round(self._clock() - at, 3)
 
-        count_held = objects.values.get("held", _nothing)
         own = objects.values.get("oldest_seconds")
         values: Mapping[str, Callable[[Any], float | None]] = {
             "in_rate": partial(rate, leaving=False),
@@ -205,10 +208,6 @@ class Flows:
         for owner, number in oldest.items():
             since[owner] = min(since.get(owner, now), now - (_age(flow, number, now) or 0.0))
         return flow
-
-
-def _nothing(_: Any) -> int:
-    return 0
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:
