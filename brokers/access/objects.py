@@ -178,6 +178,7 @@ class UserObjects:
 
 def _replace(path: Path, name: str, before: User | None, after: User | None) -> Mapping[str, User]:
     """Change one user in the file, as it stands there by now. Raises ConfigError, OSError and NotGiven."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with users.locked(path):
         known = users.read(path, lambda _: None) or {}
         if known.get(name) != before:

@@ -50,7 +50,7 @@ from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
 from brokers.settings.objects import SettingObjects
-from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from brokers.settings.reloading import Apply, Prepare, Reloader
 from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
@@ -615,26 +615,16 @@ class Host:
             own.append(self._own_bridges.definitions())
         return definitions.Document(each, own, self._store)
 
-    async def reload(
-        self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
-    ) -> Mapping[str, Any]:
-        """Take up what changed (`brokers.settings.reloading`). Raises as `Reloader.reload`.
-
-        `action`, `name`: what was done to which user, for the audit log: then the users file alone is read.
-        `user`, `peer`: who asks.
-        """
+    async def reload(self, *, user: str = "", peer: str = "") -> Mapping[str, Any]:
+        """Take up what changed (`brokers.settings.reloading`), for who asks. Raises as `Reloader.reload`."""
         await self._all_served.wait()  # else it might miss what was opened before
         assert self._reloader is not None
         result = "refused"
         try:
-            if action.startswith("user-"):  # it must not fail for settings that are being edited
-                await self._reloader.take_up(self._prepare_users)
-                reloaded = Reloaded()
-            else:
-                reloaded = await self._reloader.reload()
+            reloaded = await self._reloader.reload()
             result = "done"
         finally:
-            logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
+            logs.audit(user=user, peer=peer, protocol="", action="reload", name="", result=result)
         return {"users": len(self._access.users or ()), **attrs.asdict(reloaded)}
 
     @property
