@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.admin.api import LOOKING, object_at, parts_behind, queried
+from brokers.admin.api import LOOKING, audited, object_at, parts_behind, queried
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -25,6 +25,7 @@ from brokers.admin.listing import (
     selected,
     sorts,
 )
+from brokers.admin.searching import search
 from brokers.commands.control import ROOT
 from brokers.page import files, shown
 from shared.actions import HISTORY, SPANS
@@ -202,6 +203,15 @@ def routes(
         return {"template": "logs.html", "title": "Log", "level": request.query_params.get("level", "")}
 
     @_as_page
+    async def find(request: Request) -> Mapping[str, Any]:
+        query, found, more = request.query_params, None, ""
+        if query.get("contains"):
+            with audited(request, "", "search", ""):
+                found = await search(everything(), query)
+            more = urlencode({**query, "after": found["next"]})
+        return {"template": "find.html", "title": "Find a message", "found": found, "more": more}
+
+    @_as_page
     async def trace(request: Request) -> Mapping[str, Any]:
         return {"template": "trace.html", "title": "Trace", "name": request.query_params.get("name", "")}
 
@@ -210,6 +220,7 @@ def routes(
         Route("/store", store),
         Route("/restart", restart),
         Route("/logs", logs),
+        Route("/find", find),
         Route("/trace", trace),
         *(Route(f"/{kind.name}", page(partial(_list, data_dir), kind)) for kind in KINDS.values()),
         *(Route(f"/{kind.name}/{{rest:names}}", page(_one, kind)) for kind in KINDS.values()),
@@ -260,6 +271,7 @@ def _places() -> list[MenuEntry]:
         *(MenuEntry(shown.label(name), f"/{name}") for name in kinds),
         MenuEntry("Store and memory", "/store"),
         MenuEntry("Log", "/logs"),
+        MenuEntry("Find a message", "/find"),
         MenuEntry("Trace", "/trace"),
     ]
 
