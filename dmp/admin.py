@@ -9,8 +9,8 @@ from dmp.actions import ARGUMENTS, CHANGE
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
-from dmp.declarations import Binding
-from dmp.exchanges import DEFAULT, TYPES, Exchange
+from dmp.declarations import TYPES, Binding
+from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
 from dmp.messages import DEFAULT_NAME, Messages, arrived_ms, settled
@@ -68,8 +68,8 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    *(messages.peek, self._put, messages.move, messages.redrive, messages.discard),
-                    *(self._change, self._purge, self._delete_queue),
+                    *messages.on_messages,
+                    *(self._put, self._change, self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 (self._declare_queue,),

@@ -12,6 +12,7 @@ from dmp.actions import CHANGE
 from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
+from shared.actions import CANCEL, JOB, RESCHEDULE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
@@ -438,6 +439,12 @@ queue_commands(command, "dmp")
 command("change jobs --x-max-length 1000 --dry-run", "change jobs --unset x-max-length", name="change")(
     action_command("dmp", "queues", CHANGE, {"queue": QueueName}, unsets=True)
 )
+for declared, example in (
+    (JOB, "job mails --dedup mail-41 --json"),
+    (CANCEL, "cancel mails --dedup mail-41"),
+    (RESCHEDULE, "reschedule mails --dedup mail-41 --delay 1h"),
+):
+    command(example, name=declared.name)(action_command("dmp", "queues", declared, {"queue": QueueName}))
 
 
 @command("leases", "leases --json")

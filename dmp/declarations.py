@@ -14,6 +14,10 @@ from shared.rates import Rate
 ARGUMENTS_BYTES_MAX = 4 * 1024
 """The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
 CONSUMER_TIMEOUT_LEAST_MS = 100
+TYPES = ("direct", "topic", "fanout", "headers")
+DELAYED = "x-delayed-message"
+"""The type that RabbitMQ's plugin for delays brings."""
+_DELAYED_TYPE = "x-delayed-type"
 PER_KEY_MAX = 1_000_000
 _COUNT_MAX = (1 << 63) - 1
 
@@ -236,6 +240,18 @@ def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> No
     for name in table:
         if name.startswith("x-") and name not in known:
             raise _invalid(name, "this broker does not have it", of)
+
+
+def exchange_type_in(table: Mapping[str, Any], type_: str) -> str:
+    """The type of an exchange that is declared with these arguments. Every exchange delays (`x-delay`), so
+    one of the delayed type is of the type that its messages are routed by. Raises Refusal."""
+    check_known(table, (_DELAYED_TYPE,) if type_ == DELAYED else (), "exchange")
+    if type_ != DELAYED:
+        return type_
+    routed_as = text_argument(table, _DELAYED_TYPE, "exchange")
+    if routed_as is None or routed_as.decode(errors="replace") not in TYPES:
+        raise _invalid(_DELAYED_TYPE, f"it is one of {', '.join(TYPES)}", "exchange")
+    return routed_as.decode()
 
 
 def consumer_timeout_in(table: Mapping[str, Any], of: str) -> int | None:

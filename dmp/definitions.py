@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, field_table, read_table
-from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueArguments, QueueKind
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, TYPES, HeaderMatch
+from dmp.declarations import ARGUMENTS_BYTES_MAX, TYPES, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of

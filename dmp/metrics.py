@@ -33,6 +33,7 @@ class Counts:
         "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."
     )
     known: int = counter("messages_known_total", "Messages not taken, since their queue had them.")
+    cancelled: int = counter("messages_cancelled_total", "Messages taken out by name, by an administrator.")
     gave_up: int = counter("messages_given_up_total", "Messages dead after more tries than x-delivery-limit.")
     too_late_acks: int = counter("acks_too_late_total", "Channels closed by an x-consumer-timeout.")
     dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.data_types import EMPTY_TABLE, describe_field, sorted_table
-from dmp.declarations import FIELDS, Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import FIELDS, TYPES, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
     GENERATED,
     PREDECLARED,
     REPLY_TO,
     RESERVED,
-    TYPES,
     Destination,
     Exchange,
     HeaderMatch,

@@ -57,8 +57,8 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(messages.peek, self._put, self._change),
-                    *(messages.move, messages.redrive, messages.discard),
+                    *messages.on_messages,
+                    *(self._put, self._change),
                     *(self._purge, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),

@@ -42,7 +42,7 @@ from shared.turns import Turn
 
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
-    from dms.job_requests import JobName
+    from shared.queues.naming import MessageName, NewTime
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
@@ -532,11 +532,15 @@ class Jobs:
 
     def options_changed(self) -> None:
         """The queue's options have changed: what is ready stands anew."""
+        options = self.queue.options
         self.ready = self._new_keys()
         for run in self._runs.values():
             self.ready.add(run, run.head.priority, run.head.key)
         for run in self.held.values():
             self.ready.take_over(run.head.key)
+        if options.per_key == 1:
+            for _, _, form in self.waiting:
+                self._waits(form)
 
     # -- jobs arrive
 
@@ -678,6 +682,7 @@ class Jobs:
             self._lives.add(seq, unpack_job(form)[1].expires, True)
         if due > now:
             self.waiting.add(seq, due, form)
+            self._waits(form)
             self.queue.charge(WAITING_BYTES + len(form))
         else:
             run = _run_of(seq, form)
@@ -759,6 +764,7 @@ class Jobs:
             return 0
         form = pack_job(run.tries, head, run.bodies[0])
         self.waiting.add(run.first, head.due, form)
+        self.ready.waits(head.key, tried=run.tries > 0)
         queue.uncharge_runs((run,))
         queue.charge(WAITING_BYTES + len(form))
         self.arm()
@@ -772,8 +778,14 @@ class Jobs:
         run = self._runs.pop(seq, None)
         return None if run is None else self.ready.remove(run, run.head.priority, run.head.key)
 
+    def _waits(self, form: bytes) -> None:
+        """A job waits for its time: one that was tried may hold its key."""
+        if times_of(form)[0] and self.ready.per_key == 1:
+            self.ready.waits(unpack_job(form)[1].key, tried=True)
+
     def _unpacked(self, seq: int, form: bytes) -> Run:
         run = _run_of(seq, form)
+        self.ready.waits_no_more(run.head.key, tried=run.tries > 0)
         self.queue.charge(-WAITING_BYTES - len(form))
         self.queue.charge_runs((run,))
         return run
@@ -812,15 +824,15 @@ class Jobs:
 
     # -- by name
 
-    def find(self, name: JobName) -> int:
+    def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.seq
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
         known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
         if seq is None or not known:
-            raise malformed(f"no job of {name} is in {self.queue.text}")
+            raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
 
-    def cancel(self, name: JobName) -> Ticket | None:
+    def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""
         queue, run = self.queue, self._taken(name)
         try:
@@ -832,14 +844,16 @@ class Jobs:
         queue.engine.counts.cancelled += 1
         if ticket is not None and queue.log is not None:
             queue.log.departed(partial(queue.undo_departure, (run,)))
+        if queue.line:  # it may have held its key
+            queue.dispatch()
         return ticket
 
-    def reschedule(self, name: JobName) -> Ticket | None:
+    def reschedule(self, name: MessageName, time: NewTime) -> Ticket | None:
         """A job gets another time. None: done. Raises Refusal."""
         queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
         head, now = run.head, times.now_ms()
         before = head.due, head.at_ms
-        delay_ms = max(name.at_ms - times.unix_ms(), 0) if name.delay_ms is None else name.delay_ms
+        delay_ms = max(time.due_ms(times.unix_ms()) - times.unix_ms(), 0)
         if 0 < head.expires < now + delay_ms:
             self.place(run)
             raise malformed("it would die undelivered: its ttl_ms ends before that")
@@ -847,11 +861,11 @@ class Jobs:
         if queue.log is not None:
             try:
                 undo = partial(self._undo_reschedule, run.first, *before)
-                ticket = queue.log.rescheduled(run.first, due, name.at_ms, undo)
+                ticket = queue.log.rescheduled(run.first, due, time.at_ms, undo)
             except StoreError as error:
                 self.place(run)
                 raise refusal_for(error) from None
-        head.due, head.at_ms = due, name.at_ms
+        head.due, head.at_ms = due, time.at_ms
         self.place(run)
         return ticket
 
@@ -861,29 +875,19 @@ class Jobs:
             run.head.due, run.head.at_ms = due, at_ms
             self.place(run)
 
-    def get(self, name: JobName) -> tuple[dict[str, Any], bytes]:
-        """A job as it is now, and its body. Raises Refusal."""
+    def get(self, name: MessageName) -> tuple[Run, str]:
+        """A job, as it is now, and its state: `waiting`, `ready` or `held`. Raises Refusal."""
         seq = self.find(name)
-        form, times = self.waiting.get(seq), self.queue.engine.times
+        form = self.waiting.get(seq)
         if form is not None:
-            tries, head, body = unpack_job(form)
-            state = "waiting"
-        else:
-            run = self.held.get(seq) or self._runs[seq]
-            tries, head, body = run.tries, run.head, run.bodies[0]
-            state = "held" if seq in self.held else "ready"
-        shown: dict[str, Any] = {"seq": seq, "state": state, "deliveries": tries, **head.shown}
-        if state == "waiting":
-            shown["due_ms"] = head.due - times.now_ms() + times.unix_ms()
-        if head.text:
-            shown["text"] = head.text
-        return shown, body
+            return _run_of(seq, form), "waiting"
+        return (self.held[seq], "held") if seq in self.held else (self._runs[seq], "ready")
 
-    def _taken(self, name: JobName) -> Run:
+    def _taken(self, name: MessageName) -> Run:
         seq = self.find(name)
         run = self.take_out(seq)
         if run is None:
-            raise malformed(f"the job of {name} is held by a consumer")
+            raise malformed(f"the job {name} is held by a consumer")
         return run
 
     # -- time

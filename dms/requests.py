@@ -285,14 +285,19 @@ def _cancel(session: Session, message_id: int, payload: bytes) -> None:
 
 def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
-    name = job_time_untrusted(text, session.engine.times.unix_ms())
-    _confirm(session, jobs.reschedule(name), Type.RESCHEDULE, message_id)
+    name, time = job_time_untrusted(text, session.engine.times.unix_ms())
+    _confirm(session, jobs.reschedule(name, time), Type.RESCHEDULE, message_id)
 
 
 def _get_job(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, READ, payload)
-    about, body = jobs.get(job_name_untrusted(text))
-    session.reply(pack(Type.GET_JOB_OK, message_id, pack_object(about) + body))
+    run, state = jobs.get(job_name_untrusted(text))
+    about = {"seq": run.first, "state": state, "deliveries": run.tries, **run.head.shown}
+    if state == "waiting":
+        about["due_ms"] = session.engine.times.unix_ms_of(run.head.due)
+    if run.head.text:
+        about["text"] = run.head.text
+    session.reply(pack(Type.GET_JOB_OK, message_id, pack_object(about) + run.bodies[0]))
 
 
 def _check_named(session: Session, message_id: int, payload: bytes) -> None:

@@ -392,6 +392,8 @@ _MESSAGE = {
         "properties": {"type": "object"},
         "exchange": {"type": "string", "description": "DMP: the exchange it was published to."},
         "key": {"type": "string", "description": "DMP: its routing key."},
+        "state": {"type": "string", "description": "Of one asked for by name: ready, waiting or held."},
+        "due": {**_TYPES["time"], "description": "DMP: when it may be delivered."},
         "redelivered": {"type": "boolean", "description": "DMP: a consumer may have seen it before."},
     },
     "required": ["position", "time", "bytes"],

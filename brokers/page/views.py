@@ -78,7 +78,7 @@ RELATED = {
 }
 """The lists below an object, narrowed by its name."""
 
-DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "kick", "reset"})
+DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "cancel", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
 LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
 """Button texts of actions whose names are no verbs."""
@@ -133,8 +133,9 @@ class ActionForm:
 
     @property
     def of_one(self) -> bool:
-        """Whether it is about one message of the object, which its form must be told."""
-        return "position" in self.action.takes
+        """Whether it is about one message of the object, which its form must be told. What finds a message by
+        its name has a form for any."""
+        return "position" in self.action.takes and "dedup" not in self.action.takes
 
     @property
     def of_all(self) -> bool:
@@ -480,6 +481,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
         more = {"show": action.name, **given, "newest": 1, "records_back": back}
     return {
         "action": action,
+        "others": [each.name for each in looks if each is not action],
         "fields": [(name, each, arguments.get(name, "")) for name, each in action.takes.items()],
         "wrong": wrong,
         "messages": items,
