@@ -52,8 +52,9 @@ COLUMNS_FEW = 8
 MESSAGES, MESSAGES_MAX, DOWNLOADED = 20, 100, 1000
 """Messages on a page, unless it says how many; the most; and those of a download."""
 POLL_SECONDS, LIVE_SECONDS = 5.0, 1.0
-SHARE = 100
-"""A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
+SHARE = 200
+"""A view reloads after this multiple of the CPU time that making it took: with charts and HTTP that is under
+1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
