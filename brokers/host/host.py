@@ -272,7 +272,9 @@ class Host:
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                if not self._link.follows:
+                if self._link.follows:
+                    nursery.start_soon(self._link.show_what_comes, self._look_anew)
+                else:
                     await bridges.change(self._config.bridges)
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
@@ -314,6 +316,17 @@ class Host:
             repair = f"brokers fsck --repair --data-dir {self._config.serve.data_dir}"
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Failure(text) from error
+
+    async def _look_anew(self) -> None:
+        for service in tuple(self._services):
+            try:
+                await service.look_anew()
+            except Exception as error:  # of what is only looked at: all else goes on
+                self._log.warning(
+                    "lists of a protocol show what they did before: it is tried again with what comes next",
+                    protocol=service.name,
+                    reason=repr(error),
+                )
 
     def _make_bridges(self, store: Store) -> Bridges:
         def service(protocol: str) -> Service | None:

@@ -93,6 +93,8 @@ class Follow:
     writer: str = attrs.Factory(epochs.new_writer)
     _even_at: float = attrs.Factory(time.monotonic)
     """All that was shipped then is here."""
+    applying: trio.Lock = attrs.Factory(trio.Lock)
+    """Whoever has it sees all of a batch, or nothing."""
     _follower: Follower = attrs.field(init=False)
     _sections: Mapping[int, Sequence[tuple[str, Section]]] = attrs.Factory(dict)
     """Of the newest snapshot, where somebody has read what only the bucket has."""
@@ -200,9 +202,10 @@ class Follow:
         await self._write(chunk, referred, whole)
 
     async def _write(self, chunk: list[Came], referred: Mapping[Any, Any], position: Position) -> None:
-        ticket = self._follower.apply(chunk, referred, position)
-        await self.store.wait(ticket)
-        self.position = position
+        async with self.applying:
+            ticket = self._follower.apply(chunk, referred, position)
+            await self.store.wait(ticket)
+            self.position = position
 
     # -- what only the bucket has
 
