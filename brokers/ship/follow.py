@@ -20,6 +20,7 @@ import trio
 
 from brokers.ship import epochs
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
+from brokers.ship.folder_files import put_back
 from brokers.ship.formats import (
     SHIP_PATH,
     BadObject,
@@ -242,6 +243,7 @@ class Follow:
         await self._apply_next()
         self.position = self._follower.known(self.position)
         assert self.store.folder is not None
+        await put_back(self.store, self.store.folder)
         await self.store.in_thread(_save, self.store.folder, self.url, self.position)
         await self.store.wait(self._follower.forget())
         self._say("promoted")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shared.storage.following import Position
     from shared.storage.shipping import Ships
 
-SHOWN_SECONDS = 1.0
+SHOWN_SECONDS = 0.5
 """How often a follower's lists are made anew, if something came."""
 DRILL_AGAIN_SECONDS = 3600.0
 """A drill that could not be made is tried again so much later, or sooner where drills are more frequent."""

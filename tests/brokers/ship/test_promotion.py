@@ -9,6 +9,7 @@ import pytest
 
 from brokers.commands import cli
 from brokers.ship.formats import SHIP_PATH
+from shared.access import parse_users
 from tests.brokers.conftest import Run
 from tests.support.server import NotReadyError, Server, until
 
@@ -82,6 +83,9 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             topics = command("topics", "kept", "--json", "--data-dir", str(second.data))[1]
             assert '"retention_bytes": 5' in topics
             there = str(second.address("logmq")[1])
+            ends = ("--from", "logmq:orders", "--to", "logmq:copy")
+            assert command("bridge", "create", "copied", *ends, *where)[0] == 0
+            assert command("user", "add", "ann", "--allow", "*:*:*", "--certificate", *where)[0] == 0
             code, _, said = command("logmq", "produce", "orders", "no", "--port", there)
             assert code != 0
             assert "read-only" in said
@@ -93,12 +97,15 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             until(lambda: ready(second).get("addresses", before) != before)
             second.ready = ready(second)
             assert {each["protocol"] for each in second.ready["addresses"]} >= {"logmq", "dms"}
+            bridges = json.loads((second.data / "bridges.json").read_text())
+            assert [each["name"] for each in bridges] == ["copied"]
             there = str(second.address("logmq")[1])
             assert command("logmq", "produce", "orders", "four", "--port", there)[0] == 0
             until_there(command, second, "orders", ["one", "two", "three", "four"])
             assert second.stop() == 0
     code, out, said = command("restore", url, "--data-dir", str(tmp_path / "back"), "--verify", "full")
-    assert (code, "in order" in out) == (0, True), (out, said)
+    assert (code, "in order" in out, "bridges.json, users.toml" in out) == (0, True, True), (out, said)
+    assert list(parse_users((tmp_path / "back/users.toml").read_text())) == ["ann"]
     with Server(tmp_path / "third", *LOGMQ, data=tmp_path / "back") as third:
         until_there(command, third, "orders", ["one", "two", "three", "four"])
     assert cli.run(["ship", "verify", url]) == 0
