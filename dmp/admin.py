@@ -1,12 +1,14 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import attrs
 
 from dmp import shown_properties
+from dmp.amqp.channel import Channel
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
@@ -117,7 +119,11 @@ class Admin:
                 (self._touch,),
                 begin="brokers dmp consume jobs",
                 totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
-                values={"queue": lambda found: _text(found[0].name)},
+                values={
+                    "queue": lambda found: _text(found[0].name),
+                    "held": lambda found: getattr(found[1], "unacked", 0),
+                },
+                holders=partial(_holders, broker),
             ),
             Objects(
                 EXCHANGES,
@@ -455,11 +461,29 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "delayed": lambda queue: queue.later.count,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
+    "ready_keys": lambda queue: None if queue.row.keys is None else queue.row.keys.ready_keys,
+    "redelivered": lambda queue: queue.redelivered or {},
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
     "full_percent": attrgetter("capacity.full_percent"),
     "durable": attrgetter("durable"),
 }
+
+
+def _holders(broker: Broker) -> Iterator[tuple[Channel, int, Mapping[Any, int]]]:
+    """As of `Objects`: delivery tags count a channel's deliveries. Bridges are not asked."""
+    used = [queue for queue in broker.queues.values() if queue.takers.in_use]
+    takers = (taker for queue in used for taker in queue.takers)
+    channels = dict.fromkeys(getattr(taker, "channel", None) for taker in takers)
+    for channel in channels:
+        if channel is None:
+            continue
+        oldest: dict[Any, int] = {}
+        for tags, holder, _ in channel.unacked:
+            for owner in (holder.queue, (holder.queue, holder)):
+                if tags[0] - 1 < oldest.get(owner, channel.delivered):
+                    oldest[owner] = tags[0] - 1
+        yield channel, channel.delivered, oldest
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

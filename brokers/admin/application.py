@@ -246,8 +246,7 @@ class _Endpoints:
         async with self._taking:
             rows = await definitions.parsed(document)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
-                giver = request.scope.get(api.GIVER)
-                taken = await self._host.definitions(giver).take(rows, dry_run=dry_run)
+                taken = await self._host.definitions().take(rows, dry_run=dry_run)
         return api.as_json(taken)
 
     async def reload(self, request: Request) -> Response:

@@ -141,6 +141,7 @@ class Host:
         loaded = users.load(config, log.warning)
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(loaded, audit=logs.audit, denied=denied)
+        self._users = UserObjects(self._access, lambda: self._config.users_file)
         self._access.user_share = config.access.user_share
         self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
@@ -332,7 +333,6 @@ class Host:
     def _make_objects(self, bridges: Bridges, reloader: Reloader) -> ObjectsByProtocol:
         """The objects that no protocol has."""
         settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
-        users_ = UserObjects(self._access, lambda: self._config.users_file)
         own = self._own_bridges = OwnBridges(
             self._config.serve.data_dir,
             bridges.ends,
@@ -341,7 +341,7 @@ class Host:
         )
         return (
             ("bridges", own.added_to(bridges.objects)),
-            ("users", users_.objects),
+            ("users", self._users.objects),
             ("settings", settings.objects),
         )
 
@@ -606,11 +606,11 @@ class Host:
         assert self._store is not None
         return await stopping.cost_of_stop(self.objects(), self._store.statistics())
 
-    def definitions(self, giver: str | None = None) -> definitions.Document:
-        """Return the document of durable objects, for export and import by a user; None: by the owner."""
+    def definitions(self) -> definitions.Document:
+        """Return the document of durable objects, for export and import."""
         assert self._store is not None
         each = [(service.name, each) for service in self._services for each in service.definitions]
-        own = [definitions.of_users(self._access, self._config.users_file, giver)]
+        own = [self._users.definitions]
         if self._own_bridges is not None:
             own.append(self._own_bridges.definitions())
         return definitions.Document(each, own, self._store)
