@@ -16,8 +16,10 @@ class Counts:
     published_bytes: int = counter("published_bytes_total", "Their bodies' bytes.")
     delivered: int = counter("messages_delivered_total", "Messages given to consumers and feeds.")
     got: int = counter("messages_got_total", "Messages given to basic.get.")
-    redelivered: int = counter(
-        "messages_redelivered_total", "Of all those, the ones that had been given before."
+    redelivered: Counter[str] = counter_by(
+        "delivery",
+        "messages_redelivered_total",
+        "Of all those, the ones that had been given before, by which time it was.",
     )
     acknowledged: int = counter("messages_acknowledged_total", "Messages acknowledged.")
     rejected: int = counter("messages_rejected_total", "Messages rejected and not wanted back.")

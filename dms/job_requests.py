@@ -131,9 +131,14 @@ def _text(said: Mapping[str, Any], key: str) -> str:
     value = said[key]
     if not isinstance(value, str) or not 1 <= len(_encoded(value)) <= TEXT_BYTES_MAX:
         raise malformed(f"{key} is a text of 1 to {TEXT_BYTES_MAX} bytes")
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in value):
+    if not may_be_text(value):
         raise malformed(f"{key} holds no control characters")
     return value
+
+
+def may_be_text(value: str) -> bool:
+    """Whether a key, of up to `TEXT_BYTES_MAX` bytes, has none of the characters that no key has."""
+    return not any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in value)
 
 
 def _headers(said: Mapping[str, Any]) -> Mapping[str, Any]:

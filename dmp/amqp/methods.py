@@ -425,7 +425,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     channel.disk_awaited = False
     mux.broker.counts.got += 1
     redelivered = message.tries > 0
-    mux.broker.counts.redelivered += redelivered
+    if redelivered:
+        queue.count_again(message, mux.broker.counts.redelivered)
     channel.delivered += 1
     tag = channel.delivered
     if not method.no_ack:
