@@ -19,8 +19,8 @@ from tests.support.promises import BrokenPromiseError
 from tests.support.workloads import REFERRING, SEVERAL, SMALL, check_short, drawn, sequence, something
 
 # Half of the pairs of operations are run, in which each stands first and last, and none of these: "change
-# weakest" makes states of those kinds, a fifth as many. `make trial-states` runs all triples. Laps reuse segments
-# of the journal.
+# weakest" makes states of those kinds, a fifth as many. `make trial-states` runs all triples. Laps reuse
+# segments of the journal.
 _DEAREST = {
     ("change weak", last) for last in ("write tails", "checkpoint", "checkpoint amid a deletion", "restart")
 }
