@@ -5,14 +5,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import attrs
-
 from dmp import shown_properties
+from dmp.actions import ARGUMENTS, CHANGE
 from dmp.amqp.channel import Channel
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
-from dmp.declarations import TYPES, Binding, QueueArguments
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
+from dmp.declarations import TYPES, Binding
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
@@ -44,36 +43,11 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
-from shared.rates import Rate
 
 READ_BYTES = 256 << 10
-NOT_ASKED = attrs.asdict(QueueArguments())
 ANY_NUMBER = 1 << 20
 """A consumer with room for so many has no limit of its own."""
 PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
-ARGUMENTS: Mapping[str, Argument] = {
-    "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
-    "x-max-length": Argument("messages at most", "number"),
-    "x-max-length-bytes": Argument("bytes of messages at most", "number"),
-    "x-overflow": Argument("what goes where it is full", choices=("drop-head", "reject-publish")),
-    "x-dead-letter-exchange": Argument("the exchange for dead messages; none: they are dropped"),
-    "x-dead-letter-routing-key": Argument("their routing key; unless said the one that they have"),
-    "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
-    "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
-    "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
-    "x-eta-header": Argument("the header that says when a message is due: an ISO time, or Unix seconds"),
-    "x-delivery-limit": Argument("failed tries after which a message is dead; -1: any number", "number"),
-    "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
-    "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
-    "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
-    "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
-    "x-rate": Argument('deliveries a second at most, as "100/s"'),
-    "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
-    "x-fair": Argument("whether keys take turns", "flag"),
-    "x-key-header": Argument("the header that is a message's key; unless said x-key"),
-    "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
-}
-"""AMQP's arguments of a queue that have a field of their own."""
 
 
 class Admin:
@@ -97,7 +71,7 @@ class Admin:
                 self._queue,
                 (
                     *messages.on_messages,
-                    *(self._put, self._purge, self._delete_queue),
+                    *(self._put, self._change, self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 (self._declare_queue,),
@@ -186,16 +160,16 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        given = {
-            name: str(value) if isinstance(value, Rate) else shown_properties.show_value(value)
-            for name, value in attrs.asdict(kind.arguments, recurse=False).items()
-            if value != NOT_ASKED[name]
-        }
+        given = {**read_table(kind.table), **read_table(kind.changes)}
         if kind.arguments.dead_letter_exchange == DEFAULT:
-            given["dead_letter_exchange"] = DEFAULT_NAME
+            given["x-dead-letter-exchange"] = DEFAULT_NAME
         return {
             **{name: read(queue) for name, read in self._values.items()},
-            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
+            "settings": {
+                "exclusive": kind.exclusive,
+                "auto_delete": kind.auto_delete,
+                **{name: shown_properties.show_value(value) for name, value in given.items()},
+            },
         }
 
     def _dead_obstacle(self, queue: Queue) -> str | None:
@@ -227,6 +201,17 @@ class Admin:
         own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
         table = {**a_table(row, "arguments"), **own}
         return {"declared": await self._made("queues", {**row, "arguments": table}, dry_run)}
+
+    @CHANGE
+    async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        before = queue.kind
+        if queue.adopted:
+            raise BadArgument("what it was declared with was lost: declare it again, and it has that")
+        kind = before.changed(arguments)
+        old, new = read_table(before.changes), read_table(kind.changes)
+        if kind != before and not dry_run:
+            await settled(self._broker, self._broker.topology.change_queue(queue, kind))
+        return {"changed": sum(old.get(name) != new.get(name) for name in {*old, *new})}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from dmp.data_types import EMPTY_TABLE, read_table
+from dmp.data_types import EMPTY_TABLE, field_table, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 from dmp.timing import MS_MAX
@@ -103,13 +103,15 @@ class QueueArguments:
 
 @attrs.frozen
 class QueueKind:
-    """What must be equal where a queue is declared again. `table`: its arguments as they came."""
+    """What a queue was declared as. `table`: its arguments as they came; `changes`: those that it was given
+    since, as a table; `arguments`: those that hold."""
 
     durable: bool = False
     exclusive: bool = False
     auto_delete: bool = False
     table: bytes = EMPTY_TABLE
     arguments: QueueArguments = QueueArguments()
+    changes: bytes = EMPTY_TABLE
 
     @classmethod
     def asked_for(cls, table: bytes, *, durable: bool, exclusive: bool, auto_delete: bool) -> "QueueKind":
@@ -120,6 +122,24 @@ class QueueKind:
         if kind.arguments.type == "quorum" and (exclusive or not durable):
             raise _invalid("x-queue-type", "a quorum queue is durable, and not exclusive")
         return kind
+
+    @property
+    def declared(self) -> QueueArguments:
+        """The arguments of its declaration, which may be repeated."""
+        return self.arguments if self.changes == EMPTY_TABLE else read_leniently(read_table(self.table))
+
+    def changed(self, changes: Mapping[str, Any]) -> "QueueKind":
+        """The same with these arguments, too; None: as it was declared. Raises Refusal."""
+        if not changes:
+            return self
+        declared = read_table(self.table)
+        check_known(changes, CHANGEABLE, "a queue that is there")
+        merged = {**read_table(self.changes), **changes}
+        kept = {
+            name: value for name, value in merged.items() if value is not None and value != declared.get(name)
+        }
+        arguments = QueueArguments.read({**declared, **kept})
+        return attrs.evolve(self, arguments=arguments, changes=field_table(kept) if kept else EMPTY_TABLE)
 
 
 @attrs.frozen(cache_hash=True)
@@ -193,9 +213,25 @@ OLDER = frozenset(
     )
 )
 """Those that versions before knew: what these took with another one is what it was."""
+CHANGEABLE = frozenset(
+    (
+        *("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-overflow", "x-expires", "x-rate"),
+        *("x-dead-letter-exchange", "x-dead-letter-routing-key", "x-delivery-limit", "x-loss-counts"),
+        *("x-retry-ms", "x-retry-max-ms", "x-consumer-timeout"),
+    )
+)
+"""Those that a queue may be given later: the others say how its messages are kept, or in which order."""
 _QUEUE_ARGUMENTS = frozenset(
     (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
 )
+
+
+def read_leniently(table: Mapping[str, Any]) -> QueueArguments:
+    """Versions before ignored arguments that this one acts upon, whatever their values were."""
+    try:
+        return QueueArguments.read(table)
+    except Refusal:
+        return QueueArguments.read({name: value for name, value in table.items() if name in OLDER})
 
 
 def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> None:

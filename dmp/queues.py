@@ -705,8 +705,8 @@ class Queue(RunQueue):
             self._arm()
 
     def define(self, kind: QueueKind) -> None:
-        """What it is was lost, and is known again. (Priorities, keys, and what is taken once
-        hold from the next start on.)"""
+        """What it is was lost, and is known again, or it has other arguments. (Priorities, keys, and what is
+        taken once hold from the next start on. Messages that are there keep their time to live.)"""
         self.kind = kind
         self.adopted = False
         self.capacity.changed(self._context.settings)

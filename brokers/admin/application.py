@@ -42,7 +42,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers.access.users import NotGiven
-from brokers.admin import api, definitions, detailed, metrics
+from brokers.admin import api, definitions, detailed, metrics, searching
 from brokers.admin.api import LOOKING, Operation
 from brokers.admin.following import PARAMETERS, Followers, Stream
 from brokers.admin.gate import problem
@@ -163,7 +163,16 @@ class _Endpoints:
                 "/logs",
                 "The last lines of the log.",
                 self.log_lines,
-                query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+                query={
+                    "level": "debug, info, warning or error: it and those above; audit; refused",
+                    **PARAMETERS,
+                },
+            ),
+            Operation(
+                "/search",
+                "The messages of queues and topics that have a text in them.",
+                self.search,
+                query=searching.QUERY,
             ),
             Operation(
                 "/trace",
@@ -259,8 +268,12 @@ class _Endpoints:
         try:
             wanted = logs.at_least(level)
         except KeyError:
-            raise HTTPException(400, "level is debug, info, warning, error or audit") from None
+            raise HTTPException(400, "level is debug, info, warning, error, audit or refused") from None
         return self._followers.answer(request, logs.RECENT, wanted)
+
+    async def search(self, request: Request) -> Response:
+        with api.audited(request, "", "search", ""):  # messages are seen
+            return api.as_json(await searching.search(self._host.objects(), request.query_params))
 
     async def trace(self, request: Request) -> Response:
         name, (user, _) = request.query_params.get("name", ""), api.caller_of(request)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.admin.api import LOOKING, object_at, parts_behind, queried
+from brokers.admin.api import LOOKING, audited, object_at, parts_behind, queried
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -25,6 +25,7 @@ from brokers.admin.listing import (
     selected,
     sorts,
 )
+from brokers.admin.searching import search
 from brokers.commands.control import ROOT
 from brokers.page import files, shown
 from shared.actions import HISTORY, SPANS
@@ -51,8 +52,9 @@ COLUMNS_FEW = 8
 MESSAGES, MESSAGES_MAX, DOWNLOADED = 20, 100, 1000
 """Messages on a page, unless it says how many; the most; and those of a download."""
 POLL_SECONDS, LIVE_SECONDS = 5.0, 1.0
-SHARE = 100
-"""A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
+SHARE = 200
+"""A view reloads after this multiple of the CPU time that making it took: with charts and HTTP that is under
+1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
@@ -203,6 +205,15 @@ def routes(
         return {"template": "logs.html", "title": "Log", "level": request.query_params.get("level", "")}
 
     @_as_page
+    async def find(request: Request) -> Mapping[str, Any]:
+        query, found, more = request.query_params, None, ""
+        if query.get("contains"):
+            with audited(request, "", "search", ""):
+                found = await search(everything(), query)
+            more = urlencode({**query, "after": found["next"]})
+        return {"template": "find.html", "title": "Find a message", "found": found, "more": more}
+
+    @_as_page
     async def trace(request: Request) -> Mapping[str, Any]:
         return {"template": "trace.html", "title": "Trace", "name": request.query_params.get("name", "")}
 
@@ -211,6 +222,7 @@ def routes(
         Route("/store", store),
         Route("/restart", restart),
         Route("/logs", logs),
+        Route("/find", find),
         Route("/trace", trace),
         *(Route(f"/{kind.name}", page(partial(_list, data_dir), kind)) for kind in KINDS.values()),
         *(Route(f"/{kind.name}/{{rest:names}}", page(_one, kind)) for kind in KINDS.values()),
@@ -261,6 +273,7 @@ def _places() -> list[MenuEntry]:
         *(MenuEntry(shown.label(name), f"/{name}") for name in kinds),
         MenuEntry("Store and memory", "/store"),
         MenuEntry("Log", "/logs"),
+        MenuEntry("Find a message", "/find"),
         MenuEntry("Trace", "/trace"),
     ]
 

@@ -24,18 +24,6 @@ async def subscribed(server: Served, count: int) -> None:
     await server.until(subscriptions=count)
 
 
-async def test_a_message_reaches_a_consumer() -> None:
-    async with served() as server, open_consumer(port=server.port) as consumer:
-        await consumer.subscribe("orders", b"\xff")
-        await subscribed(server, 2)
-        async with open_producer(port=server.port) as producer:
-            await producer.send("orders", b"hello")
-            await producer.send("other", b"not for us")
-            await producer.send(b"\xff", b"")
-        assert await anext(consumer) == Message(b"orders", b"hello")
-        assert await anext(consumer) == Message(b"\xff", b"")
-
-
 async def test_leaving_a_producer_waits_until_the_server_has_all() -> None:
     async with served() as server:
         async with open_producer(port=server.port) as producer:
