@@ -121,6 +121,8 @@ class OutOfRange(StoreError):
 class BucketAway(StoreError):
     """Bytes that only the bucket has cannot be read now: it does not answer, or has not got them."""
 
+    exit_code: ClassVar[int] = EXIT_UNAVAILABLE
+
 
 @attrs.define(eq=False)
 class BeyondEnd(StoreError):

@@ -159,6 +159,9 @@ def restore(
         Literal["quick", "full"],
         Parameter(help="Of a bucket: full reads all of the folder again at the end."),
     ] = "quick",
+    whole: Annotated[
+        bool, flag("Of a bucket: bring what the server had in the bucket only, too. So do --at, --only.")
+    ] = False,
     dry_run: Annotated[bool, flag("Of a bucket: say what would be done.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
@@ -182,6 +185,7 @@ def restore(
             lsn=lsn,
             only=only,
             verify=verify,
+            whole=whole,
             dry_run=dry_run,
             config=config,
             json=json,

@@ -186,6 +186,7 @@ class Host:
             )
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
+        self._link.account = self._budget.account("bucket")
         try:
             with folder_errors(folder):
                 await self._link.start(store)

@@ -326,6 +326,10 @@ class Store:
         """What is in the bucket only is read by `read`, a method of whoever ships or follows."""
         self._reader.read_remote = read
 
+    def in_bucket_only(self) -> list[str]:
+        """The logs that have records which this disk does not have."""
+        return [log.name for log in self._inventory.all_logs() if log.local > log.first]
+
     # -- its life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
