@@ -967,7 +967,7 @@ class Jobs:
         self.arm()
 
 
-class Schedules:
+class DueSchedules:
     """The schedules of one queue, each with the time up to which it is done. Times are of the wall clock."""
 
     def __init__(self, queue: Queue) -> None:
