@@ -28,7 +28,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look counts, and objects are fetched two at a time, and twice."""
     monkeypatch.setattr(shipped, "LOOK_SECONDS", -1.0)
     monkeypatch.setattr(shipped_tail, "AT_ONCE", 2)
-    monkeypatch.setattr(shipped_tail, "_OBJECTS_KEPT", 1)
+    monkeypatch.setattr(shipped_tail, "OBJECTS_KEPT", 1)
 
 
 class Ship:

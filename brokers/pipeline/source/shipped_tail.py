@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8
 """WAL objects that are fetched together."""
-_OBJECTS_KEPT = 2
+OBJECTS_KEPT = 2
 
 Contents = dict[int, list[tuple[int, "memoryview | bytes"]]]
 """What a WAL object has of each log, by its id: offsets and bytes, in order."""
@@ -194,7 +194,7 @@ class ShippedTail:
 
     def _keep(self, number: int, contents: Contents) -> None:
         self._kept[number] = contents
-        while len(self._kept) > _OBJECTS_KEPT:
+        while len(self._kept) > OBJECTS_KEPT:
             self._kept.popitem(last=False)
 
     def _fetch(self, numbers: Sequence[int]) -> list["Wal | None"]:
