@@ -87,14 +87,14 @@ class ColdRow(ColdReader):
             self.lose([lost])
             return queue.is_cold and not queue.ready.loaded
         if isinstance(data, StoreError):
-            self._cannot_read(data)
+            self.cannot_read(data)
             return False
         if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
             self._skip_lost(queue.end - queue.head)
         try:
             self._take_in(data)
         except (NotOurs, ValueError, KeyError) as error:
-            self._cannot_read(StoreError(f"a record that cannot be read: {error}"))
+            self.cannot_read(StoreError(f"a record that cannot be read: {error}"))
             return False
         while self.waiting and not queue.is_cold:
             waiting, self.waiting = self.waiting, []
@@ -167,7 +167,8 @@ class ColdRow(ColdReader):
             self.damage = None
         return error
 
-    def _cannot_read(self, error: StoreError) -> None:
+    def cannot_read(self, error: StoreError) -> None:
+        """Nothing more is read: whoever asks is told."""
         if isinstance(error, LogDeleted):
             return
         self.damage = error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 
 import attrs
+import trio
 
 from dms import records
+from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
 from dms.expiry import REASON_TEXTS
 from dms.job_head import JOB_FIRST, JobHead
@@ -20,6 +22,7 @@ from shared.queues.deaths import Death
 from shared.queues.runs import Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
+from shared.turns import batched
 
 READ_BYTES = 1 << 20
 
@@ -51,7 +54,7 @@ class Messages(MessageActions[Queue]):
         cold, jobs, start, end = queue.cold, queue.jobs, max(queue.head, least), queue.end
         runs = [run for run, _ in queue.returned_runs()]
         if jobs is not None:
-            runs += jobs.waiting_runs()
+            runs += jobs.waiting_runs(least, most)
         if held:
             runs += queue.held_runs()
         if held or cold is None or queue.log is None:
@@ -70,8 +73,11 @@ class Messages(MessageActions[Queue]):
             async for message in logged(cold.log, offset, start, min(end, start + most)):
                 most -= 1
                 yield message
-        for run, place in first_of(of_jobs, most):
-            yield run.part(place, place + 1), run.head.produced_ms
+        for batch in batched(first_of(of_jobs, most)):
+            copies = [run for run, _ in batch]
+            await _read_back(queue, copies)
+            for run in copies:
+                yield run, run.head.produced_ms
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
@@ -115,6 +121,9 @@ class Messages(MessageActions[Queue]):
         if not runs and queue.jobs is not None and not queue.is_cold:
             runs = queue.jobs.take_some(most)
         return runs
+
+    async def read(self, queue: Queue, runs: list[Run]) -> None:
+        queue.drop(await _read_back(queue, runs))
 
     def return_front(self, queue: Queue, runs: list[Run]) -> None:
         for run in runs:
@@ -164,6 +173,20 @@ async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[tu
                     yield Run(None, [bodies[number - record.seq]], number), record.time_ms
                 seq = last
         offset += len(data)
+
+
+async def _read_back(queue: Queue, runs: list[Run]) -> Sequence[Run]:
+    """Have jobs in memory. What is lost is taken out of the list, and returned. Raises Refusal."""
+    if queue.jobs is None or not any(map(is_cold, runs)):
+        return ()
+    done = trio.Event()
+    queue.jobs.load(runs, done.set)
+    await done.wait()
+    lost = [run for run in runs if is_lost(run)]
+    runs[:] = [run for run in runs if not is_lost(run)]
+    if any(map(is_cold, runs)):
+        raise Refusal(Status.INTERNAL, f"jobs of {queue.text} cannot be read from the disk")
+    return lost
 
 
 def job_of(run: Run, body: bytes) -> JobHead | None:

@@ -291,8 +291,20 @@ def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
 
 def _get_job(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, READ, payload)
-    about, body = jobs.get(job_name_untrusted(text))
-    session.reply(pack(Type.GET_JOB_OK, message_id, pack_object(about) + body))
+    name = job_name_untrusted(text)
+    jobs.find(name)  # before there is a place for the answer
+    slot = session.replies.slot()
+
+    def answer(about: dict[str, Any] | None, body: bytes) -> None:
+        if session.lost:
+            return
+        if about is None:
+            refusal = Refusal(Status.INTERNAL, "the job cannot be read from the disk")
+            slot.resolve(refusal.frames((message_id.to_bytes(4),)))
+        else:
+            slot.resolve(pack(Type.GET_JOB_OK, message_id, pack_object(about) + body))
+
+    jobs.get(name, answer)
 
 
 def _check_named(session: Session, message_id: int, payload: bytes) -> None:
