@@ -12,7 +12,7 @@ SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: serve pipeline test lint types format lock wheel trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
-.PHONY: trial-damage trial-ship trial-neighbours trial-fairness trial-archive trial-cluster trial-opening trials
+.PHONY: trial-damage trial-ship trial-neighbours trial-fairness trial-archive trial-opening trials
 .PHONY: bench-compare bench-peers pictures reference clean
 
 serve: $(VENV)/.serve
@@ -72,14 +72,11 @@ trial-attacks: $(VENV)/.test
 trial-archive: $(VENV)/.test
 	$(BIN)/python -m tests.trials.archive $(ARGS)
 
-trial-cluster: $(VENV)/.test
-	$(BIN)/python -m tests.trials.cluster $(ARGS)
-
 trial-opening: $(VENV)/.test
 	$(BIN)/python -m tests.trials.opening $(ARGS)
 
 trials: trial-power trial-kill trial-ship trial-sim trial-states trial-damage trial-flood trial-neighbours trial-logins \
-	trial-attacks trial-fairness trial-archive trial-cluster trial-opening
+	trial-attacks trial-fairness trial-archive trial-opening
 
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
 bench-compare: $(VENV)/.test

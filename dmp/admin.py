@@ -1,17 +1,18 @@
 """What the API shows of the broker, and what can be done with it: queues, exchanges, bindings, leases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import attrs
-
 from dmp import shown_properties
+from dmp.actions import ARGUMENTS, CHANGE
+from dmp.amqp.channel import Channel
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
-from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX
-from dmp.declarations import Binding, QueueArguments
-from dmp.exchanges import DEFAULT, TYPES, Exchange
+from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
+from dmp.declarations import TYPES, Binding
+from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
 from dmp.message import Head
 from dmp.messages import DEFAULT_NAME, Messages, arrived_ms, settled
@@ -42,36 +43,11 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
-from shared.rates import Rate
 
 READ_BYTES = 256 << 10
-NOT_ASKED = attrs.asdict(QueueArguments())
 ANY_NUMBER = 1 << 20
 """A consumer with room for so many has no limit of its own."""
 PROPERTIES = "AMQP's, by name; where a queue is durable delivery_mode is 2 unless said"
-ARGUMENTS: Mapping[str, Argument] = {
-    "x-message-ttl": Argument("milliseconds after which a message is dead", "number"),
-    "x-max-length": Argument("messages at most", "number"),
-    "x-max-length-bytes": Argument("bytes of messages at most", "number"),
-    "x-overflow": Argument("what goes where it is full", choices=("drop-head", "reject-publish")),
-    "x-dead-letter-exchange": Argument("the exchange for dead messages; none: they are dropped"),
-    "x-dead-letter-routing-key": Argument("their routing key; unless said the one that they have"),
-    "x-max-priority": Argument("the highest priority; none: there are no priorities", "number"),
-    "x-expires": Argument("milliseconds after which the queue goes, while nobody uses it", "number"),
-    "x-single-active-consumer": Argument("whether one consumer at a time gets messages", "flag"),
-    "x-eta-header": Argument("the header that says when a message is due: an ISO time, or Unix seconds"),
-    "x-delivery-limit": Argument("failed tries after which a message is dead; -1: any number", "number"),
-    "x-retry-ms": Argument("milliseconds that a message waits after its first failed try", "number"),
-    "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
-    "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
-    "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
-    "x-rate": Argument('deliveries a second at most, as "100/s"'),
-    "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
-    "x-fair": Argument("whether keys take turns", "flag"),
-    "x-key-header": Argument("the header that is a message's key; unless said x-key"),
-    "x-loss-counts": Argument("what counts as tried when a channel ends", choices=("oldest", "all", "none")),
-}
-"""AMQP's arguments of a queue that have a field of their own."""
 
 
 class Admin:
@@ -94,8 +70,8 @@ class Admin:
                 self._find_queue,
                 self._queue,
                 (
-                    *(messages.peek, self._put, messages.move, messages.redrive, messages.discard),
-                    *(self._purge, self._delete_queue),
+                    *messages.on_messages,
+                    *(self._put, self._change, self._purge, self._delete_queue),
                     *pausing.actions(self._set_paused, lambda queue: shown(queue.name), broker.log),
                 ),
                 (self._declare_queue,),
@@ -117,7 +93,11 @@ class Admin:
                 (self._touch,),
                 begin="brokers dmp consume jobs",
                 totals=lambda found: (count := getattr(found[1], "delivered", 0), count, None),
-                values={"queue": lambda found: _text(found[0].name)},
+                values={
+                    "queue": lambda found: _text(found[0].name),
+                    "held": lambda found: getattr(found[1], "unacked", 0),
+                },
+                holders=partial(_holders, broker),
             ),
             Objects(
                 EXCHANGES,
@@ -180,16 +160,16 @@ class Admin:
         if queue.deleted:
             return None
         kind = queue.kind
-        given = {
-            name: str(value) if isinstance(value, Rate) else shown_properties.show_value(value)
-            for name, value in attrs.asdict(kind.arguments, recurse=False).items()
-            if value != NOT_ASKED[name]
-        }
+        given = {**read_table(kind.table), **read_table(kind.changes)}
         if kind.arguments.dead_letter_exchange == DEFAULT:
-            given["dead_letter_exchange"] = DEFAULT_NAME
+            given["x-dead-letter-exchange"] = DEFAULT_NAME
         return {
             **{name: read(queue) for name, read in self._values.items()},
-            "settings": {"exclusive": kind.exclusive, "auto_delete": kind.auto_delete, **given},
+            "settings": {
+                "exclusive": kind.exclusive,
+                "auto_delete": kind.auto_delete,
+                **{name: shown_properties.show_value(value) for name, value in given.items()},
+            },
         }
 
     def _dead_obstacle(self, queue: Queue) -> str | None:
@@ -221,6 +201,17 @@ class Admin:
         own = {name: value for name, value in arguments.items() if name in ARGUMENTS}
         table = {**a_table(row, "arguments"), **own}
         return {"declared": await self._made("queues", {**row, "arguments": table}, dry_run)}
+
+    @CHANGE
+    async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        before = queue.kind
+        if queue.adopted:
+            raise BadArgument("what it was declared with was lost: declare it again, and it has that")
+        kind = before.changed(arguments)
+        old, new = read_table(before.changes), read_table(kind.changes)
+        if kind != before and not dry_run:
+            await settled(self._broker, self._broker.topology.change_queue(queue, kind))
+        return {"changed": sum(old.get(name) != new.get(name) for name in {*old, *new})}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
@@ -455,11 +446,29 @@ _QUEUE_VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "delayed": lambda queue: queue.later.count,
     "dead": lambda _: 0,
     "consumers": lambda queue: queue.takers.number,
+    "ready_keys": lambda queue: None if queue.row.keys is None else queue.row.keys.ready_keys,
+    "redelivered": lambda queue: queue.redelivered or {},
     "paused": attrgetter("paused"),
     "bytes": lambda queue: queue.row.all_body_bytes,
     "full_percent": attrgetter("capacity.full_percent"),
     "durable": attrgetter("durable"),
 }
+
+
+def _holders(broker: Broker) -> Iterator[tuple[Channel, int, Mapping[Any, int]]]:
+    """As of `Objects`: delivery tags count a channel's deliveries. Bridges are not asked."""
+    used = [queue for queue in broker.queues.values() if queue.takers.in_use]
+    takers = (taker for queue in used for taker in queue.takers)
+    channels = dict.fromkeys(getattr(taker, "channel", None) for taker in takers)
+    for channel in channels:
+        if channel is None:
+            continue
+        oldest: dict[Any, int] = {}
+        for tags, holder, _ in channel.unacked:
+            for owner in (holder.queue, (holder.queue, holder)):
+                if tags[0] - 1 < oldest.get(owner, channel.delivered):
+                    oldest[owner] = tags[0] - 1
+        yield channel, channel.delivered, oldest
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

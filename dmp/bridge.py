@@ -11,11 +11,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dmp.data_types import SHORT_BYTES_MAX
+from dmp.data_types import SHORT_BYTES_MAX, field_table
 from dmp.declarations import QueueKind
 from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, TOPIC_WORDS
-from dmp.message import Head
-from dmp.properties import NO_PROPERTIES, PERSISTENT, UNREADABLE, unpack
+from dmp.message import KEY, Head
+from dmp.properties import NO_PROPERTIES, PERSISTENT, UNREADABLE, unpack, with_headers
 from dmp.refusals import Refusal
 from dmp.shown_properties import show_value
 from shared.access import READ, WRITE
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 UNACKED_MAX = 2048
 """Messages that a source holds."""
 HEADS_MAX = 256
-"""Heads that a target remembers, by key, length and trail."""
+"""Heads that a target remembers, by routing key, length, trail and job's key."""
 _SHOWN = attrgetter("head.key", "head.properties", "head.trail", "head.large")
 """What a bridge shows of a run beside its bodies."""
 
@@ -124,12 +124,15 @@ class _Taking:
         self._context.wake()
 
     def _put(self, head: Head, bodies: Sequence[bytes], handles: Sequence[int]) -> None:
+        arguments = self._queue.kind.arguments
+        job_key = head.text_in(arguments.key_header or KEY)
         run = MessageRun(
-            MessageOrigin("dmp", head.key, head.key),
+            MessageOrigin("dmp", head.key, job_key.encode() if arguments.keyed else head.key),
             [b""] * len(bodies) if head.large else bodies,
             handles,
             properties=None if head.properties == NO_PROPERTIES else lambda: _properties(head),
             trail=head.trail,
+            job_key=job_key,
             too_large=head.large,
         )
         if self.no_ack:
@@ -240,7 +243,7 @@ class DmpTarget:
         self._name = name
         self._context = context
         self._payer = broker.memory.of(context.user)
-        self._heads: dict[tuple[bytes, int, tuple[str, ...]], Head] = {}
+        self._heads: dict[tuple[bytes, int, tuple[str, ...], str], Head] = {}
         self._all_durable = exchange == DEFAULT
         """Whether all queues are durable that it has led to. An exchange may lead to others at any time."""
 
@@ -254,7 +257,9 @@ class DmpTarget:
     def check(self, name: bytes, body: bytes) -> None:
         self._routed(name, len(body), ())
 
-    def _routed(self, name: bytes, size: int, trail: tuple[str, ...]) -> "tuple[Head, tuple[Queue, ...]]":
+    def _routed(
+        self, name: bytes, size: int, trail: tuple[str, ...], job_key: str = ""
+    ) -> "tuple[Head, tuple[Queue, ...]]":
         """A message's head, and the queues that it goes to. Raises BridgeRefusal."""
         broker = self._broker
         if len(name) > SHORT_BYTES_MAX:
@@ -268,7 +273,7 @@ class DmpTarget:
             text = f"a body of {size} bytes; message_bytes_max is {bytes_max}"
             raise BridgeRefusal("too_large", text, lasting=True)
         self._context.require(WRITE, self._exchange or DEFAULT_IN_RULES)
-        head = self._head(name, size, trail)
+        head = self._head(name, size, trail, job_key)
         try:
             queues = broker.route(self._exchange, head)
         except Refusal as refusal:
@@ -282,9 +287,9 @@ class DmpTarget:
             raise BridgeRefusal("full", "a queue has no room, and rejects what comes")
         return head, queues
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
         broker, size, count = self._broker, len(bodies[0]), len(bodies)
-        head, queues = self._routed(name, size, trail)
+        head, queues = self._routed(name, size, trail, job_key)
         other = (at for at, body in enumerate(bodies) if len(body) != size)
         count = next(other, count)
         for queue in queues:
@@ -307,12 +312,15 @@ class DmpTarget:
     def close(self) -> None:
         """Nothing is open."""
 
-    def _head(self, key: bytes, size: int, trail: tuple[str, ...]) -> Head:
-        found = self._heads.get((key, size, trail))
+    def _head(self, key: bytes, size: int, trail: tuple[str, ...], job_key: str) -> Head:
+        found = self._heads.get((key, size, trail, job_key))
         if found is None:
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
-            found = self._heads[key, size, trail] = Head(self._exchange, key, size, PERSISTENT)
+            properties = PERSISTENT
+            if job_key:
+                properties = with_headers(properties, field_table({KEY.decode(): job_key}))
+            found = self._heads[key, size, trail, job_key] = Head(self._exchange, key, size, properties)
             found.trail, found.payer = trail, self._payer
         return found
 

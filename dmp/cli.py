@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 import attrs
 from cyclopts import Parameter
 
+from dmp.actions import CHANGE
 from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
+from shared.actions import CANCEL, JOB, RESCHEDULE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
-from shared.cli.objects import listed, queue_commands
+from shared.cli.objects import QueueName, action_command, listed, queue_commands
 from shared.cli.options import (
     Json,
     Max,
@@ -49,7 +51,6 @@ app, command = protocol_app(
 )
 
 
-QueueName = Annotated[str, Parameter(name=("--queue", "-q"), help="The queue.")]
 Key = Annotated[str, Parameter(name=("--key", "-k"), help="The routing key.", show_default=False)]
 
 
@@ -435,6 +436,15 @@ async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
 
 
 queue_commands(command, "dmp")
+command("change jobs --x-max-length 1000 --dry-run", "change jobs --unset x-max-length", name="change")(
+    action_command("dmp", "queues", CHANGE, {"queue": QueueName}, unsets=True)
+)
+for declared, example in (
+    (JOB, "job mails --dedup mail-41 --json"),
+    (CANCEL, "cancel mails --dedup mail-41"),
+    (RESCHEDULE, "reschedule mails --dedup mail-41 --delay 1h"),
+):
+    command(example, name=declared.name)(action_command("dmp", "queues", declared, {"queue": QueueName}))
 
 
 @command("leases", "leases --json")

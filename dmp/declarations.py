@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from dmp.data_types import EMPTY_TABLE, read_table
+from dmp.data_types import EMPTY_TABLE, field_table, read_table
 from dmp.properties import TTL_MS_MAX
 from dmp.refusals import Code, Refusal
 from dmp.timing import MS_MAX
@@ -14,6 +14,10 @@ from shared.rates import Rate
 ARGUMENTS_BYTES_MAX = 4 * 1024
 """The bound of a declaration's or a binding's arguments: a durable binding's are part of a row's key."""
 CONSUMER_TIMEOUT_LEAST_MS = 100
+TYPES = ("direct", "topic", "fanout", "headers")
+DELAYED = "x-delayed-message"
+"""The type that RabbitMQ's plugin for delays brings."""
+_DELAYED_TYPE = "x-delayed-type"
 PER_KEY_MAX = 1_000_000
 _COUNT_MAX = (1 << 63) - 1
 
@@ -99,13 +103,15 @@ class QueueArguments:
 
 @attrs.frozen
 class QueueKind:
-    """What must be equal where a queue is declared again. `table`: its arguments as they came."""
+    """What a queue was declared as. `table`: its arguments as they came; `changes`: those that it was given
+    since, as a table; `arguments`: those that hold."""
 
     durable: bool = False
     exclusive: bool = False
     auto_delete: bool = False
     table: bytes = EMPTY_TABLE
     arguments: QueueArguments = QueueArguments()
+    changes: bytes = EMPTY_TABLE
 
     @classmethod
     def asked_for(cls, table: bytes, *, durable: bool, exclusive: bool, auto_delete: bool) -> "QueueKind":
@@ -116,6 +122,24 @@ class QueueKind:
         if kind.arguments.type == "quorum" and (exclusive or not durable):
             raise _invalid("x-queue-type", "a quorum queue is durable, and not exclusive")
         return kind
+
+    @property
+    def declared(self) -> QueueArguments:
+        """The arguments of its declaration, which may be repeated."""
+        return self.arguments if self.changes == EMPTY_TABLE else read_leniently(read_table(self.table))
+
+    def changed(self, changes: Mapping[str, Any]) -> "QueueKind":
+        """The same with these arguments, too; None: as it was declared. Raises Refusal."""
+        if not changes:
+            return self
+        declared = read_table(self.table)
+        check_known(changes, CHANGEABLE, "a queue that is there")
+        merged = {**read_table(self.changes), **changes}
+        kept = {
+            name: value for name, value in merged.items() if value is not None and value != declared.get(name)
+        }
+        arguments = QueueArguments.read({**declared, **kept})
+        return attrs.evolve(self, arguments=arguments, changes=field_table(kept) if kept else EMPTY_TABLE)
 
 
 @attrs.frozen(cache_hash=True)
@@ -189,9 +213,25 @@ OLDER = frozenset(
     )
 )
 """Those that versions before knew: what these took with another one is what it was."""
+CHANGEABLE = frozenset(
+    (
+        *("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-overflow", "x-expires", "x-rate"),
+        *("x-dead-letter-exchange", "x-dead-letter-routing-key", "x-delivery-limit", "x-loss-counts"),
+        *("x-retry-ms", "x-retry-max-ms", "x-consumer-timeout"),
+    )
+)
+"""Those that a queue may be given later: the others say how its messages are kept, or in which order."""
 _QUEUE_ARGUMENTS = frozenset(
     (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
 )
+
+
+def read_leniently(table: Mapping[str, Any]) -> QueueArguments:
+    """Versions before ignored arguments that this one acts upon, whatever their values were."""
+    try:
+        return QueueArguments.read(table)
+    except Refusal:
+        return QueueArguments.read({name: value for name, value in table.items() if name in OLDER})
 
 
 def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> None:
@@ -200,6 +240,18 @@ def check_known(table: Mapping[str, Any], known: Collection[str], of: str) -> No
     for name in table:
         if name.startswith("x-") and name not in known:
             raise _invalid(name, "this broker does not have it", of)
+
+
+def exchange_type_in(table: Mapping[str, Any], type_: str) -> str:
+    """The type of an exchange that is declared with these arguments. Every exchange delays (`x-delay`), so
+    one of the delayed type is of the type that its messages are routed by. Raises Refusal."""
+    check_known(table, (_DELAYED_TYPE,) if type_ == DELAYED else (), "exchange")
+    if type_ != DELAYED:
+        return type_
+    routed_as = text_argument(table, _DELAYED_TYPE, "exchange")
+    if routed_as is None or routed_as.decode(errors="replace") not in TYPES:
+        raise _invalid(_DELAYED_TYPE, f"it is one of {', '.join(TYPES)}", "exchange")
+    return routed_as.decode()
 
 
 def consumer_timeout_in(table: Mapping[str, Any], of: str) -> int | None:

@@ -2,7 +2,7 @@
 
 Arguments of a queue and of a binding are tables on the wire. `arguments` shows them; `table` is the same in
 base64, byte for byte: bindings whose tables have other types are two. Where only `arguments` is given, as a
-person writes it, a table is made of it.
+person writes it, a table is made of it. `changes`: arguments that a queue was given since it was declared.
 """
 
 import base64
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, check_table, field_table, read_table
-from dmp.declarations import ARGUMENTS_BYTES_MAX, ExchangeKind, QueueKind
-from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, TYPES, HeaderMatch
+from dmp.declarations import ARGUMENTS_BYTES_MAX, TYPES, ExchangeKind, QueueArguments, QueueKind
+from dmp.exchanges import DEFAULT, DEFAULT_IN_RULES, PREDECLARED, RESERVED, HeaderMatch
 from dmp.refusals import shown
 from dmp.shown_properties import UNPACKABLE, show_value
 from shared.definitions import Conflict, DefinitionSection, Made, Promised, Row, Written, name_of
-from shared.objects import BadArgument, ObjectMissing, a_flag, a_text
+from shared.objects import BadArgument, ObjectMissing, a_flag, a_table, a_text
 
 
 def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
@@ -55,15 +55,25 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     "name": queue.name.decode(),
                     "auto_delete": kind.auto_delete,
                     **_shown(kind.table),
+                    **(
+                        {}
+                        if kind.changes == EMPTY_TABLE
+                        else {"changes": show_value(read_table(kind.changes))}
+                    ),
                 }
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:
         name, table = _name_in(row, "name"), table_in(row)
         auto_delete = a_flag(row, "auto_delete")
         kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=auto_delete)
+        kind = kind.changed(a_table(row, "changes"))
         existing = broker.queues.get(name)
         if existing is not None:
-            if _declared(existing.kind) != _declared(kind):
+            now = existing.kind
+            if _declared(kind, kind.arguments) not in (
+                _declared(now, now.arguments),
+                _declared(now, now.declared),
+            ):
                 raise Conflict("it is another here")
             return Made(new=False)
         if dry_run:
@@ -130,7 +140,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         ),
         DefinitionSection(
             "queues",
-            ("name", "auto_delete", *_TABLE),
+            ("name", "auto_delete", *_TABLE, "changes"),
             queues,
             name_of,
             make_queue,
@@ -147,9 +157,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
     )
 
 
-def _declared(kind: QueueKind) -> tuple[object, ...]:
+def _declared(kind: QueueKind, arguments: QueueArguments) -> tuple[object, ...]:
     """What must be equal in a queue that is there."""
-    return kind.durable, kind.exclusive, kind.auto_delete, kind.arguments
+    return kind.durable, kind.exclusive, kind.auto_delete, arguments
 
 
 def _has_a_name(name: bytes) -> bool:
@@ -189,6 +199,10 @@ def _shown(table: bytes) -> Row:
     if table == EMPTY_TABLE:
         return {}
     return {"arguments": show_value(read_table(table)), "table": base64.b64encode(table).decode()}
+
+
+def _changes_shown(kind: QueueKind) -> Row:
+    return {} if kind.changes == EMPTY_TABLE else {"changes": show_value(read_table(kind.changes))}
 
 
 def table_in(row: Row) -> bytes:

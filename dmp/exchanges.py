@@ -32,7 +32,6 @@ RESERVED = b"amq."
 """What names begin with that are the broker's."""
 GENERATED = b"amq.gen-"
 """What begins the name of a queue that the server names; who may declare one is asked by this."""
-TYPES = ("direct", "topic", "fanout", "headers")
 PREDECLARED: Mapping[bytes, str] = {
     b"amq.direct": "direct",
     b"amq.topic": "topic",

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_SECONDS = 60.0
 """The system's clock may be set: a time is looked at again so soon."""
+_NUMBERS_END = 1 << 62
+"""No message has such a number: from here on is what a feed gave back, with a number that another has, too,
+or below 0."""
 
 
 @attrs.define(eq=False)
@@ -25,7 +28,7 @@ class Later:
     count: int = 0
     _waiting: Waiting[Run] | None = attrs.field(default=None, init=False)
     """None: nothing has waited yet. An empty one is 400 bytes, and most queues need none."""
-    _added: int = attrs.field(default=0, init=False)
+    _others: int = attrs.field(default=_NUMBERS_END, init=False)
 
     def __iter__(self) -> Iterator[Run]:
         """The runs, the next one due first."""
@@ -41,12 +44,25 @@ class Later:
         due_ms: int = run.head.due_ms or 0
         if due_ms <= self.now_ms:
             return False
-        self._added += 1
         if self._waiting is None:
             self._waiting = Waiting()
-        self._waiting.add(self._added, due_ms, run)
+        for message in run.singles() if len(run.bodies) > 1 else (run,):
+            number = message.first
+            if number < 0 or number in self._waiting:
+                number = self._others = self._others + 1
+            self._waiting.add(number, due_ms, message)
         self.count += len(run.bodies)
         return True
+
+    def find(self, number: int) -> Run | None:
+        """The message of this number; it stays."""
+        return None if self._waiting is None else self._waiting.get(number)
+
+    def take_out(self, number: int) -> Run | None:
+        """Take a message out before its time. None: it is not here."""
+        run = None if self._waiting is None else self._waiting.take(number)
+        self.count -= run is not None
+        return run
 
     def take_due(self) -> tuple[list[Run], bool]:
         """Take out messages whose time has come: very many in turns. Returns whether more are due."""
@@ -56,7 +72,7 @@ class Later:
         now_ms, turn = self.now_ms, Turn()
         while (found := self._waiting.pop(now_ms)) is not None:
             runs.append(found[1])
-            self.count -= len(found[1].bodies)
+            self.count -= 1
             if turn.over_now():
                 return runs, True
         return runs, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import trio
@@ -14,14 +15,18 @@ from dmp.dead_letters import REASONS
 from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.queue_records import operations
 from dmp.queues import Queue, resolve_when_written
+from dmp.refusals import shown
+from dmp.tries import tried
 from shared.access import WRITE, asker_may
-from shared.objects import SHOWN_BYTES_MAX, MessageRows
+from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, time_text
 from shared.queues.deaths import Death
+from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run
 from shared.queues.sifting import MessageActions
 from shared.storage.log import RecordTimes, Ticket, read_records
 
 if TYPE_CHECKING:
+    from dmp.amqp.channel import Channel
     from dmp.broker import Broker
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
@@ -88,6 +93,7 @@ class Messages(MessageActions[Queue]):
             exchange=head.exchange.decode(errors="replace") or DEFAULT_NAME,
             key=head.key.decode(errors="replace"),
             redelivered=message.tries > 0,
+            **({"due": time_text(head.due_ms)} if (head.due_ms or 0) > self.now_ms() else {}),
         )
 
     async def _beginning(self, reference: bytes) -> bytes:
@@ -137,9 +143,49 @@ class Messages(MessageActions[Queue]):
 
     def drop(self, queue: Queue, run: Run) -> Ticket | None:
         queue.leave((run,))
-        whole = Ticket()
-        resolve_when_written(whole, queue.log)
-        return whole
+        return _whole(queue)
+
+    async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
+        number = _number_of(queue, name)
+        run, state = queue.later.find(number), "waiting"
+        if run is None:
+            run, state = queue.ready.find(number), "ready"
+        if run is None and (cold := queue.row.cold) is not None and cold.first <= number < cold.end:
+            async with aclosing(self.look(queue, 1, number)) as found:
+                async for message, _ in found:
+                    run = message if message.first == number else None
+        if run is None:
+            run, state = _held_in(queue, number), "held"
+        if run is None:
+            raise _not_there(queue, name)
+        message = run.part(number - run.first, number - run.first + 1)
+        return message, arrived_ms(queue, message), state
+
+    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+        run = self._taken_out(queue, name)
+        queue.leave((run,), taken=False)
+        self._broker.counts.cancelled += 1
+        return _whole(queue)
+
+    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+        run = self._taken_out(queue, name)
+        due_ms = time.due_ms(queue.later.now_ms)
+        run.head = tried(run.head, run.head.tries, due_ms if due_ms > queue.later.now_ms else 0)
+        queue.put_off(run)
+        return _whole(queue)
+
+    def _taken_out(self, queue: Queue, name: MessageName) -> Run:
+        """The message, which nobody holds, out of its place. Raises BadArgument."""
+        number = _number_of(queue, name)
+        run = queue.take_out(number)
+        if run is not None:
+            return run
+        cold = queue.row.cold
+        if cold is not None and cold.first <= number < cold.end:
+            raise BadArgument(f"{name} is on disk alone, behind others: `discard` takes one near the front")
+        if _held_in(queue, number) is not None:
+            raise BadArgument(f"{name} is held by a client")
+        raise _not_there(queue, name)
 
     async def settle(self, ticket: Ticket | None = None) -> None:
         await settled(self._broker, ticket)
@@ -149,6 +195,39 @@ class Messages(MessageActions[Queue]):
         target.arrivals.when_synced(there.set)
         await settled(self._broker, None)
         await there.wait()
+
+
+def _whole(queue: Queue) -> Ticket:
+    """Done when what was changed in the queue is written."""
+    whole = Ticket()
+    resolve_when_written(whole, queue.log)
+    return whole
+
+
+def _number_of(queue: Queue, name: MessageName) -> int:
+    """Raises BadArgument."""
+    if not name.dedup:
+        return name.number
+    if queue.once is None:
+        raise BadArgument("dedup: the queue knows no names: it has no x-message-deduplication")
+    number = queue.once.number_of(name.dedup)
+    if number is None:
+        raise _not_there(queue, name)
+    return number
+
+
+def _held_in(queue: Queue, number: int) -> Run | None:
+    """The message, if a consumer of the queue holds it."""
+    for taker in queue.takers:
+        channel: Channel | None = getattr(taker, "channel", None)
+        for _, holder, run in () if channel is None else channel.unacked:
+            if holder.queue is queue and number in run.numbers:
+                return run
+    return None
+
+
+def _not_there(queue: Queue, name: MessageName) -> BadArgument:
+    return BadArgument(f"no message {name} waits in {shown(queue.name)}, nor does a consumer of it hold it")
 
 
 async def settled(broker: Broker, ticket: Ticket | None) -> None:

@@ -16,8 +16,10 @@ class Counts:
     published_bytes: int = counter("published_bytes_total", "Their bodies' bytes.")
     delivered: int = counter("messages_delivered_total", "Messages given to consumers and feeds.")
     got: int = counter("messages_got_total", "Messages given to basic.get.")
-    redelivered: int = counter(
-        "messages_redelivered_total", "Of all those, the ones that had been given before."
+    redelivered: Counter[str] = counter_by(
+        "delivery",
+        "messages_redelivered_total",
+        "Of all those, the ones that had been given before, by which time it was.",
     )
     acknowledged: int = counter("messages_acknowledged_total", "Messages acknowledged.")
     rejected: int = counter("messages_rejected_total", "Messages rejected and not wanted back.")
@@ -33,6 +35,7 @@ class Counts:
         "messages_overflowed_total", "Messages pushed out of a queue by its maximum length."
     )
     known: int = counter("messages_known_total", "Messages not taken, since their queue had them.")
+    cancelled: int = counter("messages_cancelled_total", "Messages taken out by name, by an administrator.")
     gave_up: int = counter("messages_given_up_total", "Messages dead after more tries than x-delivery-limit.")
     too_late_acks: int = counter("acks_too_late_total", "Channels closed by an x-consumer-timeout.")
     dropped_full: int = counter("messages_dropped_total", "New messages dropped at queue_drop_messages.")

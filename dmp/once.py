@@ -29,6 +29,10 @@ class Once:
             return bodies
         return bodies[:1] if self._seen.number_of(key, 0) is None else ()
 
+    def number_of(self, key: str) -> int | None:
+        """The number of the message in the queue that has this key."""
+        return self._seen.waiting(key)
+
     def came(self, run: Run) -> None:
         """Messages are in the queue, or on their way to the disk."""
         key = run.head.text_in(HEADER)

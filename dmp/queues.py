@@ -304,9 +304,19 @@ class Queue(RunQueue):
                 self.once.came(run)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load([run for run in runs if not self.later.keep(run)])
+        self.row.load(self._due_now(runs))
         self._arm()
         self._context.counts.recovered += len(self.row)
+
+    def _due_now(self, runs: Sequence[Run]) -> list[Run]:
+        """Those of messages from the log whose time has come; the others wait for theirs."""
+        now: list[Run] = []
+        for run in runs:
+            if self.later.keep(run):
+                self.row.waits((run,))
+            else:
+                now.append(run)
+        return now
 
     def _expires(self, head: Head, since: float) -> float:
         ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
@@ -402,7 +412,7 @@ class Queue(RunQueue):
                 run.expires = self._expires(run.head, self._started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load([run for run in runs if not self.later.keep(run)])
+        self.row.load(self._due_now(runs))
         if self._timed or self.later.count:
             self._arm()
 
@@ -538,10 +548,30 @@ class Queue(RunQueue):
         if self._timed:
             self._arm()
 
-    def leave(self, runs: Sequence[Run]) -> None:
-        """The messages leave the queue, all that counts them, and the queue's log."""
+    def take_out(self, number: int) -> Run | None:
+        """Take out a message that waits for its time, or is ready in memory. None: it is not there."""
+        run = self.later.take_out(number)
+        if run is None:
+            return self.row.take_out(number)
+        self.row.waits_no_more((run,))
+        self._free_keys(())
+        return run
+
+    def put_off(self, run: Run) -> None:
+        """A message that was taken out waits for the time that its head has, or is ready."""
+        if self.log is not None:
+            self.log.note_tried((run,))
+            self._context.log_changed(self.log)
+        if self.later.keep(run):
+            self.row.waits((run,))
+        else:
+            self._become_ready((run,), self._context.timers.now())
+        self._arm()
+
+    def leave(self, runs: Sequence[Run], *, taken: bool = True) -> None:
+        """The messages leave the queue, all that counts them, and its log. `taken`: as of `forget`."""
         if runs:
-            self.forget(runs)
+            self.forget(runs, taken=taken)
             if self.log is not None:
                 self.log.take(runs)
                 self._context.log_changed(self.log)
@@ -626,6 +656,7 @@ class Queue(RunQueue):
         if self._tries is not None and seen and failed and not self._context.draining:
             now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
             self.row.release(later)
+            self.row.waits(later)
             if self.log is not None:
                 self._context.log_changed(self.log)
             if dead:
@@ -674,8 +705,8 @@ class Queue(RunQueue):
             self._arm()
 
     def define(self, kind: QueueKind) -> None:
-        """What it is was lost, and is known again. (Priorities, keys, and what is taken once
-        hold from the next start on.)"""
+        """What it is was lost, and is known again, or it has other arguments. (Priorities, keys, and what is
+        taken once hold from the next start on. Messages that are there keep their time to live.)"""
         self.kind = kind
         self.adopted = False
         self.capacity.changed(self._context.settings)
@@ -691,9 +722,9 @@ class Queue(RunQueue):
         """The timers': something may be too old, or more is to be given out."""
         self._unblocked = False
         due, self._goes_on = self.later.take_due()
-        for run in due:  # they are ready at their numbers' places, and live from now on
-            run.expires = self._expires(run.head, now)
-        self.return_front(due, taken=False)
+        if due:
+            self.row.waits_no_more(due)
+            self._become_ready(due, now)
         expires_ms = self.kind.arguments.expires_ms
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
@@ -705,6 +736,17 @@ class Queue(RunQueue):
         self._arm()
         if not self._behind:
             self.row.tell_loaded()
+
+    def _become_ready(self, due: Sequence[Run], now: float) -> None:
+        """The time of messages has come: they are ready at their numbers' places, and live from now on. One
+        with no time to live at all is given to who waits for it, or to nobody."""
+        if self._timed:
+            self._expire_ready()
+        for run in due:
+            run.expires = self._expires(run.head, now)
+        self.return_front(due, taken=False)
+        if not self._goes_on:
+            self._dispatch_ready(check=self._behind)
 
     def _expire_ready(self) -> None:
         """Messages at the front that are too old leave, some at a time: the timers bring the next.
@@ -756,7 +798,9 @@ class Queue(RunQueue):
             self.lost = False
         cold, large = self.row.drop_cold()
         self._behind = False
-        ready = [*self.row.clear(), *self.later.clear()]
+        later = self.later.clear()
+        self.row.waits_no_more(later)
+        ready = [*self.row.clear(), *later]
         if self.once is not None:  # whoever sends it again now is not told that it is there
             self.once.left(ready)
         if log is not None:

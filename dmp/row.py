@@ -94,6 +94,26 @@ class Row:
             for run in runs:
                 self.keys.release(run.head.text_in(self._key_header), len(run.bodies))
 
+    def waits(self, runs: Iterable[Run]) -> None:
+        """Messages that were released wait for their time."""
+        if self.keys is not None:
+            for run in runs:
+                for _ in run.bodies:
+                    self.keys.waits(run.head.text_in(self._key_header), tried=run.head.tries > 0)
+
+    def waits_no_more(self, runs: Iterable[Run]) -> None:
+        """Messages do not wait for their time any more, each a run."""
+        if self.keys is not None:
+            for run in runs:
+                self.keys.waits_no_more(run.head.text_in(self._key_header), tried=run.head.tries > 0)
+
+    def take_out(self, number: int) -> Run | None:
+        """Take a message out of those in memory. None: it is not there."""
+        run = self.ready.take_out(number)
+        if run is not None:
+            self._count(run, -1)
+        return run
+
     def front(self) -> Run | None:
         """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
         return self.ready.first() if self.ready.count else None

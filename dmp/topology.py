@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dmp.data_types import EMPTY_TABLE, describe_field, sorted_table
-from dmp.declarations import FIELDS, Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.declarations import FIELDS, TYPES, Binding, ExchangeKind, QueueArguments, QueueKind
 from dmp.exchanges import (
     DEFAULT,
     GENERATED,
     PREDECLARED,
     REPLY_TO,
     RESERVED,
-    TYPES,
     Destination,
     Exchange,
     HeaderMatch,
@@ -381,18 +380,35 @@ class Topology:
         if not kind.durable or kind.exclusive:
             return None  # it is another's queue that is meant; `_same_queue` says why not
         ticket = self._save(queue, kind=kind, adopted=False)
-        queue.define(kind)
-        self._broker.generation += 1
-        self._charge_queue(queue)
+        self._set_kind(queue, kind)
         return ticket
+
+    def change_queue(self, queue: Queue, kind: QueueKind) -> Ticket | None:
+        """It has other arguments from now on. Raises StoreError."""
+        before = queue.kind
+        ticket = None if queue.log is None else self._save(queue, kind=kind)
+        self._set_kind(queue, kind)
+        queue.used_now()
+        queue.dispatch_new()
+        if ticket is not None:
+            ticket.when_done(lambda done: None if done.error is None else self._set_kind(queue, before))
+        return ticket
+
+    def _set_kind(self, queue: Queue, kind: QueueKind) -> None:
+        if not queue.deleted:
+            queue.define(kind)
+            self._broker.generation += 1
+            self._charge_queue(queue)
 
     def _same_queue(self, queue: Queue, kind: QueueKind) -> None:
         now = queue.kind
         if kind.exclusive != now.exclusive:
             raise locked(queue.name)
         _same("queue", queue.name, kind, now, ("durable", "auto_delete"))
+        declared = now.declared
         for argument, field in FIELDS.items():
-            if getattr(kind.arguments, field) != getattr(now.arguments, field):
+            asked = getattr(kind.arguments, field)
+            if asked not in (getattr(declared, field), getattr(now.arguments, field)):
                 said = (describe_field(table, argument) for table in (kind.table, now.table))
                 raise inequivalent(argument, "queue", queue.name, *said)
 
@@ -687,7 +703,12 @@ def _exchange_bytes(name: bytes, kind: ExchangeKind) -> int:
 
 
 def _queue_bytes(name: bytes, kind: QueueKind) -> int:
-    size = QUEUE_BYTES + 2 * len(name) + 2 * len(kind.table) + PRIORITY_BYTES * kind.arguments.priority_max
+    size = (
+        QUEUE_BYTES
+        + 2 * len(name)
+        + 2 * len(kind.table + kind.changes)
+        + PRIORITY_BYTES * kind.arguments.priority_max
+    )
     return size + kind.durable * (LOG_BYTES + DURABLE_BYTES + DURABLE_KEY_BYTES * len(name))
 
 

@@ -11,12 +11,11 @@ whose they are: it looks like a binding from the default exchange, which has non
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import attrs
 
-from dmp.data_types import check_table, read_table, short
-from dmp.declarations import OLDER, Binding, ExchangeKind, QueueArguments, QueueKind
+from dmp.data_types import EMPTY_TABLE, check_table, read_table, short
+from dmp.declarations import Binding, ExchangeKind, QueueKind, read_leniently
 from dmp.exchanges import DEFAULT
 from dmp.refusals import Refusal
 from shared.storage.store import Log, Ticket
@@ -26,7 +25,8 @@ TABLES = "dmp-tables"  # where its log stands
 _AUTO_DELETE, _INTERNAL, _ALTERNATE = 1, 2, 4
 _ADOPTED, _LOST, _PAUSED = 8, 16, 32
 _MARKED = 64  # a number follows
-_NUMBER = struct.Struct(">Q")
+_CHANGED = 128  # a second table is behind the first
+_NUMBER, _SIZE = struct.Struct(">Q"), struct.Struct(">I")
 
 Row = tuple[Log, bytes, int]  # what `Store.append_all`, `Namespace.create` and `Namespace.delete` take
 
@@ -103,7 +103,10 @@ class TopologyTable:
         marked = b""
         if queue.marked_from >= 0:
             flags, marked = flags + _MARKED, _NUMBER.pack(queue.marked_from)
-        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + marked + kind.table)
+        changes = b""
+        if kind.changes != EMPTY_TABLE:
+            flags, changes = flags + _CHANGED, kind.changes
+        return self.table.put_record(b"q" + queue.name, bytes((flags,)) + marked + kind.table + changes)
 
     def put_queue(self, queue: SavedQueue) -> Ticket:
         return self._append([self.queue_row(queue)])
@@ -152,22 +155,19 @@ def _exchange_kind(value: bytes) -> ExchangeKind:
 
 
 def _queue_kind(value: bytes) -> QueueKind:
-    table = value[1 + _NUMBER.size * bool(value[0] & _MARKED) :]
-    check_table(table, 0, len(table))
+    table, changes = value[1 + _NUMBER.size * bool(value[0] & _MARKED) :], EMPTY_TABLE
+    if value[0] & _CHANGED:
+        size = _SIZE.size + _SIZE.unpack_from(table)[0]
+        table, changes = table[:size], table[size:]
+    for each in (table, changes):
+        check_table(each, 0, len(each))
     return QueueKind(
         durable=True,
         auto_delete=bool(value[0] & _AUTO_DELETE),
         table=table,
-        arguments=_arguments(read_table(table)),
+        arguments=read_leniently({**read_table(table), **read_table(changes)}),
+        changes=changes,
     )
-
-
-def _arguments(table: dict[str, Any]) -> QueueArguments:
-    """Versions before ignored arguments that this one acts upon, whatever their values were."""
-    try:
-        return QueueArguments.read(table)
-    except Refusal:
-        return QueueArguments.read({name: value for name, value in table.items() if name in OLDER})
 
 
 def _binding_key(binding: Binding) -> bytes:

@@ -8,6 +8,7 @@ of these in the header `x-delivery-count`. The queue's log notes it, so it outli
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
@@ -76,10 +77,11 @@ class Tries:
                 continue
             if log is not None:
                 log.note_tried((run,))
+            run.tries += 1  # it is redelivered then
             if later.keep(run):
-                run.tries += 1  # it is redelivered then
                 waiting.append(run)
             else:
+                run.tries -= 1
                 now.append(run)
         return now, waiting, dead
 
@@ -98,11 +100,13 @@ class Tries:
 
 def tried(head: Head, tries: int, due_ms: int = 0) -> Head:
     """The head of the same messages after so many failed tries; they are due then (Unix ms), 0: at once."""
-    table = EMPTY_TABLE if head.noted.headers is None else head.properties[slice(*head.noted.headers)]
-    counted = joined_tables(without_field(table, COUNT.encode()), field_table({COUNT: tries}))
-    try:
-        new = head.sent_to(head.exchange, None, with_headers(head.properties, counted))
-    except Refusal:  # no field more fits the table
+    new = None
+    if tries:
+        table = EMPTY_TABLE if head.noted.headers is None else head.properties[slice(*head.noted.headers)]
+        counted = joined_tables(without_field(table, COUNT.encode()), field_table({COUNT: tries}))
+        with suppress(Refusal):  # no field more fits the table
+            new = head.sent_to(head.exchange, None, with_headers(head.properties, counted))
+    if new is None:
         new = head.sent_to(head.exchange, None, head.properties)
     new.tries, new.due_ms = tries, due_ms
     new.cost_bytes = head.cost_bytes  # what was charged for them

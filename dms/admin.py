@@ -1,7 +1,8 @@
 """The queues that the API shows, and the actions on them, most of which have no request on the wire."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from dms.job_requests import job_request_untrusted
 from dms.messages import READ_BYTES, Messages
 from dms.options import check_options
 from dms.records import Reason
-from dms.wire import PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
+from dms.wire import DELIVERY_ID_BIT, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
 from shared.access import ASKER, Guard
 from shared.actions import (
     PURGE,
@@ -57,8 +58,8 @@ class Admin:
                 self._find,
                 self._row,
                 (
-                    *(messages.peek, self._put, self._change),
-                    *(messages.move, messages.redrive, messages.discard),
+                    *messages.on_messages,
+                    *(self._put, self._change),
                     *(self._purge, self._delete, self._export),
                     *pausing.actions(self._set_paused, lambda queue: queue.text, engine.log),
                 ),
@@ -75,7 +76,8 @@ class Admin:
                 _consumer,
                 begin="brokers dms consume jobs",
                 totals=lambda consumer: (consumer.delivered, consumer.delivered, None),
-                values={"queue": _queue_of},
+                values={"queue": _queue_of, "held": lambda consumer: len(consumer.unacked)},
+                holders=partial(_holders, engine),
             ),
         )
 
@@ -300,6 +302,12 @@ _VALUES: Mapping[str, Callable[[Queue], Any]] = {
     "dead": lambda queue: 0 if queue.expiry is None else queue.expiry.dead,
     "dead_obstacle": lambda queue: queue.engine.dead_obstacle(queue),
     "consumers": attrgetter("consumers"),
+    "ready_keys": lambda queue: (
+        queue.jobs.ready.ready_keys
+        if queue.jobs is not None and (queue.options.per_key or queue.options.fair)
+        else None
+    ),
+    "redelivered": lambda queue: queue.redelivered or {},
     "paused": attrgetter("paused"),
     "bytes": _bytes,
     "full_percent": lambda queue: 100 * queue.depth // queue.options.depth,
@@ -350,6 +358,19 @@ def _consumer(consumer: Consumer) -> dict[str, Any] | None:
         "room": consumer.waiting,
         "delivered": consumer.delivered,
     }
+
+
+def _holders(engine: Engine) -> Iterator[tuple[Consumer, int, Mapping[Any, int]]]:
+    """As of `Objects`: ids count the deliveries of all consumers."""
+    for consumer in [*engine.consumers.values()]:
+        given, following = engine.counts.delivered, engine.delivery_ids.next
+        oldest: dict[Any, int] = {}
+        for ids, queue, _ in consumer.unacked:
+            number = given - (following - int.from_bytes(ids[0])) % DELIVERY_ID_BIT
+            for owner in (queue, consumer):
+                if number < oldest.get(owner, given):
+                    oldest[owner] = number
+        yield consumer, given, oldest
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
 
+import attrs
+
 from dms.engine import Credit
+from dms.job_requests import JobRequest, may_be_text
 from dms.wire import NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, Refusal, Status
 from shared.access import READ, WRITE
 from shared.addresses import MessageOrigin, NameTemplate, unescaped
@@ -101,7 +104,9 @@ class DmsSource:
         self._asked -= len(ids)
         self._held += len(ids)
         plain = [*map(bytes, run.bodies)]  # a dead letter is a message like any other where it arrives
-        self._context.inbox.hold(MessageRun(self._origin, plain, ids))
+        key = "" if run.head is None else run.head.key
+        origin = attrs.evolve(self._origin, key=key.encode()) if key else self._origin
+        self._context.inbox.hold(MessageRun(origin, plain, ids, job_key=key))
 
     def end_credits(self, ids: Sequence[bytes], refusal: Refusal) -> None:
         """The queue was deleted."""
@@ -146,8 +151,11 @@ class DmsTarget:
             raise BridgeRefusal("full", f"queue {queue.text} is full: depth = {queue.options.depth}")
         return queue
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
         queue = self._queue(name, bodies[0])
+        options = queue.options
+        if job_key and (options.per_key or options.fair) and may_be_text(job_key):
+            return self._write_jobs(queue, bodies, JobRequest(key=job_key))
         count = min(queue.room, len(bodies))
         size = 0
         for at, body in enumerate(bodies if count == len(bodies) else bodies[:count]):
@@ -158,7 +166,21 @@ class DmsTarget:
         try:
             queue.produce(bodies if count == len(bodies) else bodies[:count], size)
         except Refusal as refusal:
-            raise BridgeRefusal(_WAITS.get(Status(refusal.status), "store"), str(refusal)) from None
+            raise _refused(refusal) from None
+        return count
+
+    def _write_jobs(self, queue: "Queue", bodies: Sequence[bytes], asked: JobRequest) -> int:
+        """Write them as jobs; returns how many. Raises BridgeRefusal if not even one can be written."""
+        jobs, count = queue.made_for_jobs(), 0
+        try:
+            for body in bodies:
+                if len(body) > PAYLOAD_BYTES_MAX:
+                    break
+                jobs.produce(asked, body)
+                count += 1
+        except Refusal as refusal:
+            if not count:
+                raise _refused(refusal) from None
         return count
 
     def flush(self) -> bool:
@@ -166,6 +188,10 @@ class DmsTarget:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _refused(refusal: Refusal) -> BridgeRefusal:
+    return BridgeRefusal(_WAITS.get(Status(refusal.status), "store"), str(refusal))
 
 
 class DmsBridgeEnds:

@@ -2,31 +2,18 @@
 
 A job that waits for its time, or that is ready while memory is scarce, is *cold*: its body and headers are in
 its record, and the queue knows what decides about it (`cold_job`). As a run it has an empty body. Whoever
-delivers, moves or shows it reads it back first (`ColdJobs.load`).
+delivers, moves or shows it reads it back first (`dms.cold.ColdJobs`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import deque
-from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import TYPE_CHECKING
-
-import attrs
 
 from dms import records
 from dms.job_head import JobHead, about_of, pack_job, times_of, unpack_job
-from shared.errors import CorruptRecord, LogDeleted, OutOfRange, StoreError
-from shared.queues.cold import ColdReader
 from shared.queues.runs import Run
 
-if TYPE_CHECKING:
-    from dms.cold import ColdRow
-
-READ_BYTES = 32 << 10
-"""Bytes read at once: jobs that are due together came together, or did not."""
 READY_BYTES = 500
 """Memory of a cold job whose time has come, beside what is known of it: with its places in the queue."""
 NO_RECORD = -1
@@ -34,7 +21,8 @@ NO_RECORD = -1
 PLAIN_BYTES = 15
 """Of a cold job about which nothing is known but its numbers."""
 _MARK = 0xFF << 112
-_LOST = -2
+LOST = -2
+"""The offset of a job that was to be read back, and is not there."""
 _TRIES_MAX = (1 << 24) - 1
 _DECIDING = ("expires", "at", "priority", "key", "dedup", "known_until", "text")
 _DECIDES = re.compile(f'"(?:{"|".join(_DECIDING)})"'.encode())
@@ -134,7 +122,7 @@ def is_cold(run: Run) -> bool:
 
 def is_lost(run: Run) -> bool:
     """Whether it was to be read back, and is not there."""
-    return run.offset == _LOST
+    return run.offset == LOST
 
 
 def make_cold(run: Run) -> None:
@@ -143,61 +131,13 @@ def make_cold(run: Run) -> None:
     run.bodies, run.head = [b""], head_of(job)
 
 
-@attrs.define(eq=False)
-class ColdJobs(ColdReader):
-    """Reads cold jobs of one queue back from its log. Damage is told by the row's reader."""
-
-    _row: ColdRow
-    _left: deque[Run] = attrs.field(factory=deque, init=False)
-    _then: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-
-    def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
-        """Have the bodies and heads of these jobs in memory, as far as they are cold; `then` is called when
-        they are, maybe at once. One that is lost, or has left meanwhile, is `is_lost` then. One that cannot
-        be read is cold still: `row.ended`."""
-        if not self._row.ended:
-            self._left += sorted([run for run in runs if is_cold(run)], key=attrgetter("offset"))
-        self._then.append(then)
-        if not self.reading:
-            if self._left:
-                self.offset = self._left[0].offset
-                self._read_on(READ_BYTES)
-            if not self.reading:
-                self._on_read()
-
-    def _on_read(self) -> None:
-        done, self._then = self._then, []
-        for then in done:
-            then()
-
-    def _takes_more(self, data: bytes | StoreError) -> bool:
-        left = self._left
-        if isinstance(data, CorruptRecord):
-            lost = self.log.lost_at(self.offset)
-            while left and self.offset <= left[0].offset < lost.end:
-                left.popleft().offset = _LOST
-            self._row.lose([lost])
-        elif isinstance(data, LogDeleted | OutOfRange) or data == b"":
-            left.popleft().offset = _LOST
-        elif isinstance(data, StoreError):
-            left.clear()
-            self._row.cannot_read(data)
-        else:
-            while left and 0 <= left[0].offset - self.offset < len(data):
-                _read_back(left.popleft(), data, self.offset)
-        if not left:
-            return False
-        self.offset = left[0].offset
-        return True
-
-
-def _read_back(run: Run, data: bytes, start: int) -> None:
+def read_back(run: Run, data: bytes, start: int) -> None:
     """Have a job's body and head from its record, in records that stand at `start`."""
     if not (is_cold(run) and run.bodies):
         return  # it was taken apart meanwhile
     form = records.form_at(data, run.offset - start, run.first)
     if form is None:
-        run.offset = _LOST
+        run.offset = LOST
         return
     known = run.head
     _, run.head, body = unpack_job(form)

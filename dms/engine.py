@@ -502,7 +502,8 @@ class Queue(RunQueue):
                 return False
         if jobs is not None and (job := jobs.take_next()) is not None:
             run, count = job, 1
-            engine.counts.redelivered += run.tries > 0
+            if run.tries:
+                self.count_again(run, engine.counts.redelivered)
         elif jobs is not None and jobs.not_yet:
             return False
         elif ready.requeued:
@@ -513,7 +514,8 @@ class Queue(RunQueue):
                 most = jobs.before_first(ready.requeued[0][0], most)
             run = ready.take_requeued(most)
             count = len(run.bodies)
-            engine.counts.redelivered += count
+            if run.tries:
+                self.count_again(run, engine.counts.redelivered)
         else:
             head, cold = self.head, self.cold
             if not ready.loaded and cold is not None and head < self.end and head < self.released:

@@ -28,10 +28,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from dms.cold import ColdJobs
 from dms.cold_jobs import (
     NO_RECORD,
     PLAIN_BYTES,
-    ColdJobs,
     cold_job,
     cold_job_of,
     cold_run,
@@ -62,7 +62,7 @@ from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
-    from dms.job_requests import JobName
+    from shared.queues.naming import MessageName, NewTime
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
@@ -591,11 +591,15 @@ class Jobs:
 
     def options_changed(self) -> None:
         """The queue's options have changed: what is ready stands anew."""
+        options = self.queue.options
         self.ready = self._new_keys()
         for run in self._runs.values():
             self.ready.add(run, run.head.priority, run.head.key)
         for run in self.held.values():
             self.ready.take_over(run.head.key)
+        if options.per_key == 1:
+            for _, _, form in self.waiting:
+                self._waits(form)
 
     # -- jobs arrive
 
@@ -764,6 +768,7 @@ class Jobs:
 
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
+        self._waits(job)
         self._charge(WAITING_BYTES + len(job))
 
     def _make_ready(self, run: Run) -> None:
@@ -914,8 +919,15 @@ class Jobs:
         run = self._aside[seq] = self.ready.remove(ready, ready.head.priority, ready.head.key)
         return run
 
+    def _waits(self, job: bytes) -> None:
+        """A job waits for its time: one that was tried may hold its key."""
+        if self.ready.per_key == 1:
+            run = _run_of(0, job)
+            self.ready.waits(run.head.key, tried=run.tries > 0)
+
     def _no_longer_waiting(self, seq: int, job: bytes) -> Run:
         run = _run_of(seq, job)
+        self.ready.waits_no_more(run.head.key, tried=run.tries > 0)
         self._charge(-WAITING_BYTES - len(job))
         self.queue.charge_runs((run,))
         return run
@@ -957,15 +969,15 @@ class Jobs:
 
     # -- by name
 
-    def find(self, name: JobName) -> int:
+    def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.seq
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
         known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
         if seq is None or not known:
-            raise malformed(f"no job of {name} is in {self.queue.text}")
+            raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
 
-    def cancel(self, name: JobName) -> Ticket | None:
+    def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""
         queue, run = self.queue, self._taken(name)
         try:
@@ -977,14 +989,16 @@ class Jobs:
         queue.engine.counts.cancelled += 1
         if ticket is not None and queue.log is not None:
             queue.log.departed(partial(queue.undo_departure, (run,)))
+        if queue.line:  # it may have held its key
+            queue.dispatch()
         return ticket
 
-    def reschedule(self, name: JobName) -> Ticket | None:
+    def reschedule(self, name: MessageName, time: NewTime) -> Ticket | None:
         """A job gets another time. None: done. Raises Refusal."""
         queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
         head, now = run.head, times.now_ms()
         before = head.due, head.at_ms
-        delay_ms = max(name.at_ms - times.unix_ms(), 0) if name.delay_ms is None else name.delay_ms
+        delay_ms = max(time.due_ms(times.unix_ms()) - times.unix_ms(), 0)
         if 0 < head.expires < now + delay_ms:
             self.place(run)
             raise malformed("it would die undelivered: its ttl_ms ends before that")
@@ -992,11 +1006,11 @@ class Jobs:
         if queue.log is not None:
             try:
                 undo = partial(self._undo_reschedule, run.first, *before)
-                ticket = queue.log.rescheduled(run.first, due, name.at_ms, undo)
+                ticket = queue.log.rescheduled(run.first, due, time.at_ms, undo)
             except StoreError as error:
                 self.place(run)
                 raise refusal_for(error) from None
-        head.due, head.at_ms = due, name.at_ms
+        head.due, head.at_ms = due, time.at_ms
         self.place(run)
         return ticket
 
@@ -1006,37 +1020,21 @@ class Jobs:
             run.head.due, run.head.at_ms = due, at_ms
             self.place(run)
 
-    def get(self, name: JobName, then: Callable[[dict[str, Any] | None, bytes], None]) -> None:
-        """Call `then` with a job as it is now, and its body, maybe at once; None: it cannot be read. Raises
-        Refusal."""
+    def get(self, name: MessageName) -> tuple[Run, str]:
+        """A copy of a job as it is now, which may be cold, and its state: `waiting`, `ready` or `held`.
+        Raises Refusal."""
         seq = self.find(name)
-        job, times = self.waiting.get(seq), self.queue.engine.times
+        job = self.waiting.get(seq)
         if job is not None:
-            run = _run_of(seq, job)
-            state = "waiting"
-        else:
-            run = (self.held.get(seq) or self._runs[seq]).part(0, 1)
-            state = "held" if seq in self.held else "ready"
-        due_ms = run.head.due - times.now_ms() + times.unix_ms()
+            return _run_of(seq, job), "waiting"
+        run, state = (self.held[seq], "held") if seq in self.held else (self._runs[seq], "ready")
+        return run.part(0, 1), state
 
-        def done() -> None:
-            if is_cold(run):
-                then(None, b"")
-                return
-            shown: dict[str, Any] = {"seq": seq, "state": state, "deliveries": run.tries, **run.head.shown}
-            if state == "waiting":
-                shown["due_ms"] = due_ms
-            if run.head.text:
-                shown["text"] = run.head.text
-            then(shown, run.bodies[0])
-
-        self.load((run,), done)
-
-    def _taken(self, name: JobName) -> Run:
+    def _taken(self, name: MessageName) -> Run:
         seq = self.find(name)
         run = self.take_out(seq)
         if run is None:
-            raise malformed(f"the job of {name} is held by a consumer")
+            raise malformed(f"the job {name} is held by a consumer")
         return run
 
     # -- time

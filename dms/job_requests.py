@@ -14,6 +14,7 @@ import attrs
 
 from dms.settings import MS_MAX, PRIORITY_MAX
 from dms.wire import malformed
+from shared.queues.naming import MessageName, NewTime
 
 TEXT_BYTES_MAX = 128
 """Of `key` and `dedup`, in UTF-8."""
@@ -37,19 +38,6 @@ class JobRequest:
     headers: Mapping[str, Any] = attrs.Factory(dict)
 
 
-@attrs.frozen
-class JobName:
-    """Which job a request means, by its key or its sequence. `delay_ms` and `at_ms`: when it is to come."""
-
-    dedup: str = ""
-    seq: int = 0
-    delay_ms: int | None = None
-    at_ms: int = 0
-
-    def __str__(self) -> str:
-        return f"dedup {self.dedup!r}" if self.dedup else f"seq {self.seq}"
-
-
 def job_request_untrusted(text: bytes, now_ms: int) -> JobRequest:
     """`now_ms`: the present, in Unix milliseconds."""
     said = _object(text, ("delay_ms", "at", "ttl_ms", "priority", "key", "dedup", "headers"))
@@ -65,18 +53,18 @@ def job_request_untrusted(text: bytes, now_ms: int) -> JobRequest:
     )
 
 
-def job_name_untrusted(text: bytes) -> JobName:
+def job_name_untrusted(text: bytes) -> MessageName:
     """Of CANCEL and GET_JOB."""
-    return _name(_object(text, ("dedup", "seq")), 0)
+    return _name(_object(text, ("dedup", "seq")))
 
 
-def job_time_untrusted(text: bytes, now_ms: int) -> JobName:
+def job_time_untrusted(text: bytes, now_ms: int) -> tuple[MessageName, NewTime]:
     """Of RESCHEDULE."""
     said = _object(text, ("dedup", "seq", "at", "delay_ms"))
     _one_time_at_most(said)
     if "at" not in said and "delay_ms" not in said:
         raise malformed("either at or delay_ms says when")
-    return _name(said, now_ms)
+    return _name(said), NewTime(_number(said, "delay_ms", MS_MAX), _time(said, now_ms))
 
 
 def nack_untrusted(rest: bytes) -> tuple[int, str]:
@@ -92,15 +80,10 @@ def nack_untrusted(rest: bytes) -> tuple[int, str]:
         raise malformed("the text is UTF-8") from None
 
 
-def _name(said: Mapping[str, Any], now_ms: int) -> JobName:
+def _name(said: Mapping[str, Any]) -> MessageName:
     if ("dedup" in said) == ("seq" in said):
         raise malformed("either dedup or seq says which job")
-    return JobName(
-        dedup=_text(said, "dedup"),
-        seq=_number(said, "seq", SEQ_MAX, 1) or 0,
-        delay_ms=_number(said, "delay_ms", MS_MAX),
-        at_ms=_time(said, now_ms),
-    )
+    return MessageName(_text(said, "dedup"), _number(said, "seq", SEQ_MAX, 1) or 0)
 
 
 def _object(text: bytes, keys: tuple[str, ...]) -> Mapping[str, Any]:
@@ -148,9 +131,14 @@ def _text(said: Mapping[str, Any], key: str) -> str:
     value = said[key]
     if not isinstance(value, str) or not 1 <= len(_encoded(value)) <= TEXT_BYTES_MAX:
         raise malformed(f"{key} is a text of 1 to {TEXT_BYTES_MAX} bytes")
-    if any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in value):
+    if not may_be_text(value):
         raise malformed(f"{key} holds no control characters")
     return value
+
+
+def may_be_text(value: str) -> bool:
+    """Whether a key, of up to `TEXT_BYTES_MAX` bytes, has none of the characters that no key has."""
+    return not any(ord(char) < 32 or 127 <= ord(char) < 160 or 0xD800 <= ord(char) < 0xE000 for char in value)
 
 
 def _headers(said: Mapping[str, Any]) -> Mapping[str, Any]:

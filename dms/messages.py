@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import attrs
 import trio
@@ -11,14 +12,15 @@ import trio
 from dms import records
 from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
-from dms.expiry import REASON_TEXTS
+from dms.expiry import REASON_TEXTS, Jobs
 from dms.job_head import JOB_FIRST, JobHead
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
-from shared.objects import MessageRows
+from shared.objects import BadArgument, MessageRows
 from shared.queues.deaths import Death
+from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
@@ -81,12 +83,12 @@ class Messages(MessageActions[Queue]):
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
-        more = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
+        more: dict[str, Any] = {"dead_letter": body.about} if isinstance(body, DeadLetter) else {}
         if message.first >= JOB_FIRST:
             more |= message.head.shown
             times = self._engine.times
             if message.head.due > times.now_ms():
-                more["due_ms"] = message.head.due - times.now_ms() + times.unix_ms()
+                more["due_ms"] = times.unix_ms_of(message.head.due)
         rows.add(message.first, body, time_ms, properties={"deliveries": message.tries, **more})
 
     def now_ms(self) -> int:
@@ -144,6 +146,24 @@ class Messages(MessageActions[Queue]):
         queue.drop((run,))
         self._engine.counts.purged += len(run)
         return ticket
+
+    async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
+        run, state = self._jobs(queue, name).get(name)
+        if await _read_back(queue, [run]):
+            raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
+        return run, run.head.produced_ms, state
+
+    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+        return self._jobs(queue, name).cancel(name)
+
+    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+        return self._jobs(queue, name).reschedule(name, time)
+
+    def _jobs(self, queue: Queue, name: MessageName) -> Jobs:
+        """Raises BadArgument where the queue has none: messages of PRODUCE have no names."""
+        if queue.jobs is None:
+            raise BadArgument(f"no job {name} is in {queue.text}")
+        return queue.jobs
 
     async def settle(self, ticket: Ticket | None = None) -> None:
         self._engine.commit_pending()

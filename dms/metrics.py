@@ -15,7 +15,9 @@ class Counts:
 
     produced: int = counter("messages_produced_total", "Messages taken in, dead letters too.")
     delivered: int = counter("messages_delivered_total", "Deliveries.")
-    redelivered: int = counter("messages_redelivered_total", "Deliveries of what had come back.")
+    redelivered: Counter[str] = counter_by(
+        "delivery", "messages_redelivered_total", "Deliveries of what had come back, by which one it was."
+    )
     acked: int = counter("messages_acked_total", "Messages acknowledged.")
     returned: int = counter("messages_returned_total", "Deliveries that came back: NACK, connection lost.")
     overdue: int = counter("messages_overdue_total", "Deliveries that came back because `ack_ms` had passed.")

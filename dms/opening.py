@@ -215,9 +215,10 @@ class LogReplay:
 
 async def open_engine(context: Context, settings: DmsSettings, times: Times | None = None) -> Engine:
     """Open all queues of the data folder; none if everything is in memory. Raises StoreError."""
-    if not settings.persist:
-        return Engine(settings, context.log, times or Times(), store=context.store, budget=context.budget)
     store = context.store
+    times = times or Times(unix_ms=store.clock.wall_ms)
+    if not settings.persist:
+        return Engine(settings, context.log, times, store=store, budget=context.budget)
     namespace = store.namespace(NAMESPACE, settings.durability, retention=Retention())
     tables = store.namespace(TABLES_NAMESPACE, _ROWS)
     table = await Table.open(tables, QUEUES)
@@ -226,7 +227,7 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
     engine = Engine(
         settings,
         context.log,
-        times or Times(),
+        times,
         store=store,
         namespace=namespace,
         table=table,

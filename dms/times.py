@@ -46,6 +46,10 @@ class Times:
     def unix_ms(self) -> int:
         return self._unix_ms + int((self._time() - self._started) * 1000)
 
+    def unix_ms_of(self, age_ms: int) -> int:
+        """The Unix time at an age of this run."""
+        return age_ms - self._age_ms + self._unix_ms
+
     def stamp(self) -> tuple[int, int]:
         """Age and Unix time, for a record."""
         passed = int((self._time() - self._started) * 1000)

@@ -77,7 +77,7 @@ class KqmsgqTarget:
             text = f"a message of {len(body)} bytes; message_bytes_max is {settings.message_bytes_max}"
             raise BridgeRefusal("too_large", text, lasting=True)
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
         self.check(name, bodies[0])
         some = bodies[:WRITTEN_AT_ONCE]
         bytes_max = self._queues.settings.message_bytes_max

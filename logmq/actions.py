@@ -8,6 +8,8 @@ from shared.objects import Argument
 RETENTION: Mapping[str, Argument] = {
     "retention_bytes": Argument("bytes that it keeps at least; 0: all", "number"),
     "retention_seconds": Argument("age at which records are dropped; 0: never", "number"),
+    "local_retention_bytes": Argument("bytes that stay on this disk; the bucket has all; 0: all", "number"),
+    "local_retention_seconds": Argument("age at which only the bucket has records; 0: never", "number"),
 }
 
 CREATE = changing(

@@ -11,7 +11,7 @@ from logmq.actions import CHANGE, CREATE
 from logmq.broker import Broker
 from logmq.groups import Committed, group_of
 from logmq.record_counts import RecordCounts
-from logmq.retentions import NOTHING_SET, OwnRetention, own_retention
+from logmq.retentions import NOTHING_SET, OwnRetention, own_retention, require_bucket
 from logmq.runs import encode
 from logmq.wire import NUMBER_MAX, topic_untrusted
 from shared.access import ASKER
@@ -59,6 +59,9 @@ class Admin:
         self._topic_values = _TOPIC_VALUES | {
             "retention_bytes": lambda log: self._retention(log).bytes_kept,
             "retention_seconds": lambda log: (ms := self._retention(log).ms_kept) and ms / 1000,
+            "local_bytes": lambda log: log.visible - max(log.first, log.local),
+            "local_retention_bytes": lambda log: log.local_retention.bytes_kept,
+            "local_retention_seconds": lambda log: (ms := log.local_retention.ms_kept) and ms / 1000,
         }
         self.objects: Sequence[Objects] = (
             Objects(
@@ -171,7 +174,7 @@ class Admin:
     @CREATE
     async def _create(self, _: Any, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         topics, name = self._broker.topics, topic_untrusted(a_text(arguments, "name").encode())
-        own = own_retention(arguments, NOTHING_SET)
+        own = self._own(arguments, NOTHING_SET)
         try:
             durability = Durability.parse(text) if (text := a_text(arguments, "durability", "")) else None
         except ValueError as error:
@@ -187,10 +190,16 @@ class Admin:
     @CHANGE
     async def _change(self, log: Log, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         before = self._broker.topics.retentions.of(log)
-        own = own_retention(arguments, before)
+        own = self._own(arguments, before)
         if not dry_run:
             await self._keep(log, own)
         return {"changed": int(own != before)}
+
+    def _own(self, arguments: Mapping[str, Any], before: OwnRetention) -> OwnRetention:
+        """What a topic is to keep. Raises BadArgument."""
+        own = own_retention(arguments, before)
+        require_bucket(own, self._broker.store)
+        return own
 
     async def _keep(self, log: Log, own: OwnRetention) -> None:
         topics = self._broker.topics

@@ -258,7 +258,7 @@ class LogmqTarget:
         except Refusal as refusal:
             raise BridgeRefusal("bad_name", str(refusal), lasting=True) from None
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
         self.check(name, bodies[0])
         bytes_max = self._broker.settings.message_bytes_max
         count = next((at for at, body in enumerate(bodies) if len(body) > bytes_max), len(bodies))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from logmq.actions import RETENTION
 from logmq.broker import Broker
-from logmq.retentions import NOTHING_SET, as_row, own_retention
+from logmq.retentions import NOTHING_SET, as_row, own_retention, require_bucket
 from logmq.wire import NUMBER_MAX, name_untrusted, topic_untrusted
 from shared.definitions import (
     Conflict,
@@ -39,6 +39,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
             raise BadArgument(str(error)) from None
         kept = {each: row[each] for each in RETENTION if each in row}
         own = own_retention(kept, NOTHING_SET)
+        require_bucket(own, broker.store)
         existing = broker.topics.find(name)
         if existing is not None:
             if "durability" in row and existing.mode != durability:

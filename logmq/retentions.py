@@ -10,10 +10,11 @@ from typing import Any, Self
 import attrs
 
 from logmq.settings import RETENTIONS
-from shared.objects import a_count
+from shared.objects import BadArgument, a_count
 from shared.storage.inventory import Namespace
 from shared.storage.log import Log, Ticket
 from shared.storage.settings import Retention
+from shared.storage.store import Store
 from shared.storage.table import Table
 
 _ID_BYTES = 8
@@ -25,11 +26,21 @@ class OwnRetention:
 
     bytes_kept: int | None = None
     ms_kept: int | None = None
+    local_bytes: int | None = None
+    local_ms: int | None = None
+
+    @property
+    def needs_bucket(self) -> bool:
+        return bool(self.local_bytes or self.local_ms)
 
     def over(self, usual: Retention) -> Retention:
         bytes_kept = usual.bytes_kept if self.bytes_kept is None else self.bytes_kept
         ms_kept = usual.ms_kept if self.ms_kept is None else self.ms_kept
         return Retention(bytes_kept or None, ms_kept or None)
+
+    def over_local(self, usual: Retention) -> Retention:
+        """What stays on this disk."""
+        return OwnRetention(self.local_bytes, self.local_ms).over(usual)
 
 
 NOTHING_SET = OwnRetention()
@@ -77,22 +88,41 @@ class Retentions:
             self._table.delete(log_id.to_bytes(_ID_BYTES, "big"))
 
 
+_FIELDS = {
+    "retention_bytes": "bytes_kept",
+    "retention_seconds": "ms_kept",
+    "local_retention_bytes": "local_bytes",
+    "local_retention_seconds": "local_ms",
+}
+"""By the name of an action's argument, what it sets."""
+
+
 def own_retention(arguments: Mapping[str, Any], before: OwnRetention) -> OwnRetention:
     """What an action's arguments, or a row of definitions, make of a topic's own. Raises BadArgument."""
-    given = {
-        name: None if arguments[name] is None else a_count(arguments, name, 0, 0, most)
-        for name, most in (("retention_bytes", 1 << 62), ("retention_seconds", SECONDS_MAX))
-        if name in arguments
-    }
-    seconds = given.get("retention_seconds")
-    return OwnRetention(
-        given.get("retention_bytes", before.bytes_kept),
-        (None if seconds is None else seconds * 1000) if "retention_seconds" in given else before.ms_kept,
-    )
+    given: dict[str, int | None] = {}
+    for name, field in _FIELDS.items():
+        if name in arguments:
+            aged = name.endswith("seconds")
+            most = SECONDS_MAX if aged else 1 << 62
+            value = None if arguments[name] is None else a_count(arguments, name, 0, 0, most)
+            given[field] = value * 1000 if aged and value is not None else value
+    return attrs.evolve(before, **given)
+
+
+def require_bucket(own: OwnRetention, store: Store) -> None:
+    """Raise BadArgument for what means nothing where nothing is shipped."""
+    if own.needs_bucket and store.shipping is None:
+        raise BadArgument(
+            "local_retention_bytes, local_retention_seconds: this server ships to no bucket, which would "
+            "have the rest; ship.url names one"
+        )
 
 
 def as_row(own: OwnRetention) -> Mapping[str, int]:
     """What is set, by the names of an action's arguments."""
-    seconds = None if own.ms_kept is None else own.ms_kept // 1000
-    given = {"retention_bytes": own.bytes_kept, "retention_seconds": seconds}
-    return {name: value for name, value in given.items() if value is not None}
+    row = {name: getattr(own, field) for name, field in _FIELDS.items()}
+    return {
+        name: value // 1000 if name.endswith("seconds") else value
+        for name, value in row.items()
+        if value is not None
+    }

@@ -33,6 +33,10 @@ class TopicSettings:
     """Bytes that a topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
     """Age at which records are dropped; 0: keep all."""
+    local_retention_bytes: int | None = attrs.field(default=None, validator=_no_less(0))
+    """Bytes that stay on this disk of what the bucket has; older records are read there. 0: all."""
+    local_retention_ms: int | None = attrs.field(default=None, validator=_no_less(0))
+    """Age at which records are in the bucket only; 0: never."""
 
 
 @attrs.frozen
@@ -69,6 +73,11 @@ class LogmqSettings:
     """Bytes that each topic keeps at least; older records are dropped, 64 KiB at a time. 0: keep all."""
     retention_ms: int = limit(0, 0, 1 << 62)
     """Age at which records are dropped. 0: keep all."""
+    local_retention_bytes: int = limit(0, 0, 1 << 62)
+    """Bytes of each topic that stay on this disk, at least, once `[ship]` has them in the bucket; older ones
+    are read there. 0: all."""
+    local_retention_ms: int = limit(0, 0, 1 << 62)
+    """Age at which records are in the bucket only, and are read there. 0: never."""
     tls: TlsSettings = attrs.field(factory=TlsSettings)
     """Section `[logmq.tls]`, in place of `[tls]`."""
     access: ProtocolAccessSettings = attrs.field(factory=ProtocolAccessSettings)
@@ -88,6 +97,21 @@ class LogmqSettings:
         own = self.for_topic(name)
         return Retention(own.retention_bytes or None, own.retention_ms or None)
 
+    def local_retention(self, name: str) -> Retention:
+        """What stays on this disk of one topic."""
+        own = self.for_topic(name)
+        return Retention(own.local_retention_bytes or None, own.local_retention_ms or None)
+
+    @property
+    def needs_bucket(self) -> str | None:
+        """The name of a setting that is set and means something only where a bucket is shipped to."""
+        patterns = {f'topics."{pattern}".': own for pattern, own in self.topics.items()}
+        for where, own in {"": self, **patterns}.items():
+            for name in ("local_retention_bytes", "local_retention_ms"):
+                if getattr(own, name):
+                    return f"{where}{name}"
+        return None
+
     def for_topic(self, name: str) -> TopicSettings:
         """The settings of one topic, with all fields set."""
         matching = (own for pattern, own in self.topics.items() if fnmatchcase(name, pattern))
@@ -96,4 +120,6 @@ class LogmqSettings:
             self.durability if own.durability is None else own.durability,
             self.retention_bytes if own.retention_bytes is None else own.retention_bytes,
             self.retention_ms if own.retention_ms is None else own.retention_ms,
+            self.local_retention_bytes if own.local_retention_bytes is None else own.local_retention_bytes,
+            self.local_retention_ms if own.local_retention_ms is None else own.local_retention_ms,
         )

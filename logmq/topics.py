@@ -59,6 +59,7 @@ class Topics:
         usual = self._settings.retention(log.name)
         own = self.retentions.of(log)
         log.retention = usual if own == NOTHING_SET else own.over(usual or self._settings.retention_usual)
+        log.local_retention = own.over_local(self._settings.local_retention(log.name))
 
     async def retain(self, log: Log, own: OwnRetention) -> Ticket:
         """Have a topic keep as much as that, from now on. Raises StoreError."""

@@ -14,6 +14,7 @@ from shared.budget import Account, OverBudget
 from shared.errors import (
     BeyondEnd,
     BrokerError,
+    BucketAway,
     CorruptRecord,
     LogDeleted,
     NotARecord,
@@ -43,6 +44,7 @@ class Code(StrEnum):
     TOO_LARGE = "TOO_LARGE"
     NO_COMMIT = "NO_COMMIT"
     STORAGE = "STORAGE"
+    BUCKET = "BUCKET"
     LIMIT = "LIMIT"
     DENIED = "DENIED"
 
@@ -186,6 +188,8 @@ def refusal_for(error: StoreError | Refusal) -> Refusal:
             return Refusal(Code.NO_TOPIC, "the topic was deleted")
         case CorruptRecord(offset=offset):
             return Refusal(Code.STORAGE, f"damaged bytes at offset {offset}{error.goes_on}; see brokers fsck")
+        case BucketAway():
+            return Refusal(Code.BUCKET, " ".join(str(error).split()))
         case _:
             return Refusal(Code.STORAGE, " ".join(str(error).split()) or type(error).__name__)
 

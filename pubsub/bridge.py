@@ -115,7 +115,7 @@ class PubsubTarget:
                 "bad_payload", "a STRING ends at its first NUL, and this one holds one", lasting=True
             )
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
         self.check(name, bodies[0])
         some = bodies[:WRITTEN_AT_ONCE]
         count = next((at for at, body in enumerate(some) if not _fits(body)), len(some))

@@ -92,6 +92,33 @@ DISCARD = changing(
     takes={"position": attrs.evolve(POSITION, required=True)},
     answers=("discarded",),
 )
+NAMED: Mapping[str, Argument] = {
+    "dedup": Argument("its name: the dedup key; AMQP's header x-deduplication-header"),
+    "position": Argument("its position", "number"),
+}
+JOB = action(
+    "job",
+    "Show one message by its name or position, also one that waits for its time, or that a client holds.",
+    takes=NAMED,
+    looks=True,
+    answers=MESSAGES,
+)
+CANCEL = changing(
+    "cancel",
+    "Take one message out by its name, or its position, unless a client holds it.",
+    takes=NAMED,
+    answers=("cancelled",),
+)
+RESCHEDULE = changing(
+    "reschedule",
+    "Give one message another time, unless a client holds it.",
+    takes={
+        **NAMED,
+        "delay": "so long from now, as 10m",
+        "at": "at this time: ISO 8601, or Unix milliseconds",
+    },
+    answers=("rescheduled",),
+)
 PAUSE = changing(
     "pause",
     "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",

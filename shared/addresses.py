@@ -22,7 +22,8 @@ _LEVELS = re.compile(rb"[/.]")
 
 @attrs.frozen
 class MessageOrigin:
-    """The fields of which names are made. `key`: an AMQP message's routing key, also its `name`; else empty.
+    """The fields of which names are made. `key`: a job's; of another AMQP message its routing key, also its
+    `name`; else empty.
 
     `time`: Unix seconds.
     """

@@ -34,7 +34,8 @@ class MessageRun:
 
     `positions`: their positions in the source, for display. `kind`: the protocol's word for them. `value`: a
     body as JSON has it; `text`: as the protocol's command prints it; None: made from its bytes. `properties`:
-    AMQP's. `trail`: the bridges that they have passed. `too_large`: the bodies are too large for memory, and
+    AMQP's. `trail`: the bridges that they have passed. `job_key`: the key of these jobs, which goes with them
+    where the target looks at keys; "": they have none. `too_large`: the bodies are too large for memory, and
     left out.
     """
 
@@ -47,6 +48,7 @@ class MessageRun:
     text: Callable[[bytes], bytes] | None = None
     properties: Callable[[], Mapping[str, Any]] | None = None
     trail: tuple[str, ...] = ()
+    job_key: str = ""
     too_large: bool = False
     size: int = attrs.field(init=False)
 
@@ -263,9 +265,9 @@ class BridgeTarget(Protocol):
     def check(self, name: bytes, body: bytes) -> None:
         """Raises BridgeRefusal if this message could not be written now."""
 
-    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...]) -> int:
-        """Write the first of these bodies; returns how many. `trail`: the bridges that they have passed.
-        Raises StoreError, and BridgeRefusal if not even one can be written.
+    def write(self, name: bytes, bodies: Sequence[bytes], trail: tuple[str, ...], job_key: str = "") -> int:
+        """Write the first of these bodies; returns how many. `trail`: the bridges that they have passed;
+        `job_key`: as in `MessageRun`. Raises StoreError, and BridgeRefusal if not even one can be written.
         """
 
     def flush(self) -> bool:

@@ -118,6 +118,12 @@ class OutOfRange(StoreError):
         return f"the first kept offset is {self.first}"
 
 
+class BucketAway(StoreError):
+    """Bytes that only the bucket has cannot be read now: it does not answer, or has not got them."""
+
+    exit_code: ClassVar[int] = EXIT_UNAVAILABLE
+
+
 @attrs.define(eq=False)
 class BeyondEnd(StoreError):
     """The offset is above the end: it is of another log, or of what a crash took."""

@@ -7,7 +7,7 @@ Many objects do not hold the loop: names are copied at once, rows are made a few
 
 import base64
 import codecs
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -144,6 +144,12 @@ QUEUES = ObjectKind(
         KindColumn(
             "oldest_seconds", "How long the oldest ready message has waited; null: none is ready.", "seconds"
         ),
+        KindColumn(
+            "held_seconds",
+            "How long a consumer has held the oldest delivery, to a second; null: none is held.",
+            "seconds",
+        ),
+        KindColumn("ready_keys", "Keys of its ready messages; null: it does not look at keys."),
         KindColumn("bytes", "Bytes of its messages; of those only on disk, their size there.", "bytes"),
         KindColumn(
             "full_percent",
@@ -151,6 +157,12 @@ QUEUES = ObjectKind(
             " makes it refuse any.",
         ),
         KindColumn("durable", "Whether it outlives the process.", "flag"),
+        KindColumn(
+            "redelivered",
+            "Deliveries that were a message's second, third ... (10+: tenth or later), since the start; all"
+            " others were first ones.",
+            "table",
+        ),
         KindColumn("settings", "What it was declared with.", "table"),
     ),
     by_protocol=True,
@@ -169,6 +181,9 @@ CONSUMERS = ObjectKind(
         KindColumn("user", "Its user; of a bridge null.", ""),
         KindColumn("client", "The name that the client gives itself.", ""),
         KindColumn("held", "Messages delivered to it and not acknowledged."),
+        KindColumn(
+            "held_seconds", "How long it has held the oldest, to a second; null: it holds none.", "seconds"
+        ),
         KindColumn("room", "How many more it would take now; null: any number."),
         KindColumn("delivered", "Messages delivered to it."),
         KindColumn("out_rate", "Messages delivered to it, over the last seconds.", "rate"),
@@ -192,6 +207,9 @@ TOPICS = ObjectKind(
         KindColumn("durability", "When a write is acknowledged.", ""),
         KindColumn("retention_bytes", "How much is kept at least; null: all.", "bytes"),
         KindColumn("retention_seconds", "How long records are kept; null: for ever.", "seconds"),
+        KindColumn("local_bytes", "How much is on this disk; the rest is in the bucket only.", "bytes"),
+        KindColumn("local_retention_bytes", "How much stays on this disk; null: all.", "bytes"),
+        KindColumn("local_retention_seconds", "How long they stay on this disk; null: for ever.", "seconds"),
         KindColumn("created", "When it was made.", "time"),
     ),
     filters=("protocol",),
@@ -462,6 +480,8 @@ class Objects:
     `looked_up` columns of an object, within so many seconds of CPU time; null if those are too few. `begin`:
     how to create a first object: a command, or a table of the settings. `values`: columns of `row` that can
     be read without the row, for sorted or narrowed lists and for scrapes; meaningless for a deleted object.
+    `holders`: who holds deliveries, each with how many it was given so far, and the numbers, counted so, of
+    the oldest that it holds of each queue and as each consumer: their ages come from it, read as `totals`.
     """
 
     kind: ObjectKind
@@ -476,6 +496,7 @@ class Objects:
     totals: Callable[[Any], tuple[int, int, int | None]] | None = None
     look: Callable[[Any, float], Awaitable[Mapping[str, Any]]] | None = None
     values: Mapping[str, Callable[[Any], Any]] = {}
+    holders: Callable[[], Iterator[tuple[Any, int, Mapping[Any, int]]]] | None = None
 
 
 ObjectsByProtocol = Sequence[tuple[str, Objects]]

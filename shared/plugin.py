@@ -103,7 +103,8 @@ class Plugin:
 
     `settings`: a frozen attrs class, every field with a default: the TOML section named `name`. It must have
     `port: int`. It may have `tls: TlsSettings`, which replaces the section `[tls]`, `host` (`host_setting`),
-    `access: ProtocolAccessSettings`, and `logs_in`, true if every client must log in. A class in it that
+    `access: ProtocolAccessSettings`, `logs_in`, true if every client must log in, and `needs_bucket`, the
+    name of a setting that is set and needs `[ship]`. A class in it that
     parses itself from text (`parse`) and is a secret has `secret = True`. `open(context, settings)`: load
     state and return the service; nothing is bound yet.
 

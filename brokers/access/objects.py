@@ -5,7 +5,7 @@ over what he has not. The owner of the server, by its token or its control socke
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,11 @@ from shared.access import (
     User,
     UsersError,
     has_rules_alone,
+    user_of,
 )
 from shared.actions import changing
+from shared.definitions import Conflict, DefinitionSection, Made, Row, name_of
+from shared.errors import ConfigError
 from shared.objects import (
     USERS,
     Argument,
@@ -163,8 +166,38 @@ class UserObjects:
         secret: Secret = await self._in_thread(Secret.make, data, secrets.token_bytes(SALT_BYTES))
         return secret
 
+    @property
+    def definitions(self) -> DefinitionSection:
+        """Users come without secrets: nobody logs in by them before `passwd`."""
+        keys = ("name", "allow", "certificate", "password", "user_share")
+        return DefinitionSection("users", keys, self._defined, name_of, self._make)
+
+    def _defined(self, _: Any) -> Iterator[Row]:
+        for user in list((self._access.users or {}).values()):
+            share = {"user_share": user.user_share} if user.user_share else {}
+            allow = [str(rule) for rule in user.allow]
+            yield {"name": user.name, "allow": allow, "certificate": user.certificate, **share}
+
+    async def _make(self, row: Row, dry_run: bool, _: Any) -> Made:
+        name = a_text(row, "name")
+        try:
+            user = user_of(name, {each: row[each] for each in row if each != "name"})
+            for rule in user.allow:
+                check_rule(rule)
+        except UsersError as error:
+            raise BadArgument(str(error)) from None
+        if user.password is not None:
+            text = f"users.{name}.password: users come without secrets; brokers user passwd sets one"
+            raise BadArgument(text)
+        existing = (self._access.users or {}).get(name)
+        if existing is None:
+            await self._put(None, user, dry_run)
+        elif (set(existing.allow), existing.certificate) != (set(user.allow), user.certificate):
+            raise Conflict(f"{name} has other rules here")
+        return Made(new=existing is None)
+
     async def _put(self, before: User | None, after: User | None, dry_run: bool) -> None:
-        """Have a user be so from now on; None: not there. Raises NotGiven, ConfigError and OSError."""
+        """Have a user be so from now on; None: not there. Raises NotGiven and ConfigError."""
         giver = ASKER.get()
         for user in (before, after):
             if giver and user is not None and (refusal := self._access.refusal_of_gift(giver, user)):
@@ -172,12 +205,17 @@ class UserObjects:
         if dry_run:
             return
         name = (before or after or User("")).name
-        loaded = await self._in_thread(_replace, self._path(), name, before, after)
+        path = self._path()
+        try:
+            loaded = await self._in_thread(_replace, path, name, before, after)
+        except OSError as error:
+            raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
         self._access.replace(loaded)
 
 
 def _replace(path: Path, name: str, before: User | None, after: User | None) -> Mapping[str, User]:
     """Change one user in the file, as it stands there by now. Raises ConfigError, OSError and NotGiven."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with users.locked(path):
         known = users.read(path, lambda _: None) or {}
         if known.get(name) != before:

@@ -78,12 +78,6 @@ def locked(path: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def add(path: Path, user: User) -> None:
-    """Add a user to those who stand in the file by now. Raises as `read` does, and OSError."""
-    with locked(path):
-        replace(path, {**(read(path) or {}), user.name: user})
-
-
 def replace(path: Path, users: Mapping[str, User]) -> None:
     """Put these users in place of the file's, whole or not at all, and durably; 0600. Raises OSError."""
     replace_file(path, written_users(users).encode(), 0o600)

@@ -328,9 +328,8 @@ def server_path(request: Request, backups: Path, given: str) -> Path:
 
 PEER = "brokers.peer"
 """The key of a request's scope with the client's address. Requests on the control socket have no such key."""
-READS, GIVER = "brokers.reads", "brokers.giver"
-"""The keys of whether the caller may read, and of the user by whose rights users are made. The control socket
-and the token have neither."""
+READS = "brokers.reads"
+"""The key of whether the caller may read. The control socket and the token have none."""
 OFFLINE = "brokers.offline"
 """The key of requests on a folder that nobody serves: they leave no line in an audit log."""
 CONTROL = "control"
@@ -392,6 +391,8 @@ _MESSAGE = {
         "properties": {"type": "object"},
         "exchange": {"type": "string", "description": "DMP: the exchange it was published to."},
         "key": {"type": "string", "description": "DMP: its routing key."},
+        "state": {"type": "string", "description": "Of one asked for by name: ready, waiting or held."},
+        "due": {**_TYPES["time"], "description": "DMP: when it may be delivered."},
         "redelivered": {"type": "boolean", "description": "DMP: a consumer may have seen it before."},
     },
     "required": ["position", "time", "bytes"],

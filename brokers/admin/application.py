@@ -12,7 +12,7 @@ problem details (RFC 9457).
 | GET /status | JSON: what runs, on which addresses, and how the store is |
 | GET /metrics | Prometheus text |
 | GET /metrics/detailed?family=&name= | the same for each object (`brokers.admin.detailed`) |
-| POST /reload {"action", "name"} | takes up what changed: settings, users, certificates; all or nothing |
+| POST /reload | takes up what changed: settings, users, certificates; all or nothing |
 | POST /drain | stops the server as SIGTERM does |
 | POST /backup {"target"} | a consistent copy of the live data folder |
 
@@ -42,7 +42,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from brokers.access.users import NotGiven
-from brokers.admin import api, definitions, detailed, metrics
+from brokers.admin import api, definitions, detailed, metrics, searching
 from brokers.admin.api import LOOKING, Operation
 from brokers.admin.following import PARAMETERS, Followers, Stream
 from brokers.admin.gate import problem
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 BARE = ("/reload", "/drain", "/backup")
 """Operations of the API that have a path outside it, too."""
-RELOADS = ("reload", *(f"user-{verb}" for verb in ("add", "passwd", "rm", "allow", "deny")))
-"""What the audit log calls a reload. Any other word would be a line about what was not done."""
 _CREDENTIALS = struct.Struct("=iII")
 """The peer's process, user and group."""
 
@@ -160,21 +158,21 @@ class _Endpoints:
                 query={"dry_run": "1: only say what would be made"},
                 takes=dict.fromkeys(SECTIONS, Argument("rows as GET has them", "rows")),
             ),
-            Operation(
-                "/reload",
-                "Take up settings, users and certificates.",
-                self.reload,
-                "POST",
-                takes={
-                    "action": Argument("how the audit log calls it; reload"),
-                    "name": Argument("of whom or what, in the audit log"),
-                },
-            ),
+            Operation("/reload", "Take up settings, users and certificates.", self.reload, "POST"),
             Operation(
                 "/logs",
                 "The last lines of the log.",
                 self.log_lines,
-                query={"level": "debug, info, warning or error: it and those above; audit", **PARAMETERS},
+                query={
+                    "level": "debug, info, warning or error: it and those above; audit; refused",
+                    **PARAMETERS,
+                },
+            ),
+            Operation(
+                "/search",
+                "The messages of queues and topics that have a text in them.",
+                self.search,
+                query=searching.QUERY,
             ),
             Operation(
                 "/trace",
@@ -257,30 +255,25 @@ class _Endpoints:
         async with self._taking:
             rows = await definitions.parsed(document)
             with nullcontext() if dry_run else api.audited(request, "", "definitions", ""):
-                giver = request.scope.get(api.GIVER)
-                taken = await self._host.definitions(giver).take(rows, dry_run=dry_run)
+                taken = await self._host.definitions().take(rows, dry_run=dry_run)
         return api.as_json(taken)
 
     async def reload(self, request: Request) -> Response:
-        arguments = await api.arguments_of(request)
-        api.refuse_unknown("reload", arguments, ("action", "name"))
-        words = [arguments.get(name, default) for name, default in (("action", "reload"), ("name", ""))]
-        if not all(isinstance(each, str) and len(each) <= 64 for each in words):
-            raise HTTPException(400, "action, name: short texts")
-        if words[0] not in RELOADS:
-            raise HTTPException(400, f"action is one of {', '.join(RELOADS)}")
-        if api.PEER in request.scope and words != ["reload", ""]:
-            raise HTTPException(403, "over TCP there is the action reload, without a name")
+        api.refuse_unknown("reload", await api.arguments_of(request), ())
         user, peer = api.caller_of(request)
-        return api.as_json(await self._host.reload(*words, user=user, peer=peer))
+        return api.as_json(await self._host.reload(user=user, peer=peer))
 
     async def log_lines(self, request: Request) -> Response:
         level = request.query_params.get("level", "debug")
         try:
             wanted = logs.at_least(level)
         except KeyError:
-            raise HTTPException(400, "level is debug, info, warning, error or audit") from None
+            raise HTTPException(400, "level is debug, info, warning, error, audit or refused") from None
         return self._followers.answer(request, logs.RECENT, wanted)
+
+    async def search(self, request: Request) -> Response:
+        with api.audited(request, "", "search", ""):  # messages are seen
+            return api.as_json(await searching.search(self._host.objects(), request.query_params))
 
     async def trace(self, request: Request) -> Response:
         name, (user, _) = request.query_params.get("name", ""), api.caller_of(request)

@@ -18,15 +18,12 @@ from typing import Any
 
 import attrs
 
-from brokers.access import users
 from brokers.access.users import NotGiven
 from brokers.errors import did_you_mean
-from brokers.plugins import check_rule
-from shared.access import Access, UsersError, user_of
-from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row, name_of
+from shared.definitions import SECTIONS, Conflict, DefinitionSection, LeftOut, Made, Row
 from shared.errors import BrokerError, ConfigError
 from shared.local_path import WRITTEN_BYTES_MAX, read_file, require_regular
-from shared.objects import BadArgument, a_text
+from shared.objects import BadArgument
 from shared.storage.store import Store, Ticket
 from shared.storage.threads import Threads
 from shared.task_turns import TaskTurn
@@ -235,51 +232,6 @@ def _nothing(section: str, name: str) -> bool:
 
 def _is_written(names: Collection[tuple[str, str, str]], protocol: str, section: str, name: str) -> bool:
     return (section, protocol, name) in names
-
-
-def of_users(access: Access, path: Path, giver: str | None = None) -> DefinitionSection:
-    """The users file's section. Users come without secrets: nobody logs in by them before `passwd`. `giver`:
-    the user who imports; None: the server's owner."""
-
-    in_thread = Threads()
-
-    def rows(_: Any) -> Iterator[Row]:
-        for user in list((access.users or {}).values()):
-            share = {"user_share": user.user_share} if user.user_share else {}
-            allow = [str(rule) for rule in user.allow]
-            yield {"name": user.name, "allow": allow, "certificate": user.certificate, **share}
-
-    async def make(row: Row, dry_run: bool, _: Any) -> Made:
-        name = a_text(row, "name")
-        try:
-            user = user_of(name, {each: row[each] for each in row if each != "name"})
-            for rule in user.allow:
-                check_rule(rule)
-        except UsersError as error:
-            raise BadArgument(str(error)) from None
-        if user.password is not None:
-            raise BadArgument(
-                f"users.{name}.password: users come without secrets; brokers user passwd sets one"
-            )
-        existing = (access.users or {}).get(name)
-        if existing is not None:
-            if (set(existing.allow), existing.certificate) != (set(user.allow), user.certificate):
-                raise Conflict(f"{name} has other rules here")
-            return Made(new=False)
-        if giver is not None and (refusal := access.refusal_of_gift(giver, user)):
-            raise NotGiven(refusal)
-        if not dry_run:
-            try:
-                # What stands in the file counts, also where nobody has reloaded it.
-                await in_thread(users.add, path, user)
-            except OSError as error:
-                raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
-            access.replace({**(access.users or {}), name: user})
-        return Made(new=True)
-
-    return DefinitionSection(
-        "users", ("name", "allow", "certificate", "password", "user_share"), rows, name_of, make
-    )
 
 
 async def load(document: Document, path: Path) -> Taken:

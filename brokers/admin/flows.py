@@ -1,8 +1,9 @@
-"""The rates in and out of every queue and topic, and the age of its oldest message.
+"""The rates in and out of every queue and topic, and the ages of its oldest message and its oldest delivery.
 
 The path of a message counts nothing. Queues number their messages, and `Flows` reads those numbers once a
 second, in slices; less often above 5,000 queues. A message that came between two readings gets the time of
 the second. Readings are thinned as they age, so an age is exact to one reading or to an eighth of itself.
+Deliveries are numbered, too, and read by who holds them.
 """
 
 import math
@@ -66,6 +67,10 @@ class Flows:
     _clock: Callable[[], float] = trio.current_time
     _failed: set[tuple[str, str]] = attrs.field(factory=set, init=False)
     _flows: dict[Any, _Flow] = attrs.field(factory=dict, init=False)
+    _held: dict[Any, _Flow] = attrs.field(factory=dict, init=False)
+    """The readings of each holder's deliveries."""
+    _held_since: dict[Any, float] = attrs.field(factory=dict, init=False)
+    """By queue and by consumer, when the oldest delivery was made that is held."""
     _older_at: float | None = attrs.field(default=None, init=False)
     _newer_at: float | None = attrs.field(default=None, init=False)
 
@@ -80,6 +85,8 @@ class Flows:
         now = self._clock()
         ends = self._newer_at is None or now - self._newer_at >= WINDOW_SECONDS
         flows: dict[Any, _Flow] = {}
+        held: dict[Any, _Flow] = {}
+        since: dict[Any, float] = {}
         spent = 0.0
         turn = TaskTurn()
         for protocol, objects in self._everything():
@@ -93,6 +100,14 @@ class Flows:
                     spent += thread_time() - began
                     if turn.over(len(batch)):
                         await turn.others()
+                began = thread_time()
+                for holder, given, oldest in objects.holders() if objects.holders is not None else ():
+                    held[holder] = self._read_held(holder, given, oldest, since, now)
+                    if turn.over_now():
+                        spent += thread_time() - began
+                        await turn.others()
+                        began = thread_time()
+                spent += thread_time() - began
             except Exception as error:
                 self._failed.add((protocol, objects.kind.name))
                 self._log.error(
@@ -102,14 +117,14 @@ class Flows:
                     list=objects.kind.name,
                     exc_info=error,
                 )
-        self._flows = flows
+        self._flows, self._held, self._held_since = flows, held, since
         if ends:
             self._older_at, self._newer_at = self._newer_at, now
         return spent
 
     def with_rates(self, objects: Objects) -> Objects:
-        """The objects with rows that have `in_rate` and `out_rate` too, and `oldest_seconds` where they lack
-        it."""
+        """The objects with rows that have `in_rate`, `out_rate` and `held_seconds` too, and `oldest_seconds`
+        where they lack it."""
         if objects.totals is None:
             return objects
         totals, row = objects.totals, objects.row
@@ -135,11 +150,20 @@ class Flows:
             flow = self._flows.get(found)
             return 0.0 if flow is None else _age(flow, number, self._clock())
 
+        count_held = objects.values.get("held")
+
+        def held(found: Any) -> float | None:
+            at = self._held_since.get(found)
+            if at is None or count_held is None or not count_held(found):
+                return None
+            return round(self._clock() - at, 3)
+
         own = objects.values.get("oldest_seconds")
         values: Mapping[str, Callable[[Any], float | None]] = {
             "in_rate": partial(rate, leaving=False),
             "out_rate": partial(rate, leaving=True),
             "oldest_seconds": oldest,
+            "held_seconds": held,
         }
 
         def fuller(found: Any) -> Mapping[str, Any] | None:
@@ -172,6 +196,18 @@ class Flows:
                 if ends:
                     flow.older, flow.newer = flow.newer, (messages_in, messages_out)
             found[each] = flow
+
+    def _read_held(
+        self, holder: Any, given: int, oldest: Mapping[Any, int], since: dict[Any, float], now: float
+    ) -> _Flow:
+        flow = self._held.get(holder)
+        if flow is None:
+            flow = _Flow(given, (0, 0), (0, 0), [(now, given)])
+        elif given != flow.messages_in:
+            flow.add_reading(now, given, min(oldest.values(), default=given))
+        for owner, number in oldest.items():
+            since[owner] = min(since.get(owner, now), now - (_age(flow, number, now) or 0.0))
+        return flow
 
 
 def _age(flow: _Flow, oldest: int, now: float) -> float | None:

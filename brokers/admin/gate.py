@@ -40,7 +40,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.access.logins import Logins
-from brokers.admin.api import GIVER, LOOKING, READS, body_of
+from brokers.admin.api import LOOKING, READS, body_of
 from brokers.admin.browser_sessions import (
     GRAIN_SECONDS,
     SESSION_SECONDS,
@@ -256,7 +256,7 @@ class Gate:
                 scope["brokers.allowed"] = partial(self._may, user, self._action(scope))
                 scope["brokers.manages"] = self._may(user, MANAGE)
                 if user != TOKEN_USER:
-                    scope[READS], scope[GIVER] = self._may(user, READ), user
+                    scope[READS] = self._may(user, READ)
         if refusal is not None or not caller.user:
             await (refusal or self._app)(scope, receive, answer)
             return

@@ -24,13 +24,13 @@ async def cost_of_stop(everything: ObjectsByProtocol, store: StoreStatistics) ->
             counts["connections"] += len(objects.items())
         if objects.kind is not QUEUES:
             continue
-        columns = ("ready", "held", "delayed", "dead", "durable")
+        columns = ("held", "ready", "delayed", "dead", "durable")
         readers = [reader(protocol, objects, column) for column in columns]
         for item in objects.items():
-            ready, held, delayed, dead, durable = [read(item) for read in readers]
+            held, *others, durable = [read(item) or 0 for read in readers]  # null: such a queue keeps nothing
             if durable:
                 counts["redelivered"] += held
-            elif messages := ready + held + delayed + dead:
+            elif messages := held + sum(others):
                 counts["lost"] += messages
                 counts["queues"] += 1
             await turn.item()

@@ -497,7 +497,7 @@ class Bridge:
                     raise BridgeRefusal(
                         "too_large", "its body is too large to be held in memory", lasting=True
                     )
-                count = self._target.write(name, bodies[at:] if at else bodies, trail)
+                count = self._target.write(name, bodies[at:] if at else bodies, trail, run.job_key)
                 carried = True
                 self._delay = 0.0
             except (BridgeRefusal, StoreError) as error:

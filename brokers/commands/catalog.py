@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "chart": ("commands.chart:chart", "Show the charts of queues, topics, groups, bridges or connections."),
     "logs": ("commands.follow:logs", "Show the running server's log."),
     "trace": ("commands.follow:trace", "Show copies of messages that pass a name."),
+    "find": ("commands.find:find", "Find the messages of queues and topics that have a text in them."),
     "kick": ("commands.objects:kick", "Close connections."),
     "context": ("commands.context:app", "Servers by name, for the commands that ask a running one."),
     "definitions": (

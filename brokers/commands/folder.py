@@ -101,8 +101,8 @@ def dump(
     A topic's, each with its offset, a time it is no later than, and its payload;
     those of other logs as what they say, a row a message or an event, where the
     protocol has a table of them. What could not be read is in the row's fault.
-    Exit code 1: a part of the log is damaged (a row says where, and the rest
-    follows).
+    Exit code 1: a part of the log is damaged, or in the bucket only (a row says
+    where, and the rest follows).
     """
     from shared.storage.tools.logs import DamagedRow, log_dump
 
@@ -114,7 +114,7 @@ def dump(
         damaged += isinstance(row, DamagedRow)
         yield _said(row) if isinstance(row, Mapping) and not json else row
     if damaged:
-        raise Failure(f"{damaged} ranges of {namespace}/{name} are damaged")
+        raise Failure(f"{damaged} ranges of {namespace}/{name} cannot be read here")
 
 
 def _decoder(namespace: str, name: str) -> Any:
@@ -159,6 +159,9 @@ def restore(
         Literal["quick", "full"],
         Parameter(help="Of a bucket: full reads all of the folder again at the end."),
     ] = "quick",
+    whole: Annotated[
+        bool, flag("Of a bucket: bring what the server had in the bucket only, too. So do --at, --only.")
+    ] = False,
     dry_run: Annotated[bool, flag("Of a bucket: say what would be done.")] = False,
     data_dir: DataDir = None,
     config: ConfigFile = None,
@@ -182,6 +185,7 @@ def restore(
             lsn=lsn,
             only=only,
             verify=verify,
+            whole=whole,
             dry_run=dry_run,
             config=config,
             json=json,

@@ -20,13 +20,16 @@ from shared.cli.options import Json, Max, at_least_one, flag
 Row = Mapping[str, Any]
 
 
-@host_command("logs", "logs", "logs -f --level warning", "logs --level audit --json")
+@host_command("logs", "logs", "logs -f --level warning", "logs --level refused", "logs --level audit --json")
 def logs(
     *,
     follow: Annotated[bool, flag("Go on with each new line, until interrupted.", "--follow", "-f")] = False,
     level: Annotated[
-        Literal["debug", "info", "warning", "error", "audit"] | None,
-        Parameter(help="Lines of this level and above; audit: those of the audit log."),
+        Literal["debug", "info", "warning", "error", "audit", "refused"] | None,
+        Parameter(
+            help="Lines of this level and above; audit: those of the audit log; refused: what was refused, "
+            "with warnings and errors."
+        ),
     ] = None,
     limit: Annotated[
         int | None,

@@ -1,4 +1,4 @@
-"""Answers a protocol's own command on a data folder that nobody serves, by the same API."""
+"""Answers commands of a protocol, or about users, on a data folder that nobody serves, by the same API."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,14 +10,19 @@ import attrs
 import trio
 from starlette.types import ASGIApp, Message
 
+from brokers.access import users
+from brokers.access.objects import UserObjects
 from brokers.admin import api, application
 from brokers.commands.control import Api
-from brokers.errors import folder_errors
+from brokers.errors import ExitCode, Failure, folder_errors
 from brokers.host import logs
 from brokers.plugins import load
 from brokers.settings.config import as_served
+from shared.access import Access
+from shared.errors import ConfigError
 from shared.plugin import AdminApi, Context
 from shared.storage.store import Store
+from shared.storage.threads import Threads
 
 
 def ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], config: Path | None = None) -> Any:
@@ -45,6 +50,21 @@ async def _ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any],
         with trio.CancelScope(shield=True):
             await store.close()
     return answer
+
+
+def ask_users(folder: Path, path: Path, question: Callable[[AdminApi], Any]) -> Any:
+    """The same about the users file alone. Raises Failure."""
+    return trio.run(_ask_users, folder, path, question)
+
+
+async def _ask_users(folder: Path, path: Path, question: Callable[[AdminApi], Any]) -> Any:
+    try:
+        access = Access(users.read(path))
+    except ConfigError as error:
+        raise Failure(error.text, ExitCode.CONFIGURATION) from None
+    app = application.of_objects(lambda: [("users", UserObjects(access, lambda: path).objects)])
+    api = FolderApi(f"the data folder {folder}", folder, app)
+    return await Threads()(question, api)
 
 
 @attrs.frozen

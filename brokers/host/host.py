@@ -50,7 +50,7 @@ from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import Config
 from brokers.settings.objects import SettingObjects
-from brokers.settings.reloading import Apply, Prepare, Reloaded, Reloader
+from brokers.settings.reloading import Apply, Prepare, Reloader
 from brokers.ship.link import BucketLink
 from shared.access import Access
 from shared.budget import Account
@@ -141,6 +141,7 @@ class Host:
         loaded = users.load(config, log.warning)
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(loaded, audit=logs.audit, denied=denied)
+        self._users = UserObjects(self._access, lambda: self._config.users_file)
         self._access.user_share = config.access.user_share
         self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
@@ -185,6 +186,7 @@ class Host:
             )
         self._network.admission.on_connections = store.reserve_descriptors
         store.charge_to(self._budget.account("storage"))
+        self._link.account = self._budget.account("bucket")
         try:
             with folder_errors(folder):
                 await self._link.start(store)
@@ -332,7 +334,6 @@ class Host:
     def _make_objects(self, bridges: Bridges, reloader: Reloader) -> ObjectsByProtocol:
         """The objects that no protocol has."""
         settings = SettingObjects(lambda: self._config, lambda dry_run: reloader.reload(dry_run=dry_run))
-        users_ = UserObjects(self._access, lambda: self._config.users_file)
         own = self._own_bridges = OwnBridges(
             self._config.serve.data_dir,
             bridges.ends,
@@ -341,7 +342,7 @@ class Host:
         )
         return (
             ("bridges", own.added_to(bridges.objects)),
-            ("users", users_.objects),
+            ("users", self._users.objects),
             ("settings", settings.objects),
         )
 
@@ -606,35 +607,25 @@ class Host:
         assert self._store is not None
         return await stopping.cost_of_stop(self.objects(), self._store.statistics())
 
-    def definitions(self, giver: str | None = None) -> definitions.Document:
-        """Return the document of durable objects, for export and import by a user; None: by the owner."""
+    def definitions(self) -> definitions.Document:
+        """Return the document of durable objects, for export and import."""
         assert self._store is not None
         each = [(service.name, each) for service in self._services for each in service.definitions]
-        own = [definitions.of_users(self._access, self._config.users_file, giver)]
+        own = [self._users.definitions]
         if self._own_bridges is not None:
             own.append(self._own_bridges.definitions())
         return definitions.Document(each, own, self._store)
 
-    async def reload(
-        self, action: str = "reload", name: str = "", *, user: str = "", peer: str = ""
-    ) -> Mapping[str, Any]:
-        """Take up what changed (`brokers.settings.reloading`). Raises as `Reloader.reload`.
-
-        `action`, `name`: what was done to which user, for the audit log: then the users file alone is read.
-        `user`, `peer`: who asks.
-        """
+    async def reload(self, *, user: str = "", peer: str = "") -> Mapping[str, Any]:
+        """Take up what changed (`brokers.settings.reloading`), for who asks. Raises as `Reloader.reload`."""
         await self._all_served.wait()  # else it might miss what was opened before
         assert self._reloader is not None
         result = "refused"
         try:
-            if action.startswith("user-"):  # it must not fail for settings that are being edited
-                await self._reloader.take_up(self._prepare_users)
-                reloaded = Reloaded()
-            else:
-                reloaded = await self._reloader.reload()
+            reloaded = await self._reloader.reload()
             result = "done"
         finally:
-            logs.audit(user=user, peer=peer, protocol="", action=action, name=name, result=result)
+            logs.audit(user=user, peer=peer, protocol="", action="reload", name="", result=result)
         return {"users": len(self._access.users or ()), **attrs.asdict(reloaded)}
 
     @property

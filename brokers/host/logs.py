@@ -86,12 +86,16 @@ RECENT = Recent()
 
 
 def at_least(level: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Whether a row of `RECENT` is of this level or above; `audit`: is of the audit log. Raises KeyError.
+    """Whether a row of `RECENT` is of this level or above; `audit`: is of the audit log; `refused`: is a
+    warning or an error, or says in the audit log that something was refused. Raises KeyError.
 
     A line of the audit log counts as info.
     """
     if level == "audit":
         return lambda row: bool(row["level"] == "audit")
+    if level == "refused":
+        bad = at_least("warning")
+        return lambda row: bad(row) or (row["level"] == "audit" and row["fields"].get("result") == "refused")
     least = _LEVELS[level]
     return lambda row: _LEVELS.get(row["level"], logging.INFO) >= least
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from brokers.admin.api import LOOKING, object_at, parts_behind, queried
+from brokers.admin.api import LOOKING, audited, object_at, parts_behind, queried
 from brokers.admin.listing import (
     LOOK_AT_ONE_SECONDS,
     ListQuery,
@@ -25,6 +25,7 @@ from brokers.admin.listing import (
     selected,
     sorts,
 )
+from brokers.admin.searching import search
 from brokers.commands.control import ROOT
 from brokers.page import files, shown
 from shared.actions import HISTORY, SPANS
@@ -51,8 +52,9 @@ COLUMNS_FEW = 8
 MESSAGES, MESSAGES_MAX, DOWNLOADED = 20, 100, 1000
 """Messages on a page, unless it says how many; the most; and those of a download."""
 POLL_SECONDS, LIVE_SECONDS = 5.0, 1.0
-SHARE = 100
-"""A view reloads after this multiple of the CPU time that making it took: 1 % of one processor."""
+SHARE = 200
+"""A view reloads after this multiple of the CPU time that making it took: with charts and HTTP that is under
+1 % of one processor."""
 POLL_SECONDS_MAX = 120.0
 
 ORDER = (
@@ -77,7 +79,7 @@ RELATED = {
 }
 """The lists below an object, narrowed by its name."""
 
-DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "kick", "reset"})
+DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "cancel", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
 LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
 """Button texts of actions whose names are no verbs."""
@@ -132,8 +134,9 @@ class ActionForm:
 
     @property
     def of_one(self) -> bool:
-        """Whether it is about one message of the object, which its form must be told."""
-        return "position" in self.action.takes
+        """Whether it is about one message of the object, which its form must be told. What finds a message by
+        its name has a form for any."""
+        return "position" in self.action.takes and "dedup" not in self.action.takes
 
     @property
     def of_all(self) -> bool:
@@ -202,6 +205,15 @@ def routes(
         return {"template": "logs.html", "title": "Log", "level": request.query_params.get("level", "")}
 
     @_as_page
+    async def find(request: Request) -> Mapping[str, Any]:
+        query, found, more = request.query_params, None, ""
+        if query.get("contains"):
+            with audited(request, "", "search", ""):
+                found = await search(everything(), query)
+            more = urlencode({**query, "after": found["next"]})
+        return {"template": "find.html", "title": "Find a message", "found": found, "more": more}
+
+    @_as_page
     async def trace(request: Request) -> Mapping[str, Any]:
         return {"template": "trace.html", "title": "Trace", "name": request.query_params.get("name", "")}
 
@@ -210,6 +222,7 @@ def routes(
         Route("/store", store),
         Route("/restart", restart),
         Route("/logs", logs),
+        Route("/find", find),
         Route("/trace", trace),
         *(Route(f"/{kind.name}", page(partial(_list, data_dir), kind)) for kind in KINDS.values()),
         *(Route(f"/{kind.name}/{{rest:names}}", page(_one, kind)) for kind in KINDS.values()),
@@ -260,6 +273,7 @@ def _places() -> list[MenuEntry]:
         *(MenuEntry(shown.label(name), f"/{name}") for name in kinds),
         MenuEntry("Store and memory", "/store"),
         MenuEntry("Log", "/logs"),
+        MenuEntry("Find a message", "/find"),
         MenuEntry("Trace", "/trace"),
     ]
 
@@ -468,6 +482,7 @@ async def _seen(objects: Objects, found: Any, request: Request) -> Mapping[str, 
         more = {"show": action.name, **given, "newest": 1, "records_back": back}
     return {
         "action": action,
+        "others": [each.name for each in looks if each is not action],
         "fields": [(name, each, arguments.get(name, "")) for name, each in action.takes.items()],
         "wrong": wrong,
         "messages": items,

@@ -240,8 +240,8 @@ def _payloads(view: FolderView, log: LogView, start: int, stop: int, told: Told)
         told(f"{log.first - start} bytes of {log.name} were dropped by its retention since this replay began")
     with view.reader(log) as reader:
         for part in checked_ranges(view, log, reader, low, high):
-            if part.state is Trust.DAMAGED:
-                told(f"{part.length} bytes of {log.name} at offset {part.offset} are damaged: {part.text}")
+            if part.state in (Trust.DAMAGED, Trust.REMOTE):
+                told(f"{part.length} bytes of {log.name} at offset {part.offset} are left out: {part.text}")
                 continue
             times = _times(part, before)
             for (offset, payload), time in zip(reader.records(part.offset, part.end), times, strict=False):

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from brokers.access import users
+from brokers.access.objects import UserObjects
 from brokers.admin import definitions
 from brokers.commands import control
 from brokers.errors import Failure, InvalidSettings, Problem, folder_errors
@@ -156,7 +157,7 @@ async def _try_definitions(path: Path, config: Config, plugins: Sequence[Plugin]
                 for plugin in plugins:
                     service = await plugin.open(Context(store, log), config.protocols[plugin.name])
                     each += [(plugin.name, section) for section in getattr(service, "definitions", ())]
-                own = definitions.of_users(Access(users.load(config)), config.users_file)
+                own = UserObjects(Access(users.load(config)), lambda: config.users_file).definitions
                 await definitions.take(definitions.Document(each, [own], store), rows, path, dry_run=True)
         finally:
             with trio.CancelScope(shield=True):

@@ -187,6 +187,8 @@ def load(
     if not problems:
         _spread_durability(given, ranks, protocols)
     built |= {name: build(settings, (name,), given, problems) for name, settings in protocols.items()}
+    if not problems and not alone:
+        problems += _without_bucket(built["ship"], {name: built[name] for name in protocols}, given)
     bridges = _bridges(of_bridges, plugins, problems)
     if not alone:
         bridges = _own_bridges(bridges, built["serve"].data_dir, plugins, problems)
@@ -230,6 +232,21 @@ def _laid(
                 key, value = leaf
                 given[key], ranks[key] = value, rank
     return given, ranks, problems
+
+
+def _without_bucket(
+    ship: ShipSettings, protocols: Mapping[str, Any], given: Mapping[Key, GivenValue]
+) -> Iterator[Problem]:
+    """What is set and needs a bucket, where nothing may be left to one."""
+    why = "" if ship.url else "ship.url names no bucket, which would have the rest"
+    if ship.url and ship.fencing == "none":
+        why = 'ship.fencing is "none": another server could delete what only the bucket has'
+    for protocol, settings in protocols.items() if why else ():
+        setting = getattr(settings, "needs_bucket", None)
+        if setting is not None:
+            name = f"{protocol}.{setting}"
+            source = next((value.source for key, value in given.items() if written(key) == name), "")
+            yield Problem(name, why, source)
 
 
 def _from_file(

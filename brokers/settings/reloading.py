@@ -90,11 +90,6 @@ class Reloader:
             await self._take_up(config, tuple(self._parts), dry_run=dry_run)
             return reloaded
 
-    async def take_up(self, part: Prepare) -> None:
-        """Have one part take up its files, as the settings are. Raises as `reload`."""
-        async with self._lock:
-            await self._take_up(self.config, [part])
-
     async def take_bridges(self, part: Prepare, bridges: tuple[BridgeSettings, ...]) -> None:
         """Have exactly these bridges run. Raises as `reload`."""
         async with self._lock:

@@ -85,12 +85,22 @@ def clear(folder: Path) -> None:
 
 
 class Assembler:
-    """Puts a folder together. `position`: behind the newest batch that was taken; `time_ms`: its time."""
+    """Puts a folder together. `position`: behind the newest batch that was taken; `time_ms`: its time.
+
+    `whole`: logs have all of their bytes here; else what the server had in the bucket only stays there.
+    """
 
     def __init__(
-        self, disk: Disk, snapshot: Catalog, cut: Cut, wanted: Callable[[LogLine], bool] = lambda _: True
+        self,
+        disk: Disk,
+        snapshot: Catalog,
+        cut: Cut,
+        wanted: Callable[[LogLine], bool] = lambda _: True,
+        *,
+        whole: bool = True,
     ) -> None:
-        self.lines = {line.id: line for line in snapshot.logs if wanted(line)}
+        lines = (line._replace(local=0) if whole else line for line in snapshot.logs)
+        self.lines = {line.id: line for line in lines if wanted(line)}
         self.position = snapshot.replay_lsn
         self.time_ms = 0
         self.batches = 0

@@ -42,6 +42,7 @@ def restore_bucket(
     lsn: int | None,
     only: Sequence[str],
     verify: Verify,
+    whole: bool,
     dry_run: bool,
     config: Path | None,
     json: bool,
@@ -64,7 +65,7 @@ def restore_bucket(
     keep_freed_memory(KEPT_BYTES, BLOCK_BYTES_MAX)
     bucket = _bucket(url, config)
     with progress(f"restoring {folder}") as tell, copy_errors(folder, "data folder"), folder_errors(folder):
-        work = Restore(bucket, folder, cut=cut, only=only, progress=tell)
+        work = Restore(bucket, folder, cut=cut, only=only, whole=whole or None, progress=tell)
         if dry_run:
             return CommandResult(trio.run(work.look), ExitCode.OK)
         report = trio.run(lambda: work.run(verify_full=verify == "full"))
@@ -79,6 +80,7 @@ def restore_bucket(
         "snapshot": report.snapshot,
         "wal_objects": report.wal_objects,
         "fetched_bytes": report.fetched_bytes,
+        "stays_in_bucket_bytes": report.stays_in_bucket_bytes,
         "seconds": round(report.seconds, 3),
         "users": "not in the bucket: put users.toml back, or make users anew with brokers user",
     }

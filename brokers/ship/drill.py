@@ -2,7 +2,8 @@
 
 All logs are noted at one instant, between two commits. Once the bucket has it, a folder is restored as of
 that LSN. It must have the same logs with the same offsets, and every byte must be the same, as far as the
-server still has it. How long it took is what a real restore would take from here.
+server still has it; what only the bucket has stays there. How long it took is what a real restore would take
+from here.
 """
 
 import shutil
@@ -66,7 +67,7 @@ async def drill(
         raise Failure(f"the bucket has nothing after LSN {shipped_lsn()} yet", ExitCode.TEMPORARY)
     place = Path(await store.in_thread(lambda: tempfile.mkdtemp(prefix="brokers-drill-", dir=below)))
     try:
-        report = await Restore(bucket, place / "data", cut=Cut(lsn=lsn)).run()
+        report = await Restore(bucket, place / "data", cut=Cut(lsn=lsn), whole=False).run()
         began = time.monotonic()
         differences = await store.in_thread(_compare, store.folder, place / "data", snapshots)
     finally:
@@ -108,12 +109,12 @@ def _compare(live: Path, restored: Path, snapshots: Sequence[LogSnapshot]) -> li
 def _differs(ours: Disk, theirs: Disk, snapshot: LogSnapshot, there: LogLine) -> str:
     """How a restored log differs from the live one; empty if it does not."""
     here = snapshot.line
-    if there != here:
+    if there._replace(local=here.local) != here:
         return f"{_told(there)}, and here {_told(here)}"
     if here.end == here.first or snapshot.log.gone:
         return ""
     try:
-        crc, first = _crc_of(ours, snapshot)
+        crc, first = _crc_of(ours, snapshot, there.local)
     except FileNotFoundError:
         return "" if snapshot.log.gone else "its file is gone here"
     if snapshot.log.gone:  # another's file may have been read
@@ -130,17 +131,19 @@ def _told(line: LogLine) -> str:
     return f"id {line.id}, mode {line.mode}, offsets {line.first} to {line.end}"
 
 
-def _crc_of(disk: Disk, snapshot: LogSnapshot) -> tuple[int, int]:
-    """The CRC of a live log's bytes up to the instant, and from where on: retention may have dropped some."""
+def _crc_of(disk: Disk, snapshot: LogSnapshot, local: int) -> tuple[int, int]:
+    """The CRC of a live log's bytes up to the instant, and from where on: retention may have dropped some,
+    and those below `local` are in the bucket only.
+    """
     line, tail = snapshot.line, snapshot.tail
+    start = max(line.first, line.local, local)
     in_file = line.end - len(tail)
-    if in_file <= line.first:
-        start = max(line.first - in_file, 0)
-        return crc32c(tail[start:]), line.first
+    if in_file <= start:
+        return crc32c(tail[start - in_file :]), start
     with opened(disk, line.log_path) as fd:
-        crc = _crc(disk, fd, line.first, in_file)
-        first = max(snapshot.log.first_kept, line.first)
-        if first > line.first:  # what was read may be a hole by now
+        crc = _crc(disk, fd, start, in_file)
+        first = max(snapshot.log.first_kept, snapshot.log.local, start)
+        if first > start:  # what was read may be a hole by now
             crc = _crc(disk, fd, min(first, in_file), in_file)
             return crc32c(tail[max(first - in_file, 0) :], crc), first
         return crc32c(tail, crc), first

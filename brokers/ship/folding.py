@@ -4,11 +4,15 @@ What a log got since the last snapshot is a new section. Shorter sections before
 to it, as long as they are not much longer than what comes. So a log has few sections however often it is
 folded, and each byte is sent again some ten times at most, until it is in a section of full size. Sections of
 many logs share an object.
+
+Sections that have what this disk has no longer stay as they are, whatever else happens: nothing but them can
+be read. And a section is only sent anew where the disk still has its very bytes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import attrs
+from crc32c import crc32c
 
 from brokers.ship.formats import NewSection, Section, pack_part
 from shared.storage.catalog import LogLine
@@ -55,12 +59,12 @@ class Fold:
         for line in self.lines:
             if line.end <= line.first:
                 continue
-            kept = self._kept(line)
-            if kept:
-                self.sections[line.id] = kept
-            if kept and kept[-1][1].end == line.end:
-                continue
             try:
+                kept = self._kept(line)
+                if kept:
+                    self.sections[line.id] = kept
+                if kept and kept[-1][1].end == line.end:
+                    continue
                 for new in self._new_sections(line, kept):
                     if self._size and self._size + len(new.data) > self.part_bytes:
                         yield self._packed()
@@ -92,25 +96,40 @@ class Fold:
         """The sections that stay, of those from before."""
         kept = [each for each in self.before.get(line.id, ()) if each[1].end > line.first]
         for number, (key, section) in enumerate(kept):
-            if key in self.stale or section.end > line.end:
+            if section.first < line.local:
+                continue
+            if section.end > line.end or (key in self.stale and self._is_here(line, section)):
                 del kept[number:]
                 break
-        end = kept[-1][1].end if kept else line.first
+        end = kept[-1][1].end if kept else max(line.first, line.local)
         while kept and kept[-1][1].end < line.end:
             last = kept[-1][1]
             if last.length > _JOINED_TIMES * (line.end - end) or line.end - last.first > self.part_bytes:
+                break
+            if last.first < line.local or not self._is_here(line, last):
                 break
             kept.pop()
             end = last.first
         return kept
 
+    def _is_here(self, line: LogLine, section: Section) -> bool:
+        """Whether the disk has a section's bytes as they were sent, but for what was dropped since."""
+        if section.first >= line.first:
+            data = self.shipping.log_bytes(line.id, section.first, section.length)
+            return crc32c(data) == section.crc32c
+        entries = self.shipping.index_entries(line.id, line.first, section.end)
+        read = self.shipping.log_bytes
+        return all(
+            entry.damaged or crc32c(read(line.id, entry.offset, entry.length)) == entry.crc32c
+            for entry in entries
+        )
+
     def _new_sections(self, line: LogLine, kept: list[tuple[str, Section]]) -> Iterator[NewSection]:
-        start = kept[-1][1].end if kept else line.first
+        start = kept[-1][1].end if kept else max(line.first, line.local)
         entries = self.shipping.index_entries(line.id, start, line.end)
         if kept and entries and entries[0].offset != start:  # the index was made anew: so are the sections
-            kept.clear()
-            self.sections.pop(line.id, None)
-            start = line.first
+            kept[:] = [placed for placed in kept if placed[1].first < line.local]
+            start = max(line.first, line.local)
             entries = self.shipping.index_entries(line.id, start, line.end)
         if not kept and entries:
             start = min(start, entries[0].offset)  # an entry that is kept in part is sent whole

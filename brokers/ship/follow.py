@@ -10,7 +10,7 @@ follower that is not started yet, too.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +25,11 @@ from brokers.ship.formats import (
     BadObject,
     FolderMark,
     Manifest,
+    Section,
     Wal,
     WalHead,
     continues,
+    unpack_snapshot,
     unpack_wal,
     wal_key,
 )
@@ -92,6 +94,8 @@ class Follow:
     _even_at: float = attrs.Factory(time.monotonic)
     """All that was shipped then is here."""
     _follower: Follower = attrs.field(init=False)
+    _sections: Mapping[int, Sequence[tuple[str, Section]]] = attrs.Factory(dict)
+    """Of the newest snapshot, where somebody has read what only the bucket has."""
 
     async def start(self) -> None:
         """Refuse writes from now on, and find out how far the folder has come. Raises StoreError."""
@@ -199,6 +203,21 @@ class Follow:
         ticket = self._follower.apply(chunk, referred, position)
         await self.store.wait(ticket)
         self.position = position
+
+    # -- what only the bucket has
+
+    def sections_of(self, log_id: int) -> Sequence[tuple[str, Section]]:
+        """As `Snapshots.sections_of`; none before `refresh`."""
+        return self._sections.get(log_id, ())
+
+    async def refresh(self) -> None:
+        """Ask the bucket for its newest snapshot. Raises BadObject and BucketErrors."""
+        found = await epochs.read_manifest(self.bucket)
+        if found is None or not found[0].snapshots:
+            raise Missing("the bucket has no snapshot")
+        key = found[0].snapshots[-1].key
+        data, _ = await self.bucket.get(key)
+        self._sections = (await self.store.in_thread(unpack_snapshot, data, key)).sections
 
     # -- the promotion
 

@@ -14,6 +14,7 @@ import trio
 from brokers.errors import ExitCode, Failure
 from brokers.ship import names
 from brokers.ship.settings import ShipSettings
+from shared.budget import Account, unbounded
 from shared.errors import BrokerError
 from shared.metrics import Sample
 from shared.storage.store import Store
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from brokers.ship.bucket import Bucket
     from brokers.ship.drill import Drilled
     from brokers.ship.follow import Follow
+    from brokers.ship.remote import RemoteReader
     from brokers.ship.shipper import Shipper
     from shared.storage.following import Position
     from shared.storage.shipping import Ships
@@ -41,8 +43,11 @@ class BucketLink:
     folder: Path
     log: structlog.stdlib.BoundLogger
     promoted: Callable[[], None] = lambda: None
+    account: Account = attrs.Factory(unbounded)
+    """Of what is kept in memory for readers of what only the bucket has."""
     shipper: "Shipper | None" = None
     follow: "Follow | None" = None
+    remote: "RemoteReader | None" = None
     drilled: "Drilled | None" = None
     _position: "Position | None" = None
     _drilling: trio.Lock = attrs.Factory(trio.Lock)
@@ -76,9 +81,26 @@ class BucketLink:
 
             self.shipper = Shipper(store, self.settings, self._bucket, self.log)
             await self.shipper.start()
+        if self.follow is not None or self.shipper is not None:
+            from brokers.ship.remote import RemoteReader
+
+            source: Any = self.follow or self.shipper
+            self.remote = RemoteReader.of(
+                self._bucket, source.sections_of, source.refresh, self.log, store.commit_pending, self.account
+            )
+            store.read_remotely(self.remote.read)
+        elif names := store.in_bucket_only():
+            self.log.error(
+                "topics have records in a bucket only, and this server has none: reading those is an error; "
+                "set ship.url to it",
+                topics=len(names),
+                first=names[0],
+            )
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            if self.remote is not None:
+                nursery.start_soon(self.remote.run)
             if self.follow is not None:
                 nursery.start_soon(self._follow)
             if self.shipper is not None:
@@ -174,6 +196,8 @@ class BucketLink:
             yield from self.follow.samples()
         if self.shipper is not None:
             yield from self.shipper.samples()
+        if self.remote is not None:
+            yield from self.remote.samples()
         if self.drilled is not None:
             yield Sample("ship_drill_seconds", self.drilled.seconds, "Of the last drill's restore.", "gauge")
             yield Sample("ship_drill_ok", self.drilled.ok, "1: it was the same as what is served.", "gauge")

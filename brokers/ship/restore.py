@@ -129,6 +129,7 @@ class Restored:
     snapshot: str
     wal_objects: int
     fetched_bytes: int
+    stays_in_bucket_bytes: int
     stands: Sequence[Stands]
     missing: Sequence[str]
     seconds: float
@@ -201,7 +202,12 @@ class _PartRange(NamedTuple):
 
 class Restore:
     """One restore. `follows`: the folder is to follow the bucket. `progress` is called with bytes, so far and
-    in all."""
+    in all.
+
+    What the server had in the bucket only stays there, unless `whole`: then logs come with all of their
+    bytes. So they do, unless told otherwise, where the folder will not go on with the bucket, as it is of an
+    older instant or has only some logs.
+    """
 
     def __init__(
         self,
@@ -211,6 +217,7 @@ class Restore:
         cut: Cut = ALL,
         only: Sequence[str] = (),
         follows: bool = False,
+        whole: bool | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         """Raises UsageError."""
@@ -226,6 +233,7 @@ class Restore:
         self._cut = cut
         self._wanted = Wanted(only)
         self._follows = follows
+        self._whole = (cut != ALL or bool(only)) if whole is None else whole
         self._progress = progress
         self._in_thread = Threads()
         self._entries: dict[int, list[tuple[int, bytes]]] = {}
@@ -247,7 +255,8 @@ class Restore:
             "snapshot_lsn": found.line.lsn,
             "snapshot_ms": found.line.time_ms,
             "part_objects": len(parts),
-            "part_bytes": sum(section.length for each in parts.values() for section in each),
+            "part_bytes": self._to_fetch(found, parts),
+            "stays_in_bucket_bytes": sum(self._remote(found).values()),
             "wal_objects_most": len(found.wal),
             "wal_bytes_most": sum(size for _, size in found.wal),
             "logs": ", ".join(f"{name} {count}" for name, count in sorted(logs.items())),
@@ -260,10 +269,12 @@ class Restore:
         found = await plan(self._bucket, self._cut)
         clear(self._folder)
         parts = found.parts(self._wanted)
-        self._total = sum(section.length for each in parts.values() for section in each)
+        self._total = self._to_fetch(found, parts)
         self._total += sum(size for _, size in found.wal)
         with OsDisk(self._folder) as disk:
-            made = self._assembler = Assembler(disk, found.snapshot.catalog, self._cut, self._wanted)
+            made = self._assembler = Assembler(
+                disk, found.snapshot.catalog, self._cut, self._wanted, whole=self._whole
+            )
             try:
                 await self._in_thread(made.begin)
                 await self._fetch_parts(parts)
@@ -291,11 +302,23 @@ class Restore:
             snapshot=found.line.key,
             wal_objects=0 if self.head is None else self.head.number - found.snapshot.wal + 1,
             fetched_bytes=self._done,
+            stays_in_bucket_bytes=sum(self._remote(found).values()),
             stands=await self._in_thread(_stands, self._folder, catalog),
             missing=self.missing,
             seconds=time.monotonic() - began,
             check=report,
         )
+
+    def _remote(self, found: RestorePlan) -> dict[int, int]:
+        """By log id, how many bytes are not brought, since they are in the bucket only."""
+        lines = () if self._whole else found.snapshot.catalog.logs
+        return {line.id: line.local - line.first for line in lines if line.local and self._wanted(line)}
+
+    def _to_fetch(self, found: RestorePlan, parts: Mapping[str, Sequence[Section]]) -> int:
+        """Bytes of parts that are brought."""
+        below = {line.id: 0 if self._whole else line.local for line in found.snapshot.catalog.logs}
+        sections = [section for each in parts.values() for section in each]
+        return sum(max(each.end - max(each.first, below[each.log_id]), 0) for each in sections)
 
     # -- parts
 
@@ -320,7 +343,10 @@ class Restore:
             for section in sections:
                 at = section.entries_at - start
                 own = raw[at : at + section.entries * INDEX_ENTRY_BYTES]
+                local = self._assembler.lines[section.log_id].local
                 for entry in section_entries(own, section, key):
+                    if entry.offset < local:
+                        continue
                     places.append((section.at + entry.offset - section.first, section.log_id, entry))
                 self._entries.setdefault(section.log_id, []).append((section.first, own))
         except (Missing, BadObject) as error:

@@ -11,7 +11,7 @@ empty object where the journal stands now, and a snapshot.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from brokers.ship.formats import (
     FolderMark,
     Manifest,
     Piece,
+    Section,
     pack_wal,
     unpack_mark,
     unpack_wal,
@@ -300,6 +301,7 @@ class Shipper:
             lambda: self.wall_ms(),
             manifest,
             etag,
+            self.log,
         )
         await self._write_mark()
         self._tell_back()
@@ -580,6 +582,8 @@ class Shipper:
                 if self.shipping.synced_lsn != snapshots.folded_lsn or anew:
                     self._has_snapshot(await snapshots.make(self))
                     await self._write_mark()
+                if self._restorable and self.settings.fencing == "required":
+                    await snapshots.leave()
                 await snapshots.delete_doomed()
                 if not anew:
                     self.fold_requests = self._requests_besides - before
@@ -607,6 +611,18 @@ class Shipper:
         while self._recent and self._recent[0][1] <= lsn:
             self._recent.popleft()
         return self._recent[0][0] if self._recent else self.number + 1
+
+    # -- what only the bucket has
+
+    def sections_of(self, log_id: int) -> Sequence[tuple[str, Section]]:
+        """As `Snapshots.sections_of`; none before it is known what there is."""
+        return () if self.snapshots is None else self.snapshots.sections_of(log_id)
+
+    async def refresh(self) -> None:
+        """Raise Away before it is known of which parts the logs consist: the bucket is not ours yet, or did
+        not answer."""
+        if self.snapshots is None or not self.snapshots.loaded:
+            raise Away("the bucket did not say yet what it has")
 
     # -- what is shown
 

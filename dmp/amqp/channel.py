@@ -932,7 +932,7 @@ class Consumer:
                 self._begin(head)
             between = self._between
             if run.tries:
-                channel.mux.broker.counts.redelivered += len(bodies)
+                self.queue.count_again(run, channel.mux.broker.counts.redelivered)
                 between = deliver_between(number, head, True, payload_max)
             if head.large:
                 for tag, reference in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was

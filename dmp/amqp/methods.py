@@ -27,6 +27,7 @@ from dmp.declarations import (
     QueueKind,
     check_known,
     consumer_timeout_in,
+    exchange_type_in,
     text_argument,
 )
 from dmp.exchanges import DEFAULT_IN_RULES, GENERATED, REPLY_TO, Destination, check_not_default
@@ -153,9 +154,8 @@ def exchange_declare(channel: Channel, method: commands.Exchange.Declare) -> Non
     else:
         channel.mux.require(MANAGE, name or DEFAULT_IN_RULES)
         arguments = _arguments(method)
-        check_known(arguments, (), "exchange")
         kind = ExchangeKind(
-            type=method.exchange_type,
+            type=exchange_type_in(arguments, method.exchange_type),
             durable=method.durable,
             auto_delete=method.auto_delete,
             internal=method.internal,
@@ -425,7 +425,8 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
     channel.disk_awaited = False
     mux.broker.counts.got += 1
     redelivered = message.tries > 0
-    mux.broker.counts.redelivered += redelivered
+    if redelivered:
+        queue.count_again(message, mux.broker.counts.redelivered)
     channel.delivered += 1
     tag = channel.delivered
     if not method.no_ack:

@@ -25,12 +25,16 @@
 enum dms_type {
     DMS_HANDSHAKE = 0x01, DMS_CREATE_QUEUE = 0x11, DMS_DELETE_QUEUE = 0x13, DMS_LIST_QUEUES = 0x15,
     DMS_PRODUCE = 0x21, DMS_CONSUME = 0x31, DMS_DELIVER = 0x34, DMS_ACK = 0x41, DMS_NACK = 0x43,
-    DMS_DISCONNECT = 0x51, DMS_ERROR = 0xFE
+    DMS_DISCONNECT = 0x51, DMS_ERROR = 0xFE,
+    /* of the extension for jobs */
+    DMS_PRODUCE_WITH = 0x23, DMS_CONSUME_WITH = 0x33, DMS_DELIVER_WITH = 0x36, DMS_TOUCH = 0x45, DMS_CANCEL = 0x47,
+    DMS_RESCHEDULE = 0x49, DMS_GET_JOB = 0x4B, DMS_GET_JOB_OK = 0x4C
 };
 enum { DMS_OK = 0, DMS_TIMEOUT = 4, DMS_TOO_LARGE = 8, DMS_LOST = -1 };
 #define DMS_MAGIC 0xDEADBEEFu
 #define DMS_HEADER 16
-#define DMS_PAYLOAD_MAX 4096
+#define DMS_PAYLOAD_MAX 4096 /* of a request, and of an answer of the specification */
+#define DMS_JOB_MAX 16384    /* of DELIVER_WITH and GET_JOB_OK */
 #ifndef DMS_PATIENCE_SECONDS
 #define DMS_PATIENCE_SECONDS 10 /* for the answer to the handshake: another protocol's server may give none */
 #endif
@@ -41,11 +45,11 @@ static const char *const dms_statuses[] = {
 
 struct dms {
     int socket;
-    uint32_t last_id;                  /* of a request */
-    int type;                          /* of the last answer, as all below */
-    uint32_t id;                       /* of DELIVER: the delivery, for dms_settle() */
+    uint32_t last_id;              /* of a request */
+    int type;                      /* of the last answer, as all below */
+    uint32_t id;                   /* of DELIVER: the delivery, for dms_settle() */
     size_t length;
-    char payload[DMS_PAYLOAD_MAX + 1]; /* a body, or the text of an error; a NUL is behind it */
+    char payload[DMS_JOB_MAX + 1]; /* a body, or the text of an error; a NUL is behind it */
 };
 
 static void dms_put(char *to, uint32_t value, int bytes) {
@@ -108,7 +112,7 @@ static int dms_receive(struct dms *dms) {
     dms->length = dms_get(header + 4, 4);
     dms->type = (unsigned char)header[8];
     dms->id = dms_get(header + 12, 4);
-    if (dms->length > DMS_PAYLOAD_MAX || dms_receive_all(dms->socket, dms->payload, dms->length))
+    if (dms->length > DMS_JOB_MAX || dms_receive_all(dms->socket, dms->payload, dms->length))
         return DMS_LOST;
     dms->payload[dms->length] = 0;
     return (int)dms_get(header + 10, 2);
@@ -122,12 +126,45 @@ static int dms_call(struct dms *dms, int type, const char *queue, const char *bo
 }
 
 /* Take a message, which dms_settle() has to acknowledge or give back. DMS_TIMEOUT: there was none in time. */
-static int dms_consume(struct dms *dms, const char *queue) {
+static inline int dms_consume(struct dms *dms, const char *queue) {
     int status = dms_call(dms, DMS_CONSUME, queue, NULL, 0);
     return status || dms->type == DMS_DELIVER ? status : DMS_LOST;
 }
 
-/* DMS_ACK: the delivery is done with. DMS_NACK: it goes back to its old place. */
+/* A job: DMS_PRODUCE_WITH (object: when, key, name), or DMS_CANCEL, DMS_RESCHEDULE, DMS_GET_JOB (object: which), without
+   a body. The object is JSON, as PROTOCOL.md has it under "Jobs". */
+static inline int dms_call_job(struct dms *dms, int type, const char *queue, const char *object, const char *body,
+                               size_t size) {
+    char data[DMS_PAYLOAD_MAX];
+    size_t length = strlen(object);
+    if (2 + length + size > sizeof data) {
+        strcpy(dms->payload, "a payload has at most 4096 bytes, the object in it");
+        return DMS_TOO_LARGE;
+    }
+    dms_put(data, (uint32_t)length, 2);
+    memcpy(data + 2, object, length);
+    if (size)
+        memcpy(data + 2 + length, body, size);
+    return dms_call(dms, type, queue, data, 2 + length + size);
+}
+
+/* Of DELIVER_WITH (the answer of DMS_CONSUME_WITH) and GET_JOB_OK: the message, behind the object at payload + 2. */
+static inline const char *dms_job_body(const struct dms *dms) {
+    size_t at = 2 + dms_get(dms->payload, 2);
+    return dms->payload + (at < dms->length ? at : dms->length);
+}
+
+/* Give a delivery back: not again before so long (0: as the queue has it), and why. */
+static inline int dms_give_back(struct dms *dms, uint32_t delivery, uint32_t delay_ms, const char *why) {
+    char data[4 + 500];
+    size_t length = strlen(why) < 500 ? strlen(why) : 500;
+    dms_put(data, delay_ms, 4);
+    memcpy(data + 4, why, length);
+    int status = dms_send(dms, DMS_NACK, delivery, "", data, 4 + length);
+    return status ? status : dms_receive(dms);
+}
+
+/* DMS_ACK: the delivery is done with. DMS_NACK: it goes back to its old place. DMS_TOUCH: its time begins anew. */
 static int dms_settle(struct dms *dms, uint32_t delivery, int type) {
     int status = dms_send(dms, type, delivery, NULL, NULL, 0);
     return status ? status : dms_receive(dms);

@@ -127,7 +127,7 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
 
 def _parameter(name: str) -> str:
     """The name of an argument as a parameter's."""
-    return f"{name}_" if iskeyword(name) else name
+    return f"{name}_" if iskeyword(name) else name.replace("-", "_")
 
 
 def _plain(name: str, argument: Argument) -> Any:
@@ -154,12 +154,10 @@ def _flag_name(name: str) -> str:
 
 def _argument(flag: str, takes: Collection[str]) -> str:
     """The argument of a flag that is named. Raises UsageError."""
-    name = flag.replace("-", "_")
-    if name not in takes:
-        raise UsageError(
-            "--unset", f"{flag}: there are {', '.join(each.replace('_', '-') for each in takes)}"
-        )
-    return name
+    names = {name.replace("_", "-"): name for name in takes}
+    if flag not in names:
+        raise UsageError("--unset", f"{flag}: there are {', '.join(names)}")
+    return names[flag]
 
 
 def _flag(name: str, type_: Any, default: Any) -> inspect.Parameter:

@@ -35,6 +35,7 @@ saves 0.2 to 1.5 us a message for parsing records that were just made.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 
 import attrs
@@ -51,6 +52,8 @@ MESSAGE_BYTES = 64
 rounding."""
 HELD_BYTES = 160
 """Memory of a held message beside that: its part of a run, of its ids and of an entry."""
+MANY_DELIVERIES = 10
+"""From here on a message's deliveries are counted as so many."""
 SLACK_BYTES = 64 << 10
 """The budget is charged when the memory of messages has changed by this much."""
 
@@ -98,6 +101,8 @@ class RunQueue:
     mark: int = attrs.field(default=NONE, init=False)
     marked_at: float = attrs.field(default=0.0, init=False)
     tick: int = attrs.field(default=0, init=False)
+    redelivered: Counter[str] | None = attrs.field(default=None, init=False)
+    """Deliveries by which one it was of the message's, from the second on; None: there was none."""
 
     def dispatch(self) -> None:
         """Deliver what can be delivered; nothing while there are `stops`."""
@@ -133,6 +138,16 @@ class RunQueue:
         memory.loaded_bytes -= size
         self.held_bytes += held_size
         memory.held_bytes += held_size
+
+    def count_again(self, run: Run, counts: Counter[str]) -> None:
+        """Messages are delivered that were delivered before. First deliveries are counted nowhere: they are
+        all others. `counts`: of all queues."""
+        number = run.tries + 1
+        name = str(number) if number < MANY_DELIVERIES else f"{MANY_DELIVERIES}+"
+        if self.redelivered is None:
+            self.redelivered = Counter()
+        self.redelivered[name] += len(run.bodies)
+        counts[name] += len(run.bodies)
 
     def hold_again(self, run: Run) -> None:
         """Messages that were released are held after all: their acknowledgement is undone."""

@@ -310,6 +310,38 @@ class Keys:
             self._drop(lane)
         return whole
 
+    def find(self, number: int) -> Run | None:
+        """The run that has this message; it stays."""
+        found = self._find(number)
+        return None if found is None else found[1]
+
+    def take_out(self, number: int) -> Run | None:
+        """Take a message, wherever it stands; its key does not count it. None: it is not here."""
+        found = self._find(number)
+        if found is None:
+            return None
+        lane, run = found
+        message, rest = self.remove(run, lane.priority, lane.key.name).without(number)
+        for part in rest:
+            self.add(part, lane.priority, lane.key.name)
+        return message
+
+    def _find(self, number: int) -> tuple[_Lane, Run] | None:
+        lanes = (lane for key in self._keys.values() for lane in key.lanes.values())
+        found = ((lane, run) for lane in lanes for _, run in lane.runs if number in run.numbers)
+        return next(found, None)
+
+    def waits(self, key: str, *, tried: bool) -> None:
+        """A message that was released waits for its time. One that was tried holds its key meanwhile, if that
+        may have one alone: else the next of the key would overtake it."""
+        if tried and self.per_key == 1:
+            self.take_over(key)
+
+    def waits_no_more(self, key: str, *, tried: bool) -> None:
+        """It does not wait any more."""
+        if tried and self.per_key == 1:
+            self.release(key)
+
     def _count(self, key: _Key, more: int) -> None:
         """So many more of a key are ready, or fewer."""
         self.count += more

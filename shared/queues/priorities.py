@@ -53,6 +53,20 @@ class Priorities:
         self.count -= len(run.bodies)
         return run
 
+    def find(self, number: int) -> Run | None:
+        """The run that has this message; it stays."""
+        found = (level.find(number) for level in self.levels if level.count)
+        return next((run for run in found if run is not None), None)
+
+    def take_out(self, number: int) -> Run | None:
+        """Take a message, wherever it stands. None: it is not here."""
+        for level in self.levels:
+            message = level.take_out(number) if level.count else None
+            if message is not None:
+                self.count -= 1
+                return message
+        return None
+
     def clear(self) -> list[Run]:
         """Take all, the next one out first."""
         self.count = self._top = 0

@@ -10,13 +10,16 @@ A message has a *number* for life, counted in order of arrival. Its place in the
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar
 
 _K = TypeVar("_K")
+_FIRST = attrgetter("first")
 
 RUN_MOST = 256
 """A waiting run that has so many messages is not made longer: taking its first one moves all behind that."""
@@ -92,6 +95,12 @@ class Run:
             for at, body in enumerate(self.bodies)
         ]
 
+    def without(self, number: int) -> tuple[Run, list[Run]]:
+        """The message of this number, which is here, and what stands before and behind it; this one stays."""
+        at = number - self.first
+        rest = [self.part(0, at), self.part(at + 1, len(self.bodies))]
+        return self.part(at, at + 1), [part for part in rest if part.bodies]
+
     def cut(self, count: int) -> Run:
         """Take the first `count` messages off this run, as a run of their own."""
         bodies, first, offset = self.bodies, self.first, self.offset
@@ -106,11 +115,11 @@ class Run:
 
 
 class Ready:
-    """The messages of a queue that may be delivered: the requeued ones, then the part of the row in memory.
+    """The messages of a queue that may be delivered: the part of the row in memory, and the requeued ones.
 
-    The *row* has the messages that were never delivered. All that were requeued were in front of it, so they
-    go first, by their numbers, and each message keeps its place. A queue with priorities has one `Ready` for
-    each of them (`shared.queues.priorities`).
+    The *row* has the messages that were never taken. The requeued ones were taken, or have waited for their
+    time: mostly they stand in front of the row. All go by their numbers, so each message keeps its place. A
+    queue with priorities has one `Ready` for each of them (`shared.queues.priorities`).
     """
 
     __slots__ = ("count", "loaded", "requeued", "runs")
@@ -132,13 +141,11 @@ class Ready:
 
     def __iter__(self) -> Iterator[Run]:
         """The runs, the next one out first."""
-        for _, run in sorted(self.requeued):
-            yield run
-        yield from self.runs
+        yield from merge([run for _, run in sorted(self.requeued)], self.runs)
 
     def first(self) -> Run:
         """The run of the next message. Some must be there."""
-        return self.requeued[0][1] if self.requeued else self.runs[0]
+        return self.requeued[0][1] if self._requeued_first() else self.runs[0]
 
     def first_number(self) -> int:
         """The smallest number. Some must be there."""
@@ -158,7 +165,15 @@ class Ready:
 
     def take(self, most: int) -> Run:
         """Take the next messages, up to `most`, of one run. Some must be there."""
-        return self.take_requeued(most) if self.requeued else self.take_row(most)
+        if not self.requeued:
+            return self.take_row(most)
+        if self._requeued_first():
+            return self.take_requeued(most)
+        return self.take_row(min(most, self.requeued[0][0] - self.runs[0].first))
+
+    def _requeued_first(self) -> bool:
+        """Whether the next message is one that was requeued."""
+        return bool(self.requeued) and (not self.runs or self.requeued[0][0] <= self.runs[0].first)
 
     def take_requeued(self, most: int) -> Run:
         """Take up to `most` messages that were requeued, of the first run."""
@@ -185,6 +200,38 @@ class Ready:
         self.count -= most
         self.loaded -= most
         return run.cut(most)
+
+    def find(self, number: int) -> Run | None:
+        """The run that has this message; it stays."""
+        at = self._place(number)
+        if at >= 0:
+            return self.runs[at]
+        return next((run for _, run in self.requeued if number in run.numbers), None)
+
+    def take_out(self, number: int) -> Run | None:
+        """Take a message, wherever it stands. None: it is not here. The row has a gap then."""
+        at = self._place(number)
+        if at >= 0:
+            message, rest = self.runs[at].without(number)
+            del self.runs[at]
+            for part in reversed(rest):
+                self.runs.insert(at, part)
+            self.loaded -= 1
+        else:
+            run = self.find(number)
+            if run is None:
+                return None
+            message, rest = run.without(number)
+            self.requeued.remove((run.first, run))
+            self.requeued += [(part.first, part) for part in rest]
+            heapify(self.requeued)
+        self.count -= 1
+        return message
+
+    def _place(self, number: int) -> int:
+        """Which run of the row has this message; -1: none."""
+        at = bisect_right(self.runs, number, key=_FIRST) - 1
+        return at if at >= 0 and number < self.runs[at].end else -1
 
     def clear_requeued(self) -> list[Run]:
         """Take all that were requeued."""

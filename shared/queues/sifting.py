@@ -15,10 +15,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import attrs
 import trio
 
-from shared.actions import DISCARD, MOVE, PEEK, PEEK_MAX, RATED_SECONDS, REDRIVE, SIFTED_MAX
+from shared.actions import (
+    CANCEL,
+    DISCARD,
+    JOB,
+    MOVE,
+    PEEK,
+    PEEK_MAX,
+    RATED_SECONDS,
+    REDRIVE,
+    RESCHEDULE,
+    SIFTED_MAX,
+)
 from shared.errors import BrokerError
-from shared.objects import SEARCHED_MAX, BadArgument, MessageRows, a_count, a_text, an_optional_count
+from shared.objects import (
+    SEARCHED_MAX,
+    Action,
+    BadArgument,
+    MessageRows,
+    a_count,
+    a_text,
+    an_optional_count,
+)
 from shared.queues.deaths import Death, DeathFilter
+from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import RUN_MOST, Run, split_after, split_by
 from shared.rates import Rate, TokenBucket
 from shared.task_turns import TaskTurn
@@ -105,6 +125,19 @@ class MessageActions(Generic[Q]):
 
     def drop(self, queue: Q, run: Run) -> Ticket | None:
         """Messages that were taken leave. Raises as `send`."""
+        raise NotImplementedError
+
+    async def named(self, queue: Q, name: MessageName) -> tuple[Run, int | None, str]:
+        """A message that is in the queue, alone: the run, when it came (Unix ms), and its state: `ready`,
+        `waiting` (for its time) or `held`. It stays. Raises BrokerError."""
+        raise NotImplementedError
+
+    def cancel_named(self, queue: Q, name: MessageName) -> Ticket | None:
+        """A message leaves. Raises BrokerError, and then nothing has changed."""
+        raise NotImplementedError
+
+    def reschedule_named(self, queue: Q, name: MessageName, time: NewTime) -> Ticket | None:
+        """A message is not to be delivered before that. Raises as `cancel_named`."""
         raise NotImplementedError
 
     async def settle(self, ticket: Ticket | None = None) -> None:
@@ -205,6 +238,41 @@ class MessageActions(Generic[Q]):
         if not discarded:
             raise BadArgument(f"position: {wanted} does not wait among the first {SIFTED_MAX:,} here")
         return {"discarded": discarded}
+
+    @JOB
+    async def job(self, queue: Q, arguments: Mapping[str, Any], _: bool) -> dict[str, Any]:
+        rows = MessageRows(1)
+        message, time_ms, state = await self.named(queue, MessageName.of(arguments))
+        await self.show(rows, queue, message, time_ms)
+        return {"items": [{**row, "state": state} for row in rows.items], "next": None}
+
+    @CANCEL
+    async def cancel(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name = MessageName.of(arguments)
+        if dry_run:
+            await self._not_held(queue, name)
+        else:
+            await self.settle(self.cancel_named(queue, name))
+        return {"cancelled": 1}
+
+    @RESCHEDULE
+    async def reschedule(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name, time = MessageName.of(arguments), NewTime.of(arguments, self.now_ms())
+        if dry_run:
+            await self._not_held(queue, name)
+        else:
+            await self.settle(self.reschedule_named(queue, name, time))
+        return {"rescheduled": 1}
+
+    async def _not_held(self, queue: Q, name: MessageName) -> None:
+        if (await self.named(queue, name))[2] == "held":
+            raise BadArgument(f"{name} is held by a client")
+
+    @property
+    def on_messages(self) -> Sequence[Action]:
+        """All of them, as a list of queues has them."""
+        one = self.job, self.cancel, self.reschedule
+        return self.peek, *one, self.move, self.redrive, self.discard
 
     # -- how
 

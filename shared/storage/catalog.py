@@ -20,7 +20,9 @@ _FILE_NAME_MAX = 200  # with `.log.stray-<id>` within the 255 bytes that file sy
 
 
 class LogLine(NamedTuple):
-    """A log as the catalog has it. `end` is its end as of the replay LSN."""
+    """A log as the catalog has it. `end` is its end as of the replay LSN. `local`: the bytes below are in the
+    bucket only; 0: all that is kept is on this disk.
+    """
 
     id: int
     namespace: str
@@ -30,6 +32,7 @@ class LogLine(NamedTuple):
     created_ms: int
     first: int
     end: int
+    local: int = 0
 
     @property
     def log_path(self) -> str:
@@ -63,10 +66,11 @@ def pack_line(line: LogLine) -> bytes:
     """What `format.pack_line` makes of it. A checkpoint packs a line for each log that changed, and this is
     six times as fast.
     """
-    number, namespace, name, file, mode, created_ms, first, end = line
+    number, namespace, name, file, mode, created_ms, first, end, local = line
+    besides = f',"local":{local}' if local else ""  # most logs are here as a whole
     return (
         f'{{"id":{number},"namespace":{_quoted(namespace)},"name":{_quoted(name)},"file":{_quoted(file)}'
-        f',"mode":{_quoted(mode)},"created_ms":{created_ms},"first":{first},"end":{end}}}\n'
+        f',"mode":{_quoted(mode)},"created_ms":{created_ms},"first":{first},"end":{end}{besides}}}\n'
     ).encode()
 
 
@@ -88,7 +92,8 @@ def pack(catalog: Catalog, lines: Iterable[bytes]) -> bytes:
 
 def pack_create(line: LogLine) -> bytes:
     """The body of a CREATE entry."""
-    fields = {name: value for name, value in line._asdict().items() if name not in ("id", "first", "end")}
+    of_now = ("id", "first", "end", "local")
+    fields = {name: value for name, value in line._asdict().items() if name not in of_now}
     return format.pack_line(fields).rstrip()
 
 

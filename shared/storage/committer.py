@@ -525,7 +525,7 @@ def open_log(files: OpenFiles, log: Log, end: int, made: bool = False) -> int:
     if log.fresh and not made:
         return files.make(log.file, f"{log.file.path}.stray-{log.id}")
     fd = files.open(log.file, create=True)
-    if log.first_kept < end:
+    if max(log.first_kept, log.local) < end:
         report_short(files, log, files.size(fd), end)
     return fd
 
@@ -533,7 +533,7 @@ def open_log(files: OpenFiles, log: Log, end: int, made: bool = False) -> int:
 def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
     """Report what is lost where a log's file has only `size` of the bytes that were written, up to `end`."""
     if size < end:
-        start = max(size, log.first_kept)
+        start = max(size, log.first_kept, log.local)
         files.damage.in_log(log.id, log.file.path, start, end - start)
 
 

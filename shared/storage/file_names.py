@@ -77,7 +77,7 @@ class FileNames:
         """
         if self.nameless_files(log):
             return False
-        if log.first_kept < end:
+        if max(log.first_kept, log.local) < end:
             with suppress(OSError):  # who reads or writes there is told
                 fd = log.file.fd
                 size = self._disk.size(fd) if fd >= 0 else size_of(self._disk, log.file.path)

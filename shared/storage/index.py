@@ -320,7 +320,7 @@ def _repair(disk: Disk, files: OpenFiles, log: Log, end: int) -> tuple[int, int]
                 break
             number -= 1
         with files.opened(log.file, create=True) as log_fd:  # a missing file is damage, like a short one
-            found = fill(disk, log_fd, start, end, last_ms)
+            found = fill(disk, log_fd, start, end, last_ms, local=log.local)
         write_entries(disk, fd, log.id, number, found)
         disk.truncate(fd, entry_position(number + len(found)))
     finally:
@@ -355,7 +355,7 @@ def mend(disk: Disk, files: OpenFiles, log: Log, number: int, offset: int, count
         try:
             for gap in _gaps(disk, fd, log, number, count, end):
                 with files.opened(log.file, create=True) as log_fd:
-                    made = _made_anew(disk, log_fd, gap)
+                    made = _made_anew(disk, log_fd, gap, log.local)
                 write_entries(disk, fd, log.id, gap.low, made)
                 place = entry_position(gap.low)
                 files.damage.in_index(log.id, log.index_file.path, place, gap.stop - gap.start)
@@ -396,12 +396,13 @@ def _gaps(disk: Disk, fd: int, log: Log, number: int, count: int, end: int) -> I
         before, low = entry, high + 1
 
 
-def _made_anew(disk: Disk, log_fd: int, gap: _Gap) -> list[IndexEntry]:
+def _made_anew(disk: Disk, log_fd: int, gap: _Gap, local: int) -> list[IndexEntry]:
     """An entry for each of the gap's entries; if fewer are enough the last ones cover nothing."""
     entries = gap.high - gap.low
-    # Two neighbours cover more than one piece may, so there are never more than `entries`.
-    piece_bytes = max(ENTRY_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // entries))
-    made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes)[:entries]
+    # Two neighbours cover more than one piece may, so there are never more than `pieces`.
+    pieces = entries - 1 if gap.start < local < gap.stop and entries > 1 else entries
+    piece_bytes = max(ENTRY_COVERS_BYTES, -(-2 * (gap.stop - gap.start) // pieces))
+    made = fill(disk, log_fd, gap.start, gap.stop, gap.time_ms, piece_bytes, local=local)[:entries]
     empty = IndexEntry(gap.stop, gap.time_ms, gap.time_ms, 0, 0, 0, EntryFlag.UNVERIFIED)
     return made + [empty] * (entries - len(made))
 
@@ -415,29 +416,39 @@ def fill(
     piece_bytes: int = ENTRY_COVERS_BYTES,
     *,
     torn: bool = False,
+    local: int = 0,
 ) -> list[IndexEntry]:
-    """Entries for all of [start, end) as found: unverified where it parses, damaged behind that.
+    """Entries for all of [start, end) as found: unverified where it parses, damaged behind that. Of what is
+    below `local` only the bucket knows what it is: it counts as damaged, too.
 
     A record ends at `end`, unless the log may be `torn` there. So if the length fields lead elsewhere, an
     earlier record is damaged and the walk went astray: then the last piece counts as damaged too.
     """
-    found, position = rebuild(partial(disk.read, log_fd), start, end, time_ms, piece_bytes)
+    known = min(max(start, local), end)
+    found, position = rebuild(partial(disk.read, log_fd), known, end, time_ms, piece_bytes)
     if found and position < end <= disk.size(log_fd) and not torn:
         position = found.pop().offset
-    while position < end:
+    unknown = partial(_damaged, disk, log_fd, time_ms)
+    return [*unknown(start, known), *found, *unknown(position, end)]
+
+
+def _damaged(disk: Disk, log_fd: int, time_ms: int, start: int, end: int) -> Iterator[IndexEntry]:
+    """Entries that say of [start, end) that it is damaged."""
+    for position in range(start, end, _DAMAGED_BYTES_MAX):
         length = min(end - position, _DAMAGED_BYTES_MAX)
         data = disk.read(log_fd, min(length, _PROBE_BYTES), position)
-        found.append(
-            IndexEntry(
-                position, time_ms, time_ms, length, 0, crc32c(data), EntryFlag.UNVERIFIED | EntryFlag.DAMAGED
-            )
-        )
-        position += length
-    return found
+        flags = EntryFlag.UNVERIFIED | EntryFlag.DAMAGED
+        yield IndexEntry(position, time_ms, time_ms, length, 0, crc32c(data), flags)
 
 
 def whole(
-    disk: Disk, log_fd: int, good: Iterable[IndexEntry], first: int, end: int, time_ms: int
+    disk: Disk,
+    log_fd: int,
+    good: Iterable[IndexEntry],
+    first: int,
+    end: int,
+    time_ms: int,
+    local: int = 0,
 ) -> tuple[list[IndexEntry], int]:
     """Entries for all of [first, end): the good ones, in order, and new ones in the gaps (see `fill`).
 
@@ -448,7 +459,7 @@ def whole(
 
     def fill_to(stop: int) -> None:
         nonlocal filled
-        found.extend(fill(disk, log_fd, position, stop, time_ms))
+        found.extend(fill(disk, log_fd, position, stop, time_ms, local=local))
         filled += stop - position
 
     for entry in good:

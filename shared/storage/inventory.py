@@ -122,6 +122,7 @@ class Inventory:
                 line.created_ms,
                 line.first,
                 line.end,
+                local=line.local,
             )
             self.logs[log.id] = log
             self._lines[log.id] = catalog.pack_line(line)
@@ -297,9 +298,10 @@ class Inventory:
 
     def written(self, snapshot: CatalogSnapshot) -> None:
         """The snapshot is on the disk."""
-        for log in snapshot.changed:
+        for log, line in snapshot.changed.items():
             if log.id in self.logs:
                 self._lines[log.id] = snapshot.lines[log.id]
+                log.local_kept = max(log.local_kept, line.local)
 
     def take_back(self, snapshot: CatalogSnapshot) -> None:
         """The snapshot did not get to the disk: what it had is changed as before."""
@@ -312,7 +314,8 @@ def line_of(log: Log) -> LogLine:
     """The log's line for the next catalog."""
     file, mode = log.path.removeprefix(log.namespace + "/"), str(log.mode_kept)
     first, end = log.first_kept, log.visible
-    return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, first, end)
+    local = log.local if log.local > first else 0
+    return LogLine(log.id, log.namespace, log.name, file, mode, log.created_ms, first, end, local)
 
 
 def _of_change(log: Log) -> Mode:

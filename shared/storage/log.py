@@ -276,7 +276,8 @@ class RecordReader(Protocol):
 class Log:
     """One log of a store. Offsets never change. `Namespace.create` and `delete` begin and end it.
 
-    `first`: the first kept offset. `end`: where the next record goes; what is below may not be durable yet.
+    `first`: the first kept offset. `local`: from here on its bytes are on this disk; those below are in the
+    bucket only. `end`: where the next record goes; what is below may not be durable yet.
     `visible`: how far readers may read (mode `always`: synced; else written). `watchers` are called with the
     log after `visible` has advanced and when it is deleted, before tickets resolve.
     """
@@ -297,6 +298,9 @@ class Log:
     watchers: "set[Callable[[Log], None]]" = attrs.Factory(set)
     retention: Retention | None = None
     """This log's retention, where it differs from its namespace's."""
+    local: int = 0
+    local_retention: Retention = attrs.Factory(Retention)
+    """What stays on this disk of what the bucket has."""
     fold: Callable[[int, bytes], None] | None = None
     """Called with offset and records of every append before it is durable: for state that is a fold over the
     records."""
@@ -316,6 +320,7 @@ class Log:
     fresh: bool = False  # created in this process; it has no file yet
     created_lsn: int = 0  # once the journal is synced up to there, it has the log's CREATE
     first_kept: int = attrs.field(init=False)  # `first` as durable: space below may be freed
+    local_kept: int = attrs.field(init=False)  # `local` as durable: space below may be freed
     mode_kept: Durability = attrs.field(init=False)  # `mode` as known to be durable
     ahead_lsn: int = UNKNOWN  # of the last batch that says that the file may be ahead of the journal
     named: bool = False  # the file's name is known to be durable
@@ -339,7 +344,7 @@ class Log:
     def __attrs_post_init__(self) -> None:
         self.visible = self.end
         self.file, self.index_file = LogFile(self.path + ".log"), LogFile(self.path + ".idx")
-        self.first_kept, self.mode_kept = self.first, self.mode
+        self.first_kept, self.local_kept, self.mode_kept = self.first, self.local, self.mode
         self.entries_written = UNKNOWN if self.end else 0
 
     def __repr__(self) -> str:

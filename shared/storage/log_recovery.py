@@ -293,7 +293,9 @@ class _LogRecovery:
             self._close_open()
             if not torn:
                 self._report(self._number + len(self._entries), end - self.position)
-            self._entries += index.fill(self._disk, self._fd, self.position, end, self._last_ms, torn=torn)
+            self._entries += index.fill(
+                self._disk, self._fd, self.position, end, self._last_ms, torn=torn, local=self._line.local
+            )
             self.position = end
 
     def _bridge(self, offset: int) -> None:

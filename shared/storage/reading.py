@@ -16,7 +16,7 @@ import attrs
 import trio
 from crc32c import crc32c
 
-from shared.errors import CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
+from shared.errors import BucketAway, CorruptRecord, LogDeleted, NotARecord, OutOfRange, StoreError
 from shared.file_range import FileRange
 from shared.storage import format
 from shared.storage.disk import Disk
@@ -113,6 +113,10 @@ _NEAR = 4096
 """Logs whose last found entry is remembered."""
 
 
+ReadRemote = Callable[[Log, int, int, Callable[[bytes | StoreError], None]], None]
+"""Reads bytes of a log: (log, offset, length, done)."""
+
+
 class Want(Enum):
     """The form of the answer."""
 
@@ -149,6 +153,8 @@ class Reader:
     _cache_bytes: int
     _zero_copy: bool
     cold_reads: int = 0
+    read_remote: ReadRemote | None = None
+    """Reads bytes of a log that are in the bucket only."""
     _starts: OrderedDict[tuple[int, int], None] = attrs.Factory(OrderedDict)  # (log id, offset)
     _near: dict[Log, tuple[int, IndexEntry]] = attrs.Factory(dict)
     """The entry found last: most readers continue from there."""
@@ -278,6 +284,8 @@ class Reader:
             return True  # also before damage: who has read all up to there has a place to note
         if entry.damaged:
             raise self._corrupt(log, entry)
+        if offset < log.local:
+            return self._serve_remote(request, number, entry)
         if request.want is not Want.START and request.max_bytes >= ENTRY_COVERS_BYTES:
             spans = self._spans(log, number, entry, offset + request.max_bytes)
             if spans:
@@ -380,6 +388,48 @@ class Reader:
             return part
         return self._range(request.log, request.offset, len(part), part)
 
+    # -- what only the bucket has
+
+    def _serve_remote(self, request: _Request, number: int, entry: IndexEntry) -> Any:
+        """Answer with what the bucket has of this entry, and of those behind it as far as one answer goes."""
+        log, offset = request.log, request.offset
+        stop = min(offset + request.max_bytes, log.local, entry.offset + _UNVERIFIED_BYTES_MAX)
+        entries = [entry]
+        while (following := self.table.at(log, number + len(entries))) is not None:
+            if following.end > stop or following.damaged or following.offset != entries[-1].end:
+                break
+            entries.append(following)
+
+        def then(found: bytes | StoreError) -> None:
+            result: Any = found
+            if log.deleted:
+                result = LogDeleted()
+            elif offset < log.first:
+                result = OutOfRange(log.first)
+            elif not isinstance(found, StoreError):
+                try:
+                    result = self._answer_remote(request, entries, found)
+                except StoreError as error:
+                    result = error.with_traceback(None)
+            request.done(result)
+
+        if self.read_remote is None:
+            raise BucketAway(f"below {log.local} it is in a bucket only, and this server has none")
+        self.read_remote(log, entry.offset, entries[-1].end - entry.offset, then)
+        return _LATER
+
+    def _answer_remote(self, request: _Request, entries: Sequence[IndexEntry], data: bytes) -> Any:
+        """The answer from these entries' bytes, as far as they are those that were written."""
+        start, good = entries[0].offset, 0
+        for entry in entries:
+            part = data[entry.offset - start : entry.end - start]
+            if len(part) != entry.length or crc32c(part) != entry.crc32c:
+                break
+            good = entry.end - start
+        if not good:
+            raise self._corrupt(request.log, entries[0])
+        return self._answer_block(request, entries[0], data[:good])
+
     # -- many records: whole entries
 
     def _spans(self, log: Log, number: int, entry: IndexEntry, stop: int) -> list[tuple[int, IndexEntry]]:
@@ -472,7 +522,7 @@ class Reader:
         )
 
     def _range(self, log: Log, offset: int, length: int, data: bytes) -> FileRange:
-        if not self._zero_copy:
+        if not self._zero_copy or offset < log.local:
             return MemoryRange(data)
         try:
             fd = self._files.pin_open(log.file)

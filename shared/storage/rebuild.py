@@ -18,6 +18,8 @@ QUARANTINE = "quarantine"
 """Where `brokers fsck --repair` puts what it replaces and what nobody owns."""
 BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
+SHIP = "SHIP"
+"""The file that says how far a bucket has this folder."""
 LOST_AND_FOUND = "lost+found"
 """The file system's own folder at the top of a volume, which only its owner may read."""
 NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS, LOST_AND_FOUND})
@@ -33,7 +35,8 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
 
     Replay starts at the oldest batch in the journal; replaying too much writes bytes to where they already
     are. What only the catalog knew is lost. A log's mode becomes `always` unless the journal says otherwise,
-    and its first offset is where the hole at its head ends.
+    and its first offset is where the hole at its head ends; where the folder is shipped the bucket may have
+    what was there.
     """
     batches = sorted((batch.lsn, batch.journal_id) for batch in replay.every_batch(disk))
     journal_id = random.getrandbits(64)
@@ -95,7 +98,10 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     created_ms = header[1] if header is not None else entries[0].first_ms
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
-    return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end)
+    local = 0
+    if entries and entries[0].offset < first and SHIP in disk.names(""):
+        first, local = entries[0].offset, first  # the bucket may have it; if not, reading it tells
+    return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end, local)
 
 
 def _owner(disk: Disk, fd: int) -> int | None:

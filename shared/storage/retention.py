@@ -1,7 +1,8 @@
 """Retention: old records are dropped, offsets stay.
 
 What a log has to keep stays, with the rest of the index entry that it begins in. The new first offset goes
-into the journal. When that is durable and nobody reads below it, the file gets a hole at its head. A jump of
+into the journal. When that is durable and nobody reads below it, the file gets a hole at its head. So it does
+where the bucket alone is to have a log's bytes, once the catalog says so; then the index stays. A jump of
 the wall clock must not delete anything: after a step of more than an hour, retention by age pauses until a
 restart.
 """
@@ -17,10 +18,12 @@ from shared.errors import StoreError
 from shared.storage.committer import Committer
 from shared.storage.disk import Clock, Disk
 from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.format import IndexEntry
 from shared.storage.index import drop_entries
 from shared.storage.inventory import Inventory
 from shared.storage.log import Log, opaque
 from shared.storage.reading import Reader
+from shared.storage.settings import Retention
 from shared.task_turns import TaskTurn
 
 logger = structlog.stdlib.get_logger("brokers.storage")
@@ -50,6 +53,8 @@ class RetentionKeeper:
     """Whether space of a log below an offset may be given back, for what is shipped."""
     paused: str | None = None
     dropped_bytes: int = 0
+    left_bytes: int = 0
+    """Of what the bucket alone has, since the start."""
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _due_ms: dict[Log, int] = attrs.Factory(dict)  # until then nothing in the log can be too old
     _punched: dict[Log, int] = attrs.Factory(dict)
@@ -72,7 +77,7 @@ class RetentionKeeper:
         turn = TaskTurn()
         for log in self._inventory.all_logs():
             await turn.item()
-            if log.deleted or (log.visible <= log.first and log.first_kept <= self._punched.get(log, 0)):
+            if log.deleted or (log.visible <= log.first and _space_below(log) <= self._punched.get(log, 0)):
                 continue  # most of 50,000 queues are empty
             try:
                 follows = self._committer.refuses is not None  # another store drops what is dropped
@@ -80,7 +85,7 @@ class RetentionKeeper:
                 if first > log.first and not log.deleted:
                     self.dropped_bytes += first - log.first
                     log.drop_below(first)
-                if log.first_kept > self._punched.get(log, 0):
+                if _space_below(log) > self._punched.get(log, 0):
                     await self._punch(log)
             except (StoreError, OSError, FileGone, MemoryError) as error:
                 if not log.deleted:
@@ -114,28 +119,54 @@ class RetentionKeeper:
 
     async def _new_first(self, log: Log, now_ms: int) -> int:
         policy = self._inventory.retention_of(log)
-        first = log.first
-        if policy.bytes_kept is not None and log.visible - first > policy.bytes_kept:
-            limit = log.visible - policy.bytes_kept
-            if limit == log.visible:
-                first = limit
-            else:
-                _, entry = await self._reader.look(lambda: self._reader.table.find(log, limit), self._limiter)
-                first = max(first, entry.offset)
-        if policy.ms_kept is not None and self.paused is None and log.visible > first:
-            oldest_ms = now_ms - policy.ms_kept
-            if self._due_ms.get(log, 0) <= now_ms:
-                oldest = await self._reader.look(
-                    lambda: self._reader.table.find_time(log, oldest_ms), self._limiter
-                )
-                first = max(first, log.visible if oldest is None else oldest.offset)
-                due = now_ms if oldest is None else oldest.last_ms
-                self._due_ms[log] = due + policy.ms_kept + 1
+        first = await self._within_bytes(log, policy, log.first)
+        if policy.ms_kept is None or self.paused is not None or log.visible <= first:
+            return min(first, log.visible)
+        if self._due_ms.get(log, 0) <= now_ms:
+            oldest = await self._oldest(log, now_ms - policy.ms_kept)
+            first = max(first, log.visible if oldest is None else oldest.offset)
+            due = now_ms if oldest is None else oldest.last_ms
+            self._due_ms[log] = due + policy.ms_kept + 1
         return min(first, log.visible)
 
+    async def _within_bytes(self, log: Log, policy: Retention, first: int) -> int:
+        """Where the last `bytes_kept` begin, with the rest of the entry; not below `first`."""
+        if policy.bytes_kept is None or log.visible - first <= policy.bytes_kept:
+            return first
+        limit = log.visible - policy.bytes_kept
+        if limit == log.visible:
+            return limit
+        _, entry = await self._reader.look(lambda: self._reader.table.find(log, limit), self._limiter)
+        return max(first, entry.offset)
+
+    async def _oldest(self, log: Log, unix_ms: int) -> IndexEntry | None:
+        table = self._reader.table
+        return await self._reader.look(lambda: table.find_time(log, unix_ms), self._limiter)
+
+    async def local_limit(self, log: Log) -> int:
+        """Below it this disk need not keep a log's bytes, once the bucket has them. Raises StoreError."""
+        policy, here = log.local_retention, max(log.first, log.local)
+        limit = await self._within_bytes(log, policy, here)
+        if policy.ms_kept is not None and self.paused is None and log.visible > limit:
+            oldest = await self._oldest(log, self._clock.wall_ms() - policy.ms_kept)
+            limit = max(limit, log.visible if oldest is None else oldest.offset)
+        return min(limit, log.tail_start)
+
+    def leave_to_bucket(self, log: Log, offset: int) -> None:
+        """Keep a log's bytes here from `offset` on, an entry's start: the bucket has all below, for certain.
+
+        From now on they are read there. Their space is freed once a catalog on the disk says so.
+        """
+        self.left_bytes += offset - max(log.first, log.local)
+        log.local = offset
+        self._committer.tails.dirty[log] = None
+        self._request_checkpoint()
+
     async def _punch(self, log: Log) -> None:
-        """Free the space below the first kept offset, unless somebody reads there."""
-        first = log.first_kept
+        """Free the space below the first kept offset, and what the bucket alone is to have, unless somebody
+        reads there.
+        """
+        first = _space_below(log)
         if not self._can_punch or (log.users is not None and min(log.users) < first):
             return
         if first > log.tail_start:  # otherwise the file would later get bytes where the hole is
@@ -145,15 +176,14 @@ class RetentionKeeper:
             return
         if not self.may_punch(log, first):
             return
-        if first < log.visible:  # a partly kept entry is checked as a whole
-            number, entry = await self._reader.look(
-                lambda: self._reader.table.find(log, first), self._limiter
-            )
-            number, limit = min(number, log.entries_written), entry.offset
+        kept = log.first_kept
+        if kept < log.visible:  # a partly kept entry is checked as a whole
+            number, entry = await self._reader.look(lambda: self._reader.table.find(log, kept), self._limiter)
+            number, limit = min(number, log.entries_written), max(entry.offset, log.local_kept)
         else:
             number, limit = (
                 await self._reader.look(lambda: self._reader.table.count(log), self._limiter),
-                first,
+                kept,
             )
             if log.open_entry is not None:  # what comes next may be checked with what is dropped
                 limit = min(limit, log.open_entry.offset)
@@ -175,3 +205,8 @@ class RetentionKeeper:
                 "this file system cannot punch holes: records that retention drops keep their disk space; "
                 "use ext4, XFS or btrfs"
             )
+
+
+def _space_below(log: Log) -> int:
+    """Below it nothing of the log's file is needed any more, as the disk knows."""
+    return max(log.first_kept, log.local_kept)

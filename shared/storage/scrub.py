@@ -64,6 +64,9 @@ class Scrub:
     async def _scrub(self, log: Log) -> None:
         offset = log.first
         while not log.deleted and max(offset, log.first) < log.visible:
+            if offset < log.local:  # the bucket has that
+                offset = log.local
+                continue
             entry = await self._next(log, max(offset, log.first))
             if entry is None:
                 return
@@ -85,5 +88,5 @@ class Scrub:
 
         with self._reader.using(log, entry.offset):
             good: bool = await self._in_thread(check, limiter=self._limiter)
-        # What retention has dropped meanwhile may be a hole.
-        return good or log.deleted or entry.offset < log.first_kept
+        # What was dropped meanwhile may be a hole.
+        return good or log.deleted or entry.offset < max(log.first_kept, log.local_kept)

@@ -272,6 +272,10 @@ class Shipping:
         with self._files.opened(self._log(log_id).file) as fd:
             return self._disk.read(fd, length, offset).ljust(length, b"\0")
 
+    def logs(self) -> list[Log]:
+        """All logs, as of now."""
+        return list(self._logs.values())
+
     def has_dropped(self, log_id: int, first: int) -> bool:
         """Whether a log was deleted, or records from `first` on were dropped: their bytes may be gone."""
         log = self._logs.get(log_id)

@@ -32,7 +32,7 @@ from shared.storage.lock import FolderLock
 from shared.storage.log import Log, LogAppend, Ticket
 from shared.storage.log_writer import LogWriter
 from shared.storage.os_disk import OsDisk, SystemClock
-from shared.storage.reading import Reader
+from shared.storage.reading import Reader, ReadRemote
 from shared.storage.recovery import Recovered, recover
 from shared.storage.reserve_file import ReserveFile
 from shared.storage.retention import RetentionKeeper
@@ -75,6 +75,7 @@ class StoreStatistics:
     cold_reads: int = total("Reads that had to wait for the disk.")
     scrubbed_bytes: int = total("Bytes read by the scrub.")
     retained_away_bytes: int = total("Bytes that retention gave back.")
+    left_to_bucket_bytes: int = total("Bytes given back since the bucket has them: read there from now on.")
     logs: int = current("Logs that exist.")
     journal_bytes: int = current("Size of the journal on disk.")
     pending_bytes: int = current("Bytes that wait for the disk.")
@@ -164,7 +165,7 @@ class Store:
         self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
         reserve = ReserveFile(disk, _RESERVE_SEGMENTS * journal.segment_bytes, in_thread)
         self._watch = FolderWatch(committer, disk, settings, journal, lock, self._names, reserve)
-        self._retention = RetentionKeeper(
+        self.retention = RetentionKeeper(
             self._committer,
             self._inventory,
             self._reader,
@@ -177,7 +178,7 @@ class Store:
             self._checkpointer.request,
         )
         if self.shipping is not None:
-            self._retention.may_punch = self.shipping.may_punch
+            self.retention.may_punch = self.shipping.may_punch
         self._scrub = Scrub(
             self._inventory,
             self._reader,
@@ -321,6 +322,14 @@ class Store:
         """Whether so much waits for the disk that sessions should stop reading; see `when_uncongested`."""
         return self._committer.congested
 
+    def read_remotely(self, read: ReadRemote) -> None:
+        """What is in the bucket only is read by `read`, a method of whoever ships or follows."""
+        self._reader.read_remote = read
+
+    def in_bucket_only(self) -> list[str]:
+        """The logs that have records which this disk does not have."""
+        return [log.name for log in self._inventory.all_logs() if log.local > log.first]
+
     # -- its life
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -333,7 +342,7 @@ class Store:
             nursery.start_soon(self._checkpointer.run)
             nursery.start_soon(self._log_writer.run)
             nursery.start_soon(self._watch.run)
-            nursery.start_soon(self._retention.run)
+            nursery.start_soon(self.retention.run)
             nursery.start_soon(self._scrub.run)
             task_status.started()
             try:
@@ -374,12 +383,12 @@ class Store:
 
     def trusted_wall_ms(self) -> int | None:
         """The wall clock's Unix ms, for what goes by age; None: the clock was set, and nothing may go."""
-        wall_ms = self._retention.watched_ms()
-        return wall_ms if self._retention.paused is None else None
+        wall_ms = self.retention.watched_ms()
+        return wall_ms if self.retention.paused is None else None
 
     async def retain(self) -> None:
         """Apply retention to every log now."""
-        await self._retention.tick()
+        await self.retention.tick()
 
     async def close(self) -> None:
         """Commit what was appended, sync everything, release the folder. `run` must have ended.
@@ -454,8 +463,9 @@ class Store:
             damaged_ranges=len(self._files.damage),
             cold_reads=self._reader.cold_reads,
             scrubbed_bytes=self._scrub.bytes,
-            retained_away_bytes=self._retention.dropped_bytes,
-            retention_paused=self._retention.paused is not None,
+            retained_away_bytes=self.retention.dropped_bytes,
+            left_to_bucket_bytes=self.retention.left_bytes,
+            retention_paused=self.retention.paused is not None,
             recovery_seconds=recovered.seconds,
             recovered_batches=recovered.batches,
             torn_bytes=recovered.torn_bytes,

@@ -143,22 +143,14 @@ def options(description: str | None, sizes: Sequence[int], rounds: int) -> argpa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = options(__doc__, (100, 4096), 3)
-    parser.add_argument("--picture", type=Path, help="a PNG of the ratios")
-    asked = parser.parse_args(arguments)
-    rows: list[Row] = []
+    asked = options(__doc__, (100, 4096), 3).parse_args(arguments)
     for adapter in swept_adapters(asked.protocols):
         key = adapter.protocol, adapter.mode
         peers = {**PEERS[key], FLOOR: FLOORS[key]}
         for point in adapter.points(asked.sizes, asked.names, asked.clients, asked.window):
             taken = rounds_at(adapter, peers, point, asked.seconds, asked.rounds, asked.data_dir)
             for row in beside_peers(adapter, point, taken):
-                rows.append(row)
                 print(json.dumps(row), flush=True)
-    if asked.picture is not None:
-        from tests.bench.picture import draw
-
-        asked.picture.write_bytes(draw(rows))
 
 
 if __name__ == "__main__":

@@ -93,12 +93,15 @@ class Api:
         faults = list(_faults(answer, content["schema"], self.document["components"]["schemas"]))
         assert not faults, (method, path, faults)
 
-    def command(self, protocol: str, *words: str) -> None:
+    def command(self, first: str, *words: str) -> str:
+        """Run a command, and return what it has shown."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(f"BROKERS_{protocol.upper()}_PORT", str(self.server.address(protocol)[1]))
+            for bound in self.server.ready["addresses"]:
+                patch.setenv(f"BROKERS_{bound['protocol'].upper()}_PORT", str(bound["port"]))
             patch.setenv("BROKERS_SERVE_DATA_DIR", str(self.server.data))
-            done = run_here(protocol, *words)
+            done = run_here(first, *words)
         assert done.returncode == 0, done.stderr
+        return str(done.stdout)
 
 
 def _fits(pattern: list[str], parts: list[str]) -> bool:

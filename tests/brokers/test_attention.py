@@ -370,9 +370,7 @@ def status(api: Api, command: Command, *words: str) -> tuple[int, Any]:
     return code, json.loads(out)
 
 
-def test_five_troubles_of_a_real_server_are_in_every_view_and_heal_away(
-    troubled: Api, command: Command
-) -> None:
+def test_five_troubles_of_a_real_server_are_in_every_view(troubled: Api, command: Command) -> None:
     made = {"queue_full": "dms/full", "bridge": "carrier", "paused": "dms/jobs"}
     made |= {"dead_letters": "dms/jobs", "old_message": "dms/full"}
     until(lambda: kinds(troubled) == made)
@@ -391,14 +389,6 @@ def test_five_troubles_of_a_real_server_are_in_every_view_and_heal_away(
         assert f'brokers_attention{{kind="{kind}"}} {int(kind in made)}.0' in series or kind == "loop"
     if CHROMIUM is not None:
         on_the_page(troubled, made)
-    troubled.command("dms", "create", "jobs-dead")
-    troubled.post("queues/dms/jobs/resume")
-    troubled.post("queues/dms/full/purge")
-    until(lambda: troubled.get("queues/dms/full")["ready"] == 1)  # the bridge has carried its message
-    troubled.post("queues/dms/full/purge")
-    until(lambda: kinds(troubled) == {})
-    code, found = status(troubled, command)
-    assert code == (3 if found["attention"]["count"] else 0)
 
 
 def on_the_page(api: Api, made: Mapping[str, str]) -> None:

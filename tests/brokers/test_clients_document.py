@@ -1,8 +1,9 @@
-"""CLIENTS.md: each program in it runs as it stands against a server, and prints what stands below it.
+"""CLIENTS.md and jobs.md: each program runs as it stands against a server, and prints what stands below it.
 
 A program that connects by `brokers.connect` also runs on asyncio.
 """
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -12,10 +13,17 @@ import pytest
 
 from tests.support.server import Server
 
-DOCUMENT = (Path(__file__).parents[2] / "brokers" / "CLIENTS.md").read_text()
-PROGRAMS = re.findall(
-    r"^##+ (.*?)\n.*?```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENT, re.DOTALL | re.MULTILINE
-)
+FOLDER = Path(__file__).parents[2] / "brokers"
+DOCUMENTS = [(FOLDER / name).read_text() for name in ("CLIENTS.md", "docs/jobs.md")]
+PROGRAMS = [
+    found
+    for document in DOCUMENTS
+    for found in re.findall(
+        r"^##+ ([^\n]*)\n(?:(?!^##).)*?```python\n(.*?)```\n\n```text\n(.*?)```",
+        document,
+        re.DOTALL | re.MULTILINE,
+    )
+]
 ON_ASYNCIO = [
     (
         name,
@@ -26,18 +34,22 @@ ON_ASYNCIO = [
     if "brokers.connect(" in text
 ]
 PORTLESS = "brokers.testing"
+NEEDS_CELERY = pytest.mark.skipif(importlib.util.find_spec("celery") is None, reason="needs celery")
 PROTOCOLS = {"9090": "dms", "8080": "logmq", "7070": "pubsub", "8000": "kqmsgq", "5672": "dmp"}
 
 
 def test_every_program_is_run() -> None:
-    assert len(PROGRAMS) == DOCUMENT.count("```python") == 11
+    assert len(PROGRAMS) == sum(document.count("```python") for document in DOCUMENTS) == 18
     assert not any("trio" in program for _, program, _ in ON_ASYNCIO)
 
 
 @pytest.mark.parametrize(
     ("program", "printed"),
-    [each[1:] for each in PROGRAMS + ON_ASYNCIO],
-    ids=[each[0] for each in PROGRAMS] + [f"{each[0]}, on asyncio" for each in ON_ASYNCIO],
+    [
+        pytest.param(program, printed, id=name, marks=[NEEDS_CELERY] if "celery" in program else [])
+        for name, program, printed in PROGRAMS
+        + [(f"{name}, on asyncio", program, printed) for name, program, printed in ON_ASYNCIO]
+    ],
 )
 def test_a_program_prints_what_stands_below_it(program: str, printed: str, shared_server: Server) -> None:
     def ours(port: re.Match[str]) -> str:

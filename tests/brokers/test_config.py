@@ -10,6 +10,7 @@ import pytest
 
 from brokers.commands.flags import Flag
 from brokers.errors import ExitCode, InvalidSettings
+from brokers.plugins import load_working
 from brokers.settings.config import Config, load
 from shared.net.settings import TlsSettings
 from shared.storage.settings import Durability
@@ -255,3 +256,33 @@ def test_relative_paths_of_a_file_go_out_from_its_folder_and_all_others_from_the
     flag = Flag(("serve", "data_dir"), "data", "--data-dir")
     assert read(tmp_path, toml, flags=[flag]).serve.data_dir == Path("data")
     assert load([], file=None, environ={}).serve.data_dir == Path("data")
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        (
+            "[logmq]\nlocal_retention_ms = '1d'",
+            "logmq.local_retention_ms: ship.url names no bucket, which would have the rest",
+        ),
+        (
+            '[logmq.topics."a.*"]\nlocal_retention_bytes = "1GiB"',
+            'logmq.topics."a.*".local_retention_bytes: ship.url names no bucket, which would have the rest',
+        ),
+        (
+            "[logmq]\nlocal_retention_bytes = 1\n[ship]\nurl = 'file:///b'\nfencing = 'none'",
+            'logmq.local_retention_bytes: ship.fencing is "none"',
+        ),
+    ],
+)
+def test_nothing_is_left_to_a_bucket_that_is_not_there(tmp_path: Path, toml: str, says: str) -> None:
+    def loaded(text: str) -> None:
+        file = tmp_path / "brokers.toml"
+        file.write_text(text)
+        load(load_working()[0], file=file, environ={})
+
+    with pytest.raises(InvalidSettings) as caught:
+        loaded(toml)
+    assert str(caught.value).startswith(says)
+    assert caught.value.code == ExitCode.CONFIGURATION
+    loaded(toml.partition("[ship]")[0] + "\n[ship]\nurl = 'file:///b'")

@@ -20,6 +20,8 @@ DASHBOARD = json.loads((BROKERS / "grafana.json").read_text())
 ALERTS = YAML(typ="safe").load((BROKERS / "alerts.yml").read_text())
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 LATER = {
+    "brokers_dmp_messages_redelivered_total",
+    "brokers_dms_messages_redelivered_total",
     "brokers_logmq_group_lag_bytes",
     "brokers_net_refused_total",
     "brokers_recorded_left_out_messages_total",
@@ -51,9 +53,11 @@ def test_every_series_of_the_dashboard_and_of_the_alerts_is_one(shared_server: S
     told = set(re.findall(r"^(\w+)[{ ]", scrape(shared_server), re.MULTILINE))
     assert named - told == LATER
     source = "".join(
-        path.read_text() for each in ("shared", "logmq") for path in BROKERS.with_name(each).rglob("*.py")
+        path.read_text()
+        for each in ("shared", "logmq", "dms")
+        for path in BROKERS.with_name(each).rglob("*.py")
     )
-    names = [name.removeprefix("brokers_").removeprefix("net_") for name in LATER]
+    names = [re.sub("^brokers_(net_|dm[ps]_)?", "", name) for name in LATER]
     assert [name for name in names if f'"{name}"' not in source] == []
 
 

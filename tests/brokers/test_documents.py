@@ -24,7 +24,8 @@ from tests.brokers.test_examples import examples
 from tests.support.server import Server
 
 TOP = Path(__file__).parent.parent.parent
-OPERATING = "\n".join(path.read_text() for path in sorted((TOP / "brokers" / "docs").glob("*.md")))
+PAGES = sorted((TOP / "brokers" / "docs").glob("*.md"))
+OPERATING = "\n".join(path.read_text() for path in PAGES)
 README = (TOP / "README.md").read_text()
 
 
@@ -90,18 +91,29 @@ def test_the_file_of_settings_in_the_document_can_be_read_and_shows_defaults(tmp
     }, "all else in the example is as it would be without it"
 
 
+def console(page: Path) -> list[tuple[str, str, str]]:
+    """What a page shows of commands, as (words, "\\n", output)."""
+    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.DOTALL)
+    return [each.partition("\n") for block in blocks for each in re.split(r"^\$ ", block, flags=re.M)[1:]]
+
+
+WITH_COMMANDS = [page for page in PAGES if console(page)]
+
+
+def test_the_pages_that_show_commands_are_found() -> None:
+    assert {page.stem for page in WITH_COMMANDS} == {"jobs", "operate"}
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
 def test_what_a_document_shows_of_commands_is_what_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """The blocks of `$ brokers ...` and its output, on a server that has nothing else."""
-    blocks = re.findall(r"^```console\n(.*?)^```", OPERATING, re.M | re.DOTALL)
-    shown = [each.partition("\n") for block in blocks for each in re.split(r"^\$ ", block, flags=re.M)[1:]]
-    assert len(shown) > 10
     with Server(tmp_path) as server:
         monkeypatch.setenv("BROKERS_SERVE_DATA_DIR", str(server.data))
         for name in plugins.names():
             monkeypatch.setenv(f"BROKERS_{name.upper()}_PORT", str(server.address(name)[1]))
-        for words, _, said in shown:
+        for words, _, said in console(page):
             run(shlex.split(words)[1:])
             told = capfdbinary.readouterr().out.decode()
             assert told.replace(str(server.data), "data") == said, words

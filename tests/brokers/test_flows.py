@@ -1,5 +1,6 @@
 """Rates and ages of objects, made of what came and left: read once a second, in turns."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -13,6 +14,8 @@ from shared.objects import QUEUES, Objects
 class Counted:
     came: int = 0
     left: int = 0
+    held: list[int] = attrs.Factory(list)
+    """The numbers of deliveries."""
 
     def totals(self) -> tuple[int, int, int | None]:
         return self.came, self.left, self.left if self.left < self.came else None
@@ -39,10 +42,17 @@ class Watch:
             lambda _: None,
             lambda _: {"name": "q"},
             totals=Counted.totals,
+            values={"held": lambda found: len(found.held)},
+            holders=self.holders,
         )
         self.flows = Flows(
             lambda: [("bad", BAD), ("dms", self.objects)], structlog.get_logger(), lambda: self.now
         )
+
+    def holders(self) -> Iterator[tuple[Any, int, Mapping[Any, int]]]:
+        """Each holds what it has been given itself."""
+        for each in self.items:
+            yield f"holder of {id(each)}", each.left, {each: min(each.held)} if each.held else {}
 
     async def pass_seconds(self, count: int, came: int = 0, left: int = 0) -> None:
         for _ in range(count):
@@ -96,3 +106,21 @@ async def test_what_is_gone_is_forgotten() -> None:
     await watch.pass_seconds(10)
     assert watch.flows.with_rates(watch.objects).row(gone)["in_rate"] is None  # type: ignore[index]
     assert watch.row()["in_rate"] == 0
+
+
+async def test_the_oldest_delivery_is_as_old_as_the_reading_that_saw_it_first() -> None:
+    watch = Watch([Counted()])
+    await watch.pass_seconds(1)
+    assert watch.row()["held_seconds"] is None
+    watch.items[0].held = [*range(10)]
+    await watch.pass_seconds(10, came=1, left=1)
+    assert watch.row()["held_seconds"] == 9
+    watch.items[0].held.remove(0)
+    del watch.items[0].held[3:]
+    await watch.pass_seconds(1)
+    assert watch.row()["held_seconds"] == 9, "that of 1, which came a second later"
+    watch.items[0].held = [3]
+    await watch.pass_seconds(600, came=5, left=5)
+    assert watch.row()["held_seconds"] == 607
+    watch.items[0].held = []
+    assert watch.row()["held_seconds"] is None, "before the next reading"

@@ -80,6 +80,10 @@ def test_lines_are_chosen_by_level_and_the_audit_log_is_never_above_info() -> No
     assert chosen("info") == levels[1:]
     assert chosen("warning") == ["warning", "error"]
     assert chosen("audit") == ["audit"]
+    refused = logs.at_least("refused")
+    said = [{"level": "audit", "fields": {"result": result}} for result in ("done", "refused")]
+    assert [refused(row) for row in said] == [False, True]
+    assert refused({"level": "warning"})
 
 
 def test_the_log_of_a_server_is_followed(shared_server: Server) -> None:

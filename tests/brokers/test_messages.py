@@ -1,5 +1,6 @@
 """Messages of queues and topics: looked for, moved, deleted one by one, and shown the newest first."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,39 @@ def test_a_topic_is_searched_and_shown_the_newest_first(served: Api) -> None:
     assert shown("newest=1&limit=3&records_back=6") == ["r26", "r25", "r24"]
     assert shown("contains=r1") == ["r1", *(f"r1{n}" for n in range(10))]
     assert shown("limit=2") == ["r0", "r1"]
+
+
+def test_a_message_is_found_wherever_it_is(served: Api) -> None:
+    make(served, "dms", "f1", "a needle", "hay")
+    make(served, "dmp", "f2", "hay", "needle " + "x" * 5000, "a needle")
+    speak(served.server.address("logmq"), b"PRODUCE f3 hay\nPRODUCE f3 needle\n")
+    made = [
+        ("queues", "dmp", "f2", "/queues/dmp/f2"),
+        ("queues", "dmp", "f2", "/queues/dmp/f2"),
+        ("queues", "dms", "f1", "/queues/dms/f1"),
+        ("topics", "logmq", "f3", "/topics/f3"),
+    ]
+
+    def found(query: str) -> tuple[list[Any], str | None]:
+        answer = served.get(f"search?contains=needle{query}")
+        rows = answer["items"]
+        assert all("needle" in row["text"] and len(row["text"]) <= 1000 for row in rows)
+        return [(row["kind"], row["protocol"], row["name"], row["link"]) for row in rows], answer["next"]
+
+    assert found("") == (made, None)
+    rows, after = found("&limit=2")
+    assert (rows, after) == (made[:2], "queues/dmp/f2")
+    assert found(f"&after={after}") == (made[2:], None)
+    assert served.get("search?contains=needles")["items"] == []
+    for query in ("contains=", "", "contains=a&limit=0", "contains=a&limit=x", "colour=red"):
+        assert served.ask(f"search?{query}")[0] == 400, query
+    assert served.command("find", "a needle").count("needle") == 2
+    make(served, "dms", "f4", *["stack needle"] * 11)
+    answer = served.get("search?contains=stack&limit=1000")
+    assert (len(answer["items"]), answer["partly"], answer["next"]) == (10, ["/queues/dms/f4"], None)
+    view = served.answer("/find?contains=needle&limit=3", Accept="text/html")[2].decode()
+    assert len(re.findall('<td><bdi><a href="/queues/dm', view)) == 3
+    assert "after=queues%2Fdms%2Ff1" in view
 
 
 def test_commands_do_the_same(served: Api) -> None:

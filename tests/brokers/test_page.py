@@ -1,10 +1,12 @@
 """The page in a real browser, on a real server: what it shows, what it does, and who else may not."""
 
+import base64
 import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -30,7 +32,7 @@ from tests.support.server import Server, run_here, speak, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SEEN_BY_NAME = ("queues", "topics", "groups", "exchanges")
-VIEWS = (*(f"/{name}" for name in KINDS), "/", "/store", "/logs", "/trace?name=jobs")
+VIEWS = (*(f"/{name}" for name in KINDS), "/", "/store", "/logs", "/find?contains=o", "/trace?name=jobs")
 DETAILS = ("/queues/dms/jobs", "/topics/orders", "/groups/billing/orders", "/exchanges/amq.topic")
 EVIL = "<img src=x onerror='document.title=1'>"
 
@@ -50,6 +52,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         for text in ("one", EVIL, "three"):
             api.post("queues/dms/jobs/messages", {"text": text})
         speak(server.address("logmq"), b"PRODUCE orders hello\nCOMMIT billing orders 0\n")
+        make_queues(api, "stuck")
+        api.post("queues/dms/stuck/pause")
         yield api
 
 
@@ -713,3 +717,39 @@ def test_an_object_has_charts_of_several_spans(served: Api, visits: Callable[...
     visit.page.get_by_role("link", name="24h").click()
     expect(visit.page.get_by_role("link", name="24h")).to_have_attribute("aria-current", "true")
     assert "span=24h" in visit.page.url
+
+
+@needs_browser
+def test_a_persons_first_questions_are_answered_in_two_clicks(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    served.post("queues/dms/jobs/messages", {"text": "order 4711"})
+    wrong = base64.b64encode(b"ann:wrong").decode()
+    assert served.answer("overview", Authorization=f"Basic {wrong}")[0] == 401
+    until(lambda: served.get("attention?kind=paused")["items"])  # 10 s after the server's start
+    visit = visits()
+    page = visit.page
+    main = page.locator("main")
+
+    def ask(question: str) -> None:
+        visit.go("/")
+        page.get_by_role("navigation", name="Questions").get_by_role("link", name=question).click()
+
+    ask("What is stuck?")
+    main.get_by_role("link", name="dms/stuck").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    with closing(socket.create_connection(served.server.address("logmq"))):
+        ask("Who is slow?")
+        main.get_by_role("link", name=re.compile("logmq-")).first.click()
+        expect(page.get_by_role("button", name="Kick")).to_be_visible()
+    ask("Where is this message?")
+    expect(page.get_by_label("Contains")).to_be_focused()
+    page.keyboard.type("order 4711")
+    page.get_by_role("button", name="Find").click()
+    expect(main.get_by_role("link", name="jobs")).to_have_attribute(
+        "href", "/queues/dms/jobs?contains=order%204711"
+    )
+    ask("Why was it refused?")
+    expect(page.locator("[data-stream] tbody")).to_contain_text("action=login")
+    ask("Is it safe to restart?")
+    expect(main).to_contain_text("Yes.")

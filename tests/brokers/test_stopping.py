@@ -1,6 +1,7 @@
 """Is it safe to restart? What a stop ends and loses, before it is done."""
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from shared.storage.store import StoreStatistics
 from tests.brokers.asking import Api
 from tests.brokers.conftest import Run
 from tests.brokers.test_attention import statistics
-from tests.support.server import Server
+from tests.support.server import Server, until
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,12 @@ def test_what_a_stop_loses_is_said_before_it_and_drain_does_it(tmp_path: Path, c
             return json.loads(out)
 
         api.command("dms", "create", "kept")
+        with socket.create_connection(server.address("kqmsgq")) as consumer:
+            consumer.sendall(b"consume>" + (4).to_bytes(4) + b"seen")  # a queue that keeps nothing
+            until(lambda: any(row["name"] == "seen" for row in api.get("queues")["items"]))
+            cost = asked("--dry-run")
+            assert (cost["safe"], cost["connections"]) == (True, 1)
+        until(lambda: not api.get("connections")["items"])
         api.command("dms", "produce", "kept", "one")
         assert asked("--dry-run") == {
             "safe": True,

@@ -54,8 +54,8 @@ def test_users_are_added_changed_and_removed(user: Command, tmp_path: Path) -> N
     rows = [json.loads(line) for line in said.splitlines()]
     assert [(row["user"], row["login"]) for row in rows] == [
         ("ann", "password"),
-        ("sensor", "certificate"),
         ("anonymous", ""),
+        ("sensor", "certificate"),
     ]
     assert user("rm", "ann")[0] == 0
     assert list(parse_users(file.read_text())) == ["sensor", "anonymous"]

@@ -6,9 +6,8 @@ import trio.testing
 from pamqp import commands
 
 from dmp import amqp_client
-from dmp.amqp_client import AmqpConnection, Client, Deliveries, Disconnected, Refused, Unroutable, open_amqp
+from dmp.amqp_client import Deliveries, Disconnected, Refused, Unroutable, open_amqp
 from dmp.principal import NotThere
-from shared.client.trio_loop import trio_loop
 from tests.dmp.served import Served
 
 PATIENCE_SECONDS = 60.0
@@ -22,16 +21,6 @@ async def bodies(deliveries: Deliveries, count: int) -> list[bytes]:
             found.append(delivery.body)
             await delivery.ack()
     return found
-
-
-async def test_what_is_published_is_confirmed_delivered_and_acknowledged(server: Served) -> None:
-    async with open_amqp(port=server.port) as client:
-        assert await client.declare_queue("jobs") == "jobs"
-        for number in range(100):
-            await client.publish("jobs", b"%d" % number)
-        async with client.consume("jobs", prefetch=7) as deliveries:
-            assert await bodies(deliveries, 100) == [b"%d" % number for number in range(100)]
-        assert await client.delete_queue("jobs") == 0
 
 
 async def test_many_tasks_publish_at_once_and_each_hears_of_its_own(server: Served) -> None:
@@ -178,25 +167,3 @@ async def test_a_consumer_hears_that_its_queue_was_deleted(server: Served) -> No
             await client.delete_queue("doomed")
             with pytest.raises(NotThere, match="deleted"), trio.fail_after(PATIENCE_SECONDS):
                 await anext(deliveries)
-
-
-async def test_a_lost_connection_fails_all_that_waits() -> None:
-    left, right = trio.testing.memory_stream_pair()
-    async with trio_loop() as loop, trio.open_nursery() as nursery:
-        connection = AmqpConnection(loop, 4096)
-        loop.attach(left, connection)
-        client = Client(connection)
-        asked: list[type[Exception]] = []
-
-        async def ask() -> None:
-            with pytest.raises(Disconnected):
-                await client.publish("x", b"")
-            asked.append(Disconnected)
-
-        nursery.start_soon(ask)
-        nursery.start_soon(ask)
-        await right.receive_some()
-        await right.aclose()
-    assert len(asked) == 2
-    with pytest.raises(Disconnected):
-        await client.declare_queue("too late")

@@ -229,6 +229,21 @@ async def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
     assert f"invalid arg '{name}' for {of}" in close.reply_text
 
 
+async def test_an_exchange_of_the_delayed_type_is_of_the_type_it_routes_by(peer: Peer) -> None:
+    peer.ask(C.Exchange.Declare(0, "e", "x-delayed-message", arguments={"x-delayed-type": "topic"}))
+    peer.ask(C.Exchange.Declare(0, "e", "topic"))
+    peer.ask(C.Queue.Declare(0, "q"))
+    peer.ask(C.Queue.Bind(0, "q", "e", "#.b"))
+    peer.publish("e", "a.b", b"x")
+    assert peer.ask_get("q") == b"x"
+    for arguments in ({}, {"x-delayed-type": "x-delayed-message"}, {"x-delayed-type": 5}):
+        peer = Peer(peer.world).login()
+        peer.method(C.Exchange.Declare(0, "f", "x-delayed-message", arguments=arguments))
+        close = close_of(peer)
+        assert close.reply_code == 406
+        assert "invalid arg 'x-delayed-type' for exchange" in close.reply_text
+
+
 async def test_no_header_is_refused_nor_an_argument_of_ones_own(peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q", arguments={"mine": 1, "x-queue-mode": "lazy"}))
     peer.ask(C.Exchange.Declare(0, "e", "fanout", arguments={"mine": 1}))

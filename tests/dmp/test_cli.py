@@ -122,18 +122,6 @@ def test_exchanges_and_bindings_are_made_and_ended_over_the_api_with_the_words_o
     assert said[0] == said[1]
 
 
-def test_a_queue_is_peeked_and_its_dead_letters_go_back(server: Server, here: Command) -> None:
-    api = ("--json", "--data-dir", str(server.data))
-    here("declare", "queue", "dead")
-    here("declare", "queue", "work", "-a", "x-dead-letter-exchange=", "-a", "x-dead-letter-routing-key=dead")
-    here("put", "", "-k", "work", "-m", "one")
-    (row,) = [json.loads(line) for line in here("peek", "work", *api)[1].splitlines()]
-    assert (row["text"], row["key"], row["bytes"]) == ("one", "work", 3)
-    assert here("redrive", "work", *api)[1] == '{"queue": "work", "moved": 0, "left": 1}\n'
-    for queue in ("work", "dead"):
-        assert here("delete", "queue", queue)[0] == 0
-
-
 def test_what_the_api_cannot_declare_is_told(server: Server, here: Command) -> None:
     api = ("--data-dir", str(server.data))
     here("declare", "queue", "same")

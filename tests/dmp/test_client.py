@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from pamqp import commands
 
 import dmp
 from dmp.amqp_client import open_amqp
@@ -35,35 +34,6 @@ async def within(feed: Feed, count: int) -> list[Message]:
             found += await feed.batch()
     assert len(found) == count
     return found
-
-
-async def test_what_goes_into_a_sink_comes_out_of_feeds(server: Served) -> None:
-    properties = commands.Basic.Properties(content_type="text/plain", headers={"n": 1})
-    async with (
-        dmp.open_sink("prices", port=server.port, declare="topic") as sink,
-        dmp.open_feed([("prices", "a.#")], port=server.port) as some,
-        dmp.open_feed([("prices", "#")], port=server.port, queue="everything") as all_,
-    ):
-        assert all_.queue == "everything"
-        assert some.queue.startswith("amq.gen-")
-        await sink.send("a.b", b"1", properties)
-        await sink.send_many((b"c.%d" % n, b"%d" % n) for n in range(1000))
-        await sink.send("a", b"last")
-        found = await within(all_, 1002)
-        assert [m.body for m in found] == [b"1", *[b"%d" % n for n in range(1000)], b"last"]
-        assert (found[0].key, found[0].properties) == (b"a.b", properties.marshal())
-        assert [m.body for m in await within(some, 2)] == [b"1", b"last"]
-
-
-async def test_what_nobody_wants_comes_back_where_it_is_mandatory(server: Served) -> None:
-    async with dmp.open_sink("amq.direct", port=server.port) as sink:
-        await sink.send("nobody's", b"dropped")
-        await sink.send("nobody's", b"comes back", mandatory=True)
-        await sink.send("nobody's", b"so does this", immediate=True)
-    assert [(each.code, each.key, each.body) for each in sink.returned] == [
-        (312, "nobody's", b"comes back"),
-        (313, "nobody's", b"so does this"),
-    ]
 
 
 async def test_refusals_are_the_servers(server: Served) -> None:

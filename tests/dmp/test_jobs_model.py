@@ -10,8 +10,10 @@ from pamqp import commands
 from dmp import queue_log, row
 from dmp.queues import Queue
 from dmp.shown_properties import read
+from shared.objects import BadArgument
 from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer
+from tests.dmp.test_admin import call
 from tests.dmp.world import World
 
 LIMIT, RETRY_MS = 2, 1000
@@ -48,6 +50,12 @@ class Jobs:
     def queue(self) -> Queue:
         return self.world.broker.queues[b"q"]
 
+    @property
+    def taken(self) -> set[str]:
+        """Keys of which one is held, or was tried and waits for its next try."""
+        jobs = self.there.values()
+        return {job.key for job in jobs if job.held or (job.tries and job.due > self.now + 1e-6)}
+
     def bound(self) -> None:
         self.world.broker.memory.take_bounds(1 << 30, self.hot_bytes)
 
@@ -71,7 +79,7 @@ class Jobs:
             for body, job in self.there.items()
             if job.held is None
             and job.due <= self.now + 1e-6
-            and not (self.per_key and any(each.held and each.key == job.key for each in self.there.values()))
+            and not (self.per_key and job.key in self.taken)
         }
         if run is None:
             assert not takable
@@ -100,6 +108,27 @@ class Jobs:
                 self.dead.append(body)
                 del self.there[body]
         self.world.settle()
+
+    async def cancel(self, body: bytes) -> None:
+        held = self.there[body].held is not None
+        try:
+            await call(self.world, self.queue, "cancel", dedup=body.decode())
+        except BadArgument:
+            assert held
+        else:
+            assert not held
+            del self.there[body]
+
+    async def reschedule(self, body: bytes, delay_ms: int) -> None:
+        job = self.there[body]
+        held = job.held is not None
+        try:
+            await call(self.world, self.queue, "reschedule", dedup=body.decode(), delay=f"{delay_ms}ms")
+        except BadArgument:
+            assert held
+        else:
+            assert not held
+            job.due = self.now + delay_ms / 1000
 
     def advance(self, seconds: float) -> None:
         self.world.advance(seconds)
@@ -148,7 +177,11 @@ async def test_no_job_is_lost_doubled_early_or_tried_more_often(
             await jobs.get()
         elif what < 0.85 and held:
             jobs.settle(chance.choice(held), acked=chance.random() < 0.4)
-        elif what < 0.95:
+        elif what < 0.88 and jobs.there and kind != "cold":
+            await jobs.cancel(chance.choice([*jobs.there]))
+        elif what < 0.91 and jobs.there and kind != "cold":
+            await jobs.reschedule(chance.choice([*jobs.there]), chance.choice([0, 700, 3000]))
+        elif what < 0.97:
             jobs.advance(chance.choice([0.1, 0.6, 2.0]))
         else:
             await jobs.kill()

@@ -10,9 +10,6 @@ from pika.adapters.blocking_connection import BlockingChannel, BlockingConnectio
 
 from tests.dmp.served import Served
 
-PERSISTENT = pika.BasicProperties(delivery_mode=2)
-
-
 Connect = Callable[..., BlockingConnection]
 
 
@@ -99,15 +96,6 @@ def test_prefetch_holds_back_what_is_not_acknowledged(connect: Connect, channel:
     assert [body for _, body in got] == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_is_mandatory_and_unroutable_comes_back(channel: BlockingChannel) -> None:
-    channel.confirm_delivery()
-    with pytest.raises(pika.exceptions.UnroutableError) as error:
-        channel.basic_publish("amq.direct", "nobody", b"back", mandatory=True)
-    (returned,) = error.value.messages
-    assert (returned.method.reply_code, returned.method.routing_key) == (312, "nobody")
-    assert returned.body == b"back"
-
-
 def test_headers_exchanges_look_at_headers(channel: BlockingChannel) -> None:
     every, one = own_queue(channel), own_queue(channel)
     channel.queue_bind(every, "amq.headers", "", {"x-match": "all", "kind": "a", "size": 1})
@@ -122,20 +110,6 @@ def test_headers_exchanges_look_at_headers(channel: BlockingChannel) -> None:
         b"{'kind': 'a'}",
         b"{'kind': 'a', 'size': True}",
     ]
-
-
-@pytest.mark.parametrize("frame_max", [4096, 131072])
-@pytest.mark.parametrize("size", [0, 1, 4088, 4089, 131_064, 131_065, 8 << 20])
-def test_bodies_of_any_length_go_over_many_frames(connect: Connect, frame_max: int, size: int) -> None:
-    channel = connect(frame_max=frame_max).channel()
-    channel.confirm_delivery()
-    queue = own_queue(channel)
-    body = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    channel.basic_publish("", queue, body)
-    channel.basic_publish("", queue, b"next")
-    assert take(channel, queue, 2) == [body, b"next"]
-    channel.basic_publish("", queue, body)
-    assert channel.basic_get(queue, auto_ack=True)[2] == body
 
 
 def test_a_wrong_password_is_refused(connect: Connect) -> None:
@@ -242,53 +216,3 @@ def test_a_delayed_message_comes_later_and_a_failing_one_is_given_up(channel: Bl
     channel.cancel()
     assert seen == [(b"bad", None), (b"bad", 1), (b"late", None)]
     assert take(channel, dead, 1) == [b"bad"]
-
-
-@pytest.mark.parametrize("argument", ["x-no-such", "x-max-in-memory-length"])
-def test_an_argument_that_nobody_would_act_upon_is_refused_by_its_name(
-    channel: BlockingChannel, argument: str
-) -> None:
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match=argument) as refused:
-        own_queue(channel, arguments={argument: 1})
-    assert refused.value.reply_code == 406
-
-
-def test_a_consumer_that_acknowledges_too_late_loses_its_channel_and_the_messages_come_back(
-    connect: Connect, channel: BlockingChannel
-) -> None:
-    channel.queue_declare("slow", auto_delete=False, arguments={"x-consumer-timeout": 200})
-    channel.basic_publish("", "slow", b"x")
-    connection = connect()
-    late = connection.channel()
-    late.basic_consume("slow", lambda *_: None)
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="timed out") as closed:
-        late.start_consuming()
-    assert closed.value.reply_code == 406
-    assert take(channel, "slow", 1) == [b"x"]
-    channel.queue_delete("slow")
-
-
-def test_a_key_is_in_order_and_keys_take_turns_at_a_rate(connect: Connect, channel: BlockingChannel) -> None:
-    arguments = {"x-per-key": 1, "x-fair": True, "x-key-header": "tenant", "x-rate": "1000/s"}
-    channel.queue_declare("turns", auto_delete=False, arguments=arguments)
-    for number in range(6):
-        tenant = "few" if number == 5 else "many"
-        channel.basic_publish("", "turns", b"%d" % number, pika.BasicProperties(headers={"tenant": tenant}))
-    first, second = connect().channel(), connect().channel()
-    found = [first.basic_get("turns"), second.basic_get("turns"), first.basic_get("turns")]
-    assert [body for _, _, body in found] == [b"0", b"5", None]
-    first.basic_ack(found[0][0].delivery_tag)
-    second.basic_ack(found[1][0].delivery_tag)
-    assert take(channel, "turns", 4) == [b"1", b"2", b"3", b"4"]
-    channel.queue_delete("turns")
-
-
-def test_a_message_that_is_there_is_confirmed_and_not_taken_again(channel: BlockingChannel) -> None:
-    queue = own_queue(channel, arguments={"x-message-deduplication": True})
-    channel.confirm_delivery()
-    for key in ("a", "b", "a", "a"):
-        properties = pika.BasicProperties(headers={"x-deduplication-header": key})
-        channel.basic_publish("", queue, key.encode(), properties)
-    assert take(channel, queue, 2) == [b"a", b"b"]
-    channel.basic_publish("", queue, b"again", pika.BasicProperties(headers={"x-deduplication-header": "a"}))
-    assert take(channel, queue, 1) == [b"again"]

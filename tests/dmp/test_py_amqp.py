@@ -1,8 +1,6 @@
 """py-amqp, the client under kombu and Celery, against the real server; and `kill -9` of a real process."""
 
-import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +12,7 @@ from dmp.amqp.wire import HEARTBEAT_FRAME, encode
 from tests.dmp.amqp_peer import login, publish
 from tests.dmp.served import Served
 from tests.dmp.world import PERSISTENT
-from tests.support.server import SHORT_LINGER, Server, until
+from tests.support.server import SHORT_LINGER, Server
 
 
 @pytest.fixture
@@ -45,94 +43,6 @@ def test_immediate_comes_back_where_nobody_waits(connection: amqp.Connection) ->
     while not got:
         connection.drain_events(timeout=30)
     assert (codes, got[0].body) == ([313], "now")
-
-
-def test_confirmed_persistent_messages_survive_kill_9(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "dmp").start()
-    connection = connected(server.address("dmp")[1])
-    connection.connect()
-    channel = connection.channel()
-    channel.exchange_declare("kept", "topic", durable=True, auto_delete=False)
-    for name in ("one", "two"):
-        channel.queue_declare(name, durable=True, auto_delete=False)
-        channel.queue_bind(name, "kept", "#")
-    for n in range(50):
-        channel.basic_publish_confirm(amqp.Message(str(n), delivery_mode=2), "kept", "k")
-    channel.basic_publish_confirm(amqp.Message("light"), "kept", "k")
-    taken = [channel.basic_get("one") for _ in range(10)]
-    channel.basic_ack(taken[4].delivery_tag, multiple=True)
-    channel.queue_declare("one", passive=True)  # its answer says that the acknowledgement is applied
-    server.kill()
-    connection.collect()
-    server.start()
-    with connected(server.address("dmp")[1]) as connection:
-        channel = connection.channel()
-        kept = [message.body for message in iter(lambda: channel.basic_get("two", no_ack=True), None)]
-        assert kept == [str(n) for n in range(50)]
-        left = [message.body for message in iter(lambda: channel.basic_get("one", no_ack=True), None)]
-        assert left[-45:] == [str(n) for n in range(5, 50)]  # an acknowledgement may be lost, a message not
-        channel.basic_publish_confirm(amqp.Message("new", delivery_mode=2), "kept", "k")
-        assert channel.basic_get("one", no_ack=True).body == "new"
-    assert server.stop() == 0
-
-
-def test_times_and_failed_tries_survive_kill_9(new_server: Callable[..., Server]) -> None:
-    server = new_server("--enable", "dmp").start()
-    connection = connected(server.address("dmp")[1])
-    connection.connect()
-    channel = connection.channel()
-    channel.queue_declare("q", durable=True, auto_delete=False, arguments={"x-delivery-limit": 9})
-    late = amqp.Message("late", delivery_mode=2, application_headers={"x-delay": 1500})
-    for message in (late, amqp.Message("x", delivery_mode=2)):
-        channel.basic_publish_confirm(message, "", "q")
-    began = time.monotonic()
-    for _ in range(2):
-        channel.basic_reject(channel.basic_get("q").delivery_tag, requeue=True)
-    channel.basic_publish_confirm(amqp.Message("z", delivery_mode=2), "", "q")  # what is before is on disk
-    server.kill()
-    connection.collect()
-    server.start()
-    with connected(server.address("dmp")[1]) as connection:
-        channel = connection.channel()
-        message = channel.basic_get("q", no_ack=True)
-        assert (message.body, message.headers["x-delivery-count"]) == ("x", 2)
-        assert channel.basic_get("q", no_ack=True).body == "z"
-        until(lambda: channel.basic_get("q", no_ack=True) is not None)
-        assert time.monotonic() - began > 1.4
-    assert server.stop() == 0
-
-
-def test_kill_9_amid_publishing_keeps_every_confirmed_message_in_order(
-    new_server: Callable[..., Server],
-) -> None:
-    server = new_server("--enable", "dmp").start()
-    confirmed = published = 0
-    for enough in (300, 1000):
-        raw = socket.create_connection(server.address("dmp"), timeout=30)
-        raw.sendall(login() + encode(commands.Channel.Open(), 1))
-        raw.sendall(encode(commands.Queue.Declare(0, "kept", durable=True), 1))
-        raw.sendall(encode(commands.Confirm.Select(), 1))
-        before = published
-        heard = b""
-        while confirmed < before + enough:
-            bodies = [b"%08d" % (published + n) for n in range(50)]
-            raw.sendall(publish("", "kept", *bodies, properties=PERSISTENT))
-            published += len(bodies)
-            heard += raw.recv(1 << 16)
-            found = re.findall(rb"\x01\0\x01\0\0\0\x0d\0\x3c\0\x50(.{8})[\0\x01]\xce", heard, re.DOTALL)
-            if found:
-                confirmed = before + int.from_bytes(found[-1], "big")
-        server.kill()
-        raw.close()
-        server.start()
-        with connected(server.address("dmp")[1]) as connection:
-            channel = connection.channel()
-            count = channel.queue_declare("kept", durable=True, auto_delete=False).message_count
-            assert confirmed <= count <= published
-            published = count  # what was not confirmed may be there, from the front
-    with connected(server.address("dmp")[1]) as connection:
-        channel = connection.channel()
-        assert drained(channel, "kept") == [b"%08d" % n for n in range(published)]
 
 
 def test_kill_9_amid_transactions_leaves_each_message_where_it_was_or_where_it_was_moved(

@@ -7,9 +7,11 @@ import attrs
 import pytest
 from pamqp import commands, encode
 
+from dmp.data_types import field_table
 from dmp.declarations import ExchangeKind, QueueArguments, QueueKind
 from dmp.properties import NO_PROPERTIES
 from dmp.queues import Queue
+from dmp.refusals import Refusal
 from dmp.settings import DmpSettings
 from shared.queues.runs import Run
 from shared.storage.log import Ticket
@@ -106,6 +108,51 @@ async def test_the_newest_go_where_the_settings_say_drop() -> None:
     world.publish(b"", b"q", b"1", b"2", b"3")
     assert ready(queue) == [b"1", b"2"]
     assert (world.broker.counts.dropped_full, world.broker.counts.warned) == (1, 1)
+
+
+async def test_a_queue_is_given_other_arguments_and_its_declarations_go_on(world: World) -> None:
+    declared, other = field_table({"x-max-length": 3}), field_table({"x-max-length": 2})
+    app = world.broker.new_application("")
+
+    def declare(table: bytes) -> Queue:
+        kind = QueueKind.asked_for(table, durable=True, exclusive=False, auto_delete=False)
+        return world.topology.declare_queue(b"q", kind, app)[0]
+
+    queue = declare(declared)
+    world.publish(b"", b"q", b"1", b"2", b"3", properties=PERSISTENT)
+    world.settle()
+    with pytest.raises(Refusal, match="inequivalent arg 'x-max-length'"):
+        declare(other)
+    world.topology.change_queue(queue, queue.kind.changed({"x-max-length": 2, "x-dead-letter-exchange": ""}))
+    assert ready(queue) == [b"2", b"3"]
+    assert declare(declared) is declare(other) is queue
+    world.settle()
+    after = await world.again()
+    found = after.broker.queues[b"q"]
+    assert found.kind == queue.kind
+    found.kind = found.kind.changed({"x-max-length": None})
+    assert (found.kind.arguments.messages_max, found.kind.arguments.dead_letter_exchange) == (3, b"")
+
+
+async def test_a_change_that_the_disk_refuses_is_undone(world: World) -> None:
+    queue = world.queue(durable=True)
+    before = queue.kind
+    world.settle()
+    world.refuse_a_write()
+    ticket = world.topology.change_queue(
+        queue, before.changed({"x-rate": "1/s", "x-overflow": "reject-publish"})
+    )
+    assert queue.capacity.capped
+    world.settle()
+    assert ticket is not None
+    assert ticket.error is not None
+    assert (queue.kind, queue.throttle, queue.capacity.capped) == (before, None, False)
+
+
+@pytest.mark.parametrize("name", ["x-max-priority", "x-fair", "x-queue-type", "x-message-deduplication"])
+def test_what_says_how_messages_are_kept_is_not_changed(name: str) -> None:
+    with pytest.raises(Refusal, match=name):
+        QueueKind().changed({name: 1})
 
 
 async def test_a_circle_of_dead_letters_ends(world: World) -> None:

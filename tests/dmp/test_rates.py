@@ -71,7 +71,7 @@ async def test_a_get_is_a_delivery_and_the_rate_is_there_after_a_restart(world: 
     world.settle()
     world = await world.again()
     queue = world.broker.queues[b"q"]
-    assert row(world, queue)["settings"]["rate"] == "1/s"
+    assert row(world, queue)["settings"]["x-rate"] == "1/s"
     peer = Peer(world).login()
     assert peer.ask_get("q") == b"1"
     assert [value.name for _, value in peer.say(commands.Basic.Get(0, "q", True))] == ["Basic.GetEmpty"]

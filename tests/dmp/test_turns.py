@@ -185,23 +185,6 @@ async def test_who_comes_when_a_queue_is_resumed_amid_what_it_gives_gets_the_res
     assert [*first.bodies, *second.bodies] == sent
 
 
-async def test_all_that_a_connection_held_comes_back_in_its_order(world: World) -> None:
-    owner = Peer(world).login()
-    owner.method(C.Queue.Declare(0, "q"))
-    sent = numbered(400)
-    owner.send(publish("", "q", *sent))
-    peer = Peer(world).login()
-    for channel in range(2, 6):
-        peer.method(C.Channel.Open(), channel)
-        peer.method(C.Basic.Consume(0, "q", "tag"), channel)
-    queue = world.broker.queues[b"q"]
-    assert (queue.depth, queue.held) == (0, 400)
-    peer.lose()
-    assert ready(queue) == sent
-    assert all(message.tries for message in singles(queue))
-    assert (queue.held, queue.takers.number, world.broker.counts.consumers) == (0, 0, 0)
-
-
 @pytest.mark.parametrize(
     "method", [C.Basic.Ack(0, True), C.Basic.Nack(0, True, True), C.Basic.Nack(0, True, False)]
 )

@@ -1,4 +1,4 @@
-"""The example in C, which knows the specification alone, against a real server and against the vectors."""
+"""The example in C against a real server and against the vectors."""
 
 import shutil
 import subprocess
@@ -29,6 +29,35 @@ int main(int count, char **words) {
     CHECK(!dms_consume(&dms, "orders") && !strcmp(dms.payload, "order #42"));
     CHECK(!dms_settle(&dms, dms.id, DMS_ACK));
     CHECK(!dms_call(&dms, DMS_LIST_QUEUES, NULL, NULL, 0));
+    CHECK(!dms_call(&dms, DMS_DELETE_QUEUE, "orders", NULL, 0));
+    dms_close(&dms);
+    return 0;
+}
+"""
+JOB = r"""
+#define DMS_LIBRARY
+#include "client.c"
+
+#define CHECK(what) if (!(what)) { fprintf(stderr, "%s: %s\n", #what, dms.payload); return 1; }
+#define WHICH "{\"dedup\":\"mail-42\"}"
+#define NOW "{\"dedup\":\"mail-42\",\"delay_ms\":0}"
+#define LATER "{\"dedup\":\"mail-42\",\"delay_ms\":3600000}"
+
+int main(int count, char **words) {
+    struct dms dms;
+    CHECK(count == 2 && !dms_connect(&dms, "127.0.0.1", words[1]));
+    CHECK(!dms_call(&dms, DMS_CREATE_QUEUE, "orders", NULL, 0));
+    CHECK(!dms_call_job(&dms, DMS_PRODUCE_WITH, "orders", LATER, "order #42", 9));
+    CHECK(!dms_call_job(&dms, DMS_GET_JOB, "orders", WHICH, NULL, 0));
+    CHECK(strstr(dms.payload + 2, "\"waiting\"") && !strcmp(dms_job_body(&dms), "order #42"));
+    CHECK(!dms_call_job(&dms, DMS_RESCHEDULE, "orders", NOW, NULL, 0));
+    CHECK(!dms_call(&dms, DMS_CONSUME_WITH, "orders", NULL, 0) && dms.type == DMS_DELIVER_WITH);
+    CHECK(!strcmp(dms_job_body(&dms), "order #42"));
+    uint32_t delivery = dms.id;
+    CHECK(!dms_settle(&dms, delivery, DMS_TOUCH));
+    CHECK(!dms_give_back(&dms, delivery, 3600000, "no such host"));
+    CHECK(!dms_call_job(&dms, DMS_CANCEL, "orders", WHICH, NULL, 0));
+    CHECK(dms_call_job(&dms, DMS_CANCEL, "orders", WHICH, NULL, 0) == 5);
     CHECK(!dms_call(&dms, DMS_DELETE_QUEUE, "orders", NULL, 0));
     dms_close(&dms);
     return 0;
@@ -115,9 +144,12 @@ def test_a_server_that_says_nothing_is_none_of_dms(compiled: Callable[[Path], Pa
     assert (done.returncode, done.stderr) == (1, "refused or lost: no DMS server answers there\n")
 
 
-def test_the_client_in_c_says_what_the_vectors_have(compiled: Callable[[Path], Path], tmp_path: Path) -> None:
-    (tmp_path / "life.c").write_text(LIFE)
+@pytest.mark.parametrize(("name", "source"), [("a queue's life", LIFE), ("ext: a job's life", JOB)])
+def test_the_client_in_c_says_what_the_vectors_have(
+    compiled: Callable[[Path], Path], tmp_path: Path, name: str, source: str
+) -> None:
+    (tmp_path / "life.c").write_text(source)
     program = compiled(tmp_path / "life.c")
-    with played_server("dms", "a queue's life") as port:
+    with played_server("dms", name) as port:
         done = subprocess.run([str(program), str(port)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

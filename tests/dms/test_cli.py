@@ -12,13 +12,7 @@ import pytest
 from brokers.errors import ExitCode
 from tests.support.dms_spec import Refused, SpecClient
 from tests.support.leaving import run_and_leave
-from tests.support.server import Command, Server, begun, run, until
-
-COMMANDS = (
-    *("serve", "produce", "consume", "create", "delete", "list", "stress"),
-    *("job", "cancel", "reschedule"),
-    *("queues", "peek", "purge", "redrive", "export", "import", "pause", "resume"),
-)
+from tests.support.server import Command, Server, begun, run
 
 
 @pytest.fixture(scope="module")
@@ -204,29 +198,6 @@ def fill(dms: Command, queue: str, *bodies: str, options: tuple[str, ...] = ()) 
         assert dms("produce", "-q", queue, *(word for body in bodies for word in ("-m", body)))[0] == 0
 
 
-def test_peek_takes_nothing_and_purge_takes_all(dms: Command) -> None:
-    fill(dms, "looked", "one", "two", "three")
-    for _ in range(2):
-        shown = rows(dms("peek", "-q", "looked", "-n", "2", "--json")[1])
-        assert [row["text"] for row in shown] == ["one", "two"]
-    (row,) = [row for row in rows(dms("queues", "--json")[1]) if row["name"] == "looked"]
-    assert (row["ready"], row["held"], row["durable"]) == (3, 0, True)
-    assert rows(dms("purge", "-q", "looked", "--json")[1])[0]["purged"] == 3
-    assert dms("consume", "-q", "looked")[0] == ExitCode.TEMPORARY
-
-
-def test_dead_letters_are_driven_back_to_where_they_came_from(dms: Command, server: Server) -> None:
-    fill(dms, "dead")
-    fill(dms, "mortal", "one", "two", options=("--max-deliveries", "1", "--dead-letter", "dead"))
-    with SpecClient(server.address("dms")) as client:
-        for _ in range(2):
-            client.nack(client.consume("mortal")[0])
-        # A NACK is answered at once; the dead move with the next commit.
-        until(lambda: (client.queues()["mortal"], client.queues()["dead"]) == (0, 2))
-        assert rows(dms("redrive", "dead", "--json")[1]) == [{"queue": "dead", "moved": 2, "left": 0}]
-        assert [client.consume("mortal")[1] for _ in range(2)] == [b"one", b"two"]
-
-
 def test_a_queue_goes_to_a_file_and_comes_from_one(dms: Command, tmp_path: Path) -> None:
     fill(dms, "exported", "one", "two")
     file = tmp_path / "copy.dmsq"
@@ -240,35 +211,6 @@ def test_a_queue_goes_to_a_file_and_comes_from_one(dms: Command, tmp_path: Path)
     assert dms("consume", "-q", "copy", "-c", "-n", "2")[1] == "one\ntwo\n"
     code, out, err = dms("import", str(tmp_path / "nowhere.dmsq"))
     assert (code, out, err.count("nowhere.dmsq: No such file")) == (ExitCode.MISSING, "", 1)
-
-
-def test_where_no_server_runs_the_folder_is_asked(dms: Command, tmp_path: Path) -> None:
-    folder = ("-D", str(tmp_path / "data"))
-    with Server(tmp_path, "--enable", "dms") as stopped:
-        with SpecClient(stopped.address("dms")) as client:
-            client.create("cold")
-            for body in (b"one", b"two"):
-                client.produce("cold", body)
-        assert stopped.stop() == 0
-    for _ in range(2):
-        assert [row["text"] for row in rows(dms("peek", "-q", "cold", "--json", *folder)[1])] == [
-            "one",
-            "two",
-        ]
-    file = tmp_path / "more.dmsq"
-    assert dms("export", str(file), "-q", "cold", *folder)[0] == 0
-    assert dms("import", str(file), "-q", "cold", *folder)[0] == 0
-    (row,) = rows(dms("queues", "--json", *folder)[1])
-    assert (row["name"], row["ready"]) == ("cold", 4)
-    bad = tmp_path / "bad.dmsq"
-    bad.write_bytes(b"\0\0\0\1")
-    code, _, said = dms("import", str(bad), *folder)
-    assert (code, said) == (
-        1,
-        f"brokers: {bad} is no .dmsq file: 1 messages are announced, and 0 are there\n",
-    )
-    with stopped, SpecClient(stopped.address("dms")) as client:
-        assert [client.consume("cold")[1] for _ in range(4)] == [b"one", b"two", b"one", b"two"]
 
 
 def test_without_p_nothing_is_kept_and_with_it_everything(tmp_path: Path) -> None:
@@ -309,17 +251,6 @@ def test_what_is_refused_goes_back_and_its_delivery_counts(dms: Command) -> None
     code, _, err = dms("consume", "refused", "-c", "--nack")
     assert code == ExitCode.USAGE
     assert "--nack" in err
-
-
-def test_a_paused_queue_delivers_nothing_until_it_is_resumed(dms: Command, server: Server) -> None:
-    where = ("--json", "--data-dir", str(server.data))
-    dms("create", "held")
-    dms("produce", "held", "one")
-    assert dms("pause", "held", *where)[1] == '{"queue": "held", "paused": 1}\n'
-    assert dms("consume", "held")[0] == ExitCode.TEMPORARY
-    assert dms("resume", "held", *where)[1] == '{"queue": "held", "resumed": 1}\n'
-    assert dms("consume", "held")[1] == "one\n"
-    assert dms("pause", "nix", *where)[0] == ExitCode.MISSING
 
 
 def test_a_dead_letter_queue_that_is_not_there_is_told_when_it_is_named(dms: Command) -> None:

@@ -74,22 +74,6 @@ async def test_options_go_as_json_and_only_where_there_are_any() -> None:
     assert options.encoded() == '{"ttl_ms":60000,"dead_letter":"tot-é"}'.encode()
 
 
-async def test_many_tasks_share_one_connection(peer: Peer, client: Client) -> None:
-    async with trio.open_nursery() as nursery:
-        for number in range(500):
-            nursery.start_soon(client.produce, "jobs", b"%03d" % number)
-    assert sorted(body for _, body in peer.queues["jobs"]) == [b"%03d" % number for number in range(500)]
-    assert peer.connections == 1
-
-
-async def test_a_task_that_stops_waiting_leaves_the_connection_good(peer: Peer, client: Client) -> None:
-    with trio.move_on_after(0) as scope:
-        await client.produce("jobs", b"unheard")
-    assert scope.cancelled_caught
-    await client.produce("jobs", b"heard")
-    assert peer.queues["jobs"][-1][1] == b"heard"
-
-
 async def test_messages_are_asked_for_ahead_and_never_more_than_said(peer: Peer, client: Client) -> None:
     await client.produce_many("jobs", [b"%d" % number for number in range(20)])
     async with client.consume("jobs", prefetch=8) as messages:
@@ -142,26 +126,6 @@ async def test_a_queue_that_is_deleted_ends_the_wait(client: Client) -> None:
         nursery.start_soon(delete)
         with pytest.raises(dms.QueueNotFound):
             await anext(messages)
-
-
-async def test_again_sends_only_what_had_no_answer(
-    peer: Peer, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def takes_three(stream: trio.StapledStream) -> None:
-        await peer.greet(stream)
-        for _ in range(3):
-            request = await read_frame(stream)
-            assert request is not None
-            await stream.send_all(peer.answer(*request))
-        await read_frame(stream)  # the fourth: no answer
-
-    peer.scripts = [takes_three, takes_three]
-    peer.queues["jobs"] = deque()
-    async with connect() as client:
-        bodies = [b"%d" % number for number in range(10)]
-        assert await client.produce_many("jobs", bodies, again=True) == 7 + 4
-        assert [body for _, body in peer.queues["jobs"]] == bodies
-    assert peer.connections == 3
 
 
 async def test_a_consumer_goes_on_over_a_new_connection(
@@ -227,23 +191,6 @@ async def test_a_client_that_is_cancelled_whole_says_goodbye_for_its_consumers_t
     assert peer.requests.count(spec.DISCONNECT) == 2
 
 
-async def test_a_server_that_stays_away_is_unreachable_after_a_while(
-    peer: Peer, autojump_clock: trio.testing.MockClock
-) -> None:
-    async with connect(retry_seconds=20) as client:
-        await client.create("jobs")
-        async with client.consume("jobs") as messages:
-            peer.refusing = 1_000_000
-            peer.cut()
-            await trio.testing.wait_all_tasks_blocked()
-            with pytest.raises(Unreachable):
-                await client.produce("jobs", b"x", again=True)
-            with pytest.raises(Unreachable):
-                await anext(messages)
-        assert 30 < trio.current_time() < 45
-        assert 1_000_000 - peer.refusing < 60, "with growing pauses"
-
-
 @pytest.mark.parametrize(
     "refusal", [error(0, spec.INTERNAL, b"256 clients are here"), error(1, spec.INTERNAL, b"")]
 )
@@ -304,29 +251,6 @@ async def test_one_who_does_not_greet_as_dms_does_is_no_server_and_was_asked_not
         async with connect():
             raise AssertionError("connected")
     assert trio.current_time() <= 3
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"ERR SYNTAX\n",
-        spec.frame(spec.PRODUCE + 1, 99),
-        spec.frame(spec.CREATE + 1, 2),
-        spec.frame(spec.DELIVER, 0x80000001, b"unasked"),
-        bytes.fromhex("deadbeef00100001") + bytes(8),
-    ],
-)
-async def test_an_answer_that_is_not_dms_ends_the_connection(peer: Peer, said: bytes) -> None:
-    async def garbles(stream: trio.StapledStream) -> None:
-        await peer.greet(stream)
-        await read_frame(stream)
-        await stream.send_all(said)
-        await read_frame(stream)
-
-    peer.scripts = [garbles]
-    async with connect() as client:
-        with pytest.raises(Disconnected, match="not DMS's"):
-            await client.produce("jobs", b"x")
 
 
 async def test_a_server_that_stops_says_goodbye_first(peer: Peer) -> None:

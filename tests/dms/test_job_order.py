@@ -142,8 +142,9 @@ def test_an_option_that_no_queue_has_is_refused_by_name(options: bytes, named: s
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.usefixtures("few_are_many")
 def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> None:
-    """Workers that are lost, refuse, take long; restarts and snapshots. With one of a key at a time its
-    messages succeed in the order in which they came, and all of them do."""
+    """Workers that are lost, refuse, put off, take long; jobs that expire and are cancelled; restarts and
+    snapshots. With one of a key at a time its messages succeed in the order in which they came: all of them
+    but those that were cancelled or had a life."""
     pick = random.Random(seed)
     world = World(DmsSettings(hot_bytes=0))
     maker = with_queue(world, options=b'{"per_key":1,"fair":%b}' % (b"true" if seed % 2 else b"false"))
@@ -151,6 +152,7 @@ def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> 
     done: dict[str, list[bytes]] = {key: [] for key in "abcd"}
     workers = [world.connect() for _ in range(3)]
     held: dict[int, tuple[int, str, bytes]] = {}
+    mortal: set[bytes] = set()
 
     def took(number: int, frames: list[tuple[int, dict[str, str], bytes]]) -> None:
         for delivery, about, body in frames:
@@ -162,12 +164,15 @@ def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> 
             took(number, deliveries_with(worker.take()))
 
     for step in range(200):
-        what = pick.choices(range(6), (40, 40, 60, 15, 3, 2))[0] if step < 150 else pick.choice((1, 2))
+        what = pick.choices(range(8), (40, 40, 60, 15, 3, 2, 5, 10))[0] if step < 150 else pick.choice((1, 2))
         number = pick.randrange(3)
         if what == 0:
-            key = pick.choice("aaabcd")
+            key, ttl_ms = pick.choice("aaabcd"), pick.choice((0, 0, 0, 700))
+            if ttl_ms:
+                mortal.add(b"%d" % step)
             made[key].append(b"%d" % step)
-            assert statuses(maker.produce_with("orders", b"%d" % step, key=key)) == OK
+            said = {"key": key, "dedup": f"{step}", "ttl_ms": ttl_ms}
+            assert statuses(maker.produce_with("orders", b"%d" % step, **said)) == OK
         elif what == 1:
             took(number, workers[number].consume_with("orders"))
         elif held and what in (2, 3):
@@ -175,7 +180,11 @@ def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> 
             who, key, body = held.pop(delivery)
             if what == 2:
                 done[key].append(body)
-            frames = workers[who].ack(delivery) if what == 2 else workers[who].nack(delivery)
+            if what == 2:
+                frames = workers[who].ack(delivery)
+            else:
+                later = pick.choice((b"", b"", bytes(2) + (800).to_bytes(4)))
+                frames = workers[who].ask(Type.NACK, later, delivery)
             assert statuses(frames[:1]) == OK
             took(who, deliveries_with(frames))
         elif what == 4:
@@ -190,7 +199,16 @@ def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> 
             world.kill()
             maker, workers = world.connect(), [world.connect() for _ in range(3)]
             held.clear()
+        elif what == 6:
+            key = pick.choice("abcd")
+            for body in made[key][-3:]:
+                if Status.OK in statuses(maker.job(Type.CANCEL, "orders", dedup=body.decode())):
+                    mortal.add(body)
+                    break
+        elif what == 7:
+            world.advance(0.3)
         look()
+    world.advance(1)
     while held or world.depths()["orders"]:
         for delivery, (who, key, body) in sorted(held.items()):
             done[key].append(body)
@@ -198,4 +216,7 @@ def test_messages_of_a_key_come_in_order_to_any_number_of_workers(seed: int) -> 
             took(who, deliveries_with(workers[who].ack(delivery)))
         took(0, workers[0].consume_with("orders"))
         look()
-    assert done == made
+        world.advance(0.1)
+    for key in "abcd":
+        assert done[key] == sorted(done[key], key=int)
+        assert set(made[key]) - mortal <= set(done[key])

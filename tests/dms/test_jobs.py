@@ -225,6 +225,29 @@ def test_a_job_is_looked_at_put_off_and_cancelled_by_its_name(world: World) -> N
         assert statuses(peer.job(type_, "orders", dedup="d", **said)) == [Status.PROTOCOL_ERROR]
 
 
+def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", b"plain")
+    with pytest.raises(BadArgument, match="no job 'd'"):
+        world.call("job", queue="orders", dedup="d")
+    peer.produce_with("orders", b"one", dedup="d", delay_ms=5000)
+    (shown,) = world.call("job", queue="orders", dedup="d")
+    assert (shown["text"], shown["state"]) == ("one", "waiting")
+    assert 0 <= shown["properties"]["due_ms"] - UNIX_MS - 5000 <= 1
+    said = {"queue": "orders", "position": shown["position"]}
+    assert world.call("reschedule", **said, delay="1s") == {"rescheduled": 1}
+    world.advance(1.1)
+    ((_, plain), (held, _)) = peer.consume("orders", 2)
+    assert plain == b"plain"
+    (shown,) = world.call("job", **said)
+    assert shown["state"] == "held"
+    with pytest.raises(Refusal, match="held"):
+        world.call("cancel", **said)
+    peer.nack(held)
+    assert world.call("cancel", **said) == {"cancelled": 1}
+    assert world.depths() == {"orders": 1}
+
+
 def test_a_message_that_is_no_job_has_no_name(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", b"one")

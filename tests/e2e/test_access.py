@@ -1,6 +1,5 @@
 """Protocol x request x who asks: every cell over sockets, against a server that knows only its users file."""
 
-import asyncio
 import contextlib
 import itertools
 import json
@@ -10,11 +9,10 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import attrs
 import pika
 import pytest
@@ -730,30 +728,3 @@ def test_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> Non
             ):
                 with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not allowed"):
                     ask(ann.channel())
-
-
-def test_aio_pika_works_as_a_user_and_is_told_what_he_may_not(tmp_path: Path) -> None:
-    async def talk(host: str, port: int) -> None:
-        def connect(user: str, password: str) -> Coroutine[Any, Any, aio_pika.abc.AbstractConnection]:
-            return aio_pika.connect(host=host, port=port, login=user, password=password)
-
-        for user, password in (("guest", "guest"), ("ann", "wrong"), ("nobody", PASSWORD)):
-            with pytest.raises(aio_pika.exceptions.AMQPConnectionError, match="ACCESS_REFUSED"):
-                await connect(user, password)
-        async with await connect("root", PASSWORD) as root, await connect("ann", PASSWORD) as ann:
-            await (await root.channel()).declare_queue("other")
-            channel = await ann.channel()
-            queue = await channel.declare_queue("mine")
-            await queue.bind(await channel.declare_exchange("mine"), "key")
-            message = aio_pika.Message(b"hello", user_id="ann")
-            await (await channel.get_exchange("mine")).publish(message, "key")
-            async with queue.iterator() as messages:
-                async for found in messages:
-                    assert found.body == b"hello"
-                    await found.ack()
-                    break
-            with pytest.raises(aio_pika.exceptions.ChannelClosed, match="not allowed"):
-                await (await ann.channel()).declare_queue("other")
-
-    with served(tmp_path, USERS, BROKERS_ACCESS_REQUIRED="always") as way:
-        asyncio.run(asyncio.wait_for(talk(*way.server.address("dmp")), 60))

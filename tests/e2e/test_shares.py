@@ -157,31 +157,6 @@ def test_connections_above_a_share_are_closed_and_another_connects(server: Serve
         stream.close()
 
 
-def test_who_fills_his_share_of_memory_with_amqp_messages_waits_and_another_is_served(server: Server) -> None:
-    host, port = server.address("dmp")
-    of = {user: pika.PlainCredentials(user, PASSWORD) for user in ("mal", "ann")}
-    with pika.BlockingConnection(pika.ConnectionParameters(host, port, credentials=of["mal"])) as greedy:
-        blocked: list[object] = []
-        greedy.add_on_connection_blocked_callback(lambda *_: blocked.append(greedy))
-        channel = greedy.channel()
-        channel.queue_declare("mal0")
-        sent = 0
-        while not blocked and sent < MEMORY:
-            channel.basic_publish("", "mal0", bytes(10_000))
-            sent += 10_000
-            greedy.process_data_events(0)
-        # All of it may be on its way before a busy server has read as far as the share.
-        until(lambda: bool(greedy.process_data_events(0) or blocked))
-        with pika.BlockingConnection(pika.ConnectionParameters(host, port, credentials=of["ann"])) as other:
-            theirs = other.channel()
-            theirs.confirm_delivery()
-            theirs.queue_declare("ann0")
-            for number in range(10):
-                theirs.basic_publish("", "ann0", b"%d" % number)
-                assert theirs.basic_get("ann0", auto_ack=True)[2] == b"%d" % number
-            theirs.queue_delete("mal0")  # what mal has on its way takes no more room, and is read to its end
-
-
 def stays(server: Server, user: str) -> bool:
     with socket.create_connection(server.address("logmq"), timeout=30) as stream:
         try:

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-import trustme
 from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from kqmsgq import client as clients
@@ -15,25 +14,11 @@ from kqmsgq.wire import message
 from shared.client.dial import Address, Disconnected
 from shared.client.sender import Sender
 from shared.client.trio_loop import trio_loop
-from shared.net.settings import TlsSettings
-from shared.net.tls import client_context
 from tests.kqmsgq.served import Served, served
 
 
 async def subscribed(server: Served, count: int) -> None:
     await server.until(subscriptions=count)
-
-
-async def test_a_message_reaches_a_consumer() -> None:
-    async with served() as server, open_consumer(port=server.port) as consumer:
-        await consumer.subscribe("orders", b"\xff")
-        await subscribed(server, 2)
-        async with open_producer(port=server.port) as producer:
-            await producer.send("orders", b"hello")
-            await producer.send("other", b"not for us")
-            await producer.send(b"\xff", b"")
-        assert await anext(consumer) == Message(b"orders", b"hello")
-        assert await anext(consumer) == Message(b"\xff", b"")
 
 
 async def test_leaving_a_producer_waits_until_the_server_has_all() -> None:
@@ -195,36 +180,6 @@ async def test_what_no_server_would_take_is_refused_here() -> None:
     async with attached(near) as consumer:
         with pytest.raises(ValueError, match="subscribe_all"):
             await consumer.subscribe("")
-
-
-async def test_tls_on_both_sides(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("tls")
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost")
-    certificate.private_key_and_cert_chain_pem.write_to_path(folder / "server.pem")
-    context = client_context()
-    authority.configure_trust(context)
-    async with (
-        served(tls=TlsSettings(certificate=folder / "server.pem")) as server,
-        open_consumer(port=server.port, ssl_context=context, server_hostname="localhost") as consumer,
-    ):
-        await consumer.subscribe("q")
-        await subscribed(server, 1)
-        async with open_producer(
-            port=server.port, ssl_context=context, server_hostname="localhost"
-        ) as producer:
-            await producer.send("q", b"x" * 100_000)
-            await producer.send_many(("r", bytes(1000)) for _ in range(1000))
-        assert server.value["messages_produced_total"] == 1001, "all is read when the block ends"
-        assert await anext(consumer) == Message(b"q", b"x" * 100_000)
-        with pytest.raises(Disconnected):
-            async with open_producer(
-                port=server.port,
-                ssl_context=context,
-                server_hostname="localhost",
-                message_bytes_max=32 << 20,
-            ) as producer:
-                await producer.send("q", bytes(17 << 20))
 
 
 def test_the_clients_defaults_are_the_servers() -> None:

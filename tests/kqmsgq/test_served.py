@@ -20,20 +20,6 @@ everywhere = pytest.mark.parametrize("driver", ["auto", "stream"])
 
 
 @everywhere
-async def test_messages_pass_from_producers_to_consumers(driver: Driver) -> None:
-    async with served(net=NetSettings(driver=driver)) as server:
-        one = await server.connect(b"consume" + subscribe(b"a"))
-        everything = await server.connect(b"consume" + subscribe())
-        await server.until(subscriptions=2)
-        sent = message(b"a", b"1") + message(b"b", b"2")
-        producer = await server.connect(b"produce" + sent)
-        await producer.send_eof()
-        assert await read_all(producer) == b"", "nothing is ever answered"
-        assert await read_all(everything, len(sent)) == sent
-        assert await read_all(one, len(message(b"a", b"1"))) == message(b"a", b"1")
-
-
-@everywhere
 async def test_the_end_of_its_input_ends_a_consumer_once_what_waited_is_written(driver: Driver) -> None:
     async with served(net=NetSettings(driver=driver)) as server:
         consumer = await server.connect(b"consume" + subscribe(b"a"))
@@ -124,22 +110,6 @@ async def test_a_slow_consumer_may_be_disconnected_instead() -> None:
         await server.until(consumers=1)
         assert server.group.counters.closed["slow consumer"] == 1
         assert server.value["messages_dropped_total"] == 0
-
-
-@pytest.mark.parametrize("slow_consumer", ["drop", "disconnect"])
-async def test_the_largest_message_reaches_a_consumer_however_little_may_wait(
-    slow_consumer: Literal["drop", "disconnect"],
-) -> None:
-    async with served(KqmsgqSettings(consumer_bytes_max=1000, slow_consumer=slow_consumer)) as server:
-        consumer = await server.connect(b"consume" + subscribe())
-        await server.until(subscriptions=1)
-        largest = message(b"q", b"x" * (16 << 20))
-        producer = await server.connect(b"produce" + largest)
-        await server.until(messages_delivered_total=1)
-        small = message(b"q", b"small")
-        await producer.send_all(small)
-        await server.until(messages_delivered_total=2)
-        assert await read_all(consumer, len(largest) + len(small)) == largest + small
 
 
 def test_a_flood_leaves_other_protocols_of_the_process_their_turn(tmp_path: Path) -> None:

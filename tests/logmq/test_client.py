@@ -17,32 +17,6 @@ from shared.replaying import PastMessage, TargetAddress
 from tests.logmq.served import served
 
 
-async def test_many_tasks_share_one_connection(tmp_path: Path) -> None:
-    offsets: dict[int, int] = {}
-    async with served(tmp_path) as server, connect(port=server.port) as client:
-
-        async def produce(number: int) -> None:
-            offsets[number] = await client.produce("t", b"%04d" % number)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(1000):
-                nursery.start_soon(produce, number)
-        got = {record.offset: record.payload async for record in client.records("t")}
-        assert got == {offset: b"%04d" % number for number, offset in offsets.items()}
-        assert server.group.connections == 1
-
-
-async def test_a_task_that_stops_waiting_leaves_the_connection_good(tmp_path: Path) -> None:
-    async with served(tmp_path) as server, connect(port=server.port) as client:
-        with trio.move_on_after(0) as scope:
-            await client.produce("t", b"unheard")
-        assert scope.cancelled_caught
-        await client.produce("t", b"heard")
-        payloads = [record.payload async for record in client.records("t")]
-        assert payloads[-1] == b"heard"
-        assert len(payloads) <= 2
-
-
 async def test_a_producer_is_bounded(tmp_path: Path) -> None:
     async with served(tmp_path) as server, connect(port=server.port) as client:
         sent = 0

@@ -248,8 +248,8 @@ def test_topics_get_the_durability_of_the_first_pattern_that_matches() -> None:
     world.connect().ask(b"PRODUCE log.a x\nPRODUCE other x\n")
     assert world.log("log.a").mode == none
     assert world.log("other").mode == always
-    assert settings.for_topic("log.a") == TopicSettings(none, 10, 30)
-    assert settings.for_topic("other") == TopicSettings(always, 20, 30)
+    assert settings.for_topic("log.a") == TopicSettings(none, 10, 30, 0, 0)
+    assert settings.for_topic("other") == TopicSettings(always, 20, 30, 0, 0)
 
 
 @pytest.mark.parametrize("topics", [{}, {"other": TopicSettings(retention_bytes=20)}])

@@ -1,25 +1,20 @@
 """The clients, against the server itself and against streams that break."""
 
-import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
-import trustme
 from trio.testing import lockstep_stream_pair, memory_stream_pair
 
 from pubsub import client as clients
 from pubsub import wire
 from pubsub.admin import SessionInUse
-from pubsub.client import Disconnected, Kind, Subscriber, open_datagrams, open_publisher, open_subscriber
+from pubsub.client import Disconnected, Kind, Subscriber, open_publisher, open_subscriber
 from pubsub.settings import PubsubSettings
 from pubsub.wire import Command
 from shared.client.dial import Address
 from shared.client.trio_loop import trio_loop
-from shared.net.settings import TlsSettings
-from shared.net.tls import client_context
 from tests.pubsub.served import served
 from tests.support.serving import Serving
 
@@ -45,27 +40,6 @@ async def test_a_session_is_forgotten_while_its_client_is_away_and_one_that_is_n
         await server.until(connected=0)
         assert await forget.call(sessions.find(["A"]), {}, False) == {"deleted": 1, "subscriptions": 1}
         assert sessions.find(["A"]) is None
-
-
-async def test_a_message_reaches_a_subscriber_with_its_value_and_its_senders_address() -> None:
-    async with served() as server, open_subscriber("A", port=server.port) as subscriber:
-        await subscriber.subscribe("hall/+/temperature", b"hall/3/\xff")
-        await server.until(subscriptions=2)
-        async with trio_loop() as loop:
-            with socket.socket(type=socket.SOCK_DGRAM) as free:
-                free.bind(("127.0.0.1", 0))
-                ours = free.getsockname()
-            publisher = await open_datagrams(loop, "127.0.0.1", server.port, ours)
-            await publisher.publish("hall/3/temperature", Kind.FLOAT, "21.50")
-            await publisher.publish("hall/3/door", Kind.STRING, "not for us")
-            await publisher.publish(b"hall/3/\xff", Kind.INT, "-7")
-            publisher.close()
-            sender = "{}:{}".format(*ours)
-        found = [await anext(subscriber), await anext(subscriber)]
-    assert [(each.sender, each.topic, each.kind, each.value) for each in found] == [
-        (sender, b"hall/3/temperature", Kind.FLOAT, b"21.50"),
-        (sender, b"hall/3/\xff", Kind.INT, b"-7"),
-    ]
 
 
 async def test_a_subscription_ends_and_the_others_stay() -> None:
@@ -123,30 +97,6 @@ async def test_an_id_that_is_connected_is_turned_away_and_the_first_stays() -> N
         await published(server, "still")
         assert (await anext(first)).topic == b"still"
         assert server.value["faults_total{already_connected}"] == 1
-
-
-async def test_a_subscriber_over_tls_and_what_is_kept_for_it(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    context = client_context()
-    authority.configure_trust(context)
-    topics = [f"t/{number}" for number in range(200)]
-    async with served(tls=TlsSettings(certificate=tmp_path / "server.pem")) as server:
-
-        def subscriber() -> AbstractAsyncContextManager[Subscriber]:
-            return open_subscriber("A", port=server.port, ssl_context=context, server_hostname="localhost")
-
-        async with subscriber() as first:
-            await first.subscribe("*", keep=True)
-            await server.until(subscriptions=1)
-            await published(server, *topics)
-            assert [(await anext(first)).topic.decode() for _ in topics] == topics
-        await server.until(connected=0)
-        await published(server, *topics)
-        await server.until(messages_kept_total=200)
-        async with subscriber() as again:
-            assert [(await anext(again)).topic.decode() for _ in topics] == topics
-        await server.until(connected=0, kept_bytes=0)
 
 
 @asynccontextmanager

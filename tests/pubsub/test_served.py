@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-import trustme
 
 from brokers.commands import control
 from brokers.errors import ExitCode
@@ -219,42 +218,6 @@ def test_a_subscription_that_gets_nothing_says_so_by_its_exit_code(server: Serve
         assert (done.returncode, done.stdout) == (code, ""), words
         assert says in done.stderr
     assert rows(server) == ""
-
-
-def test_the_subscriber_of_the_command_line_speaks_tls_and_shows_who_it_is(
-    new_server: NewServer, tmp_path: Path
-) -> None:
-    authority = trustme.CA()
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
-    authority.issue_cert("A").private_key_and_cert_chain_pem.write_to_path(tmp_path / "client.pem")
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    settings = tmp_path / "brokers.toml"
-    settings.write_text(
-        f'[pubsub.tls]\ncertificate = "{tmp_path / "server.pem"}"\nclient_ca = "{tmp_path / "ca.pem"}"\n'
-    )
-    server = new_server("--enable", "pubsub", "--config", str(settings)).start()
-    host, port = server.address("pubsub")
-    words = ["pubsub", "subscriber", "A", host, str(port), "--ca", str(tmp_path / "ca.pem")]
-    refused = run(*words)
-    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (69, "", 1)
-    assert "the server asks for a certificate of ours" in refused.stderr
-    with begun(*words, "--certificate", str(tmp_path / "client.pem")) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            process.stdin.write(b"subscribe *\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"Subscribed to topic *\n"
-            until(lambda: '"subscriptions": 1' in rows(server))
-            topics = [b"t/%d" % number for number in range(200)]
-            publish((host, port), *topics)
-            for topic in topics:
-                assert process.stdout.readline().endswith(b" - %b - STRING - %b\n" % (topic, topic))
-            process.stdin.write(b"exit\n")
-            process.stdin.flush()
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,6 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parent.parent.parent
 
 
-def services() -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = read()["services"]
-    return found
-
-
 def read() -> Mapping[str, Any]:
     found: Mapping[str, Any] = interpolated(YAML(typ="safe", pure=True).load(ROOT / "compose.yaml"))
     return found

@@ -58,12 +58,6 @@ def test_a_right_archive_has_no_faults(archive: Path) -> None:
     assert faults(archive) == []
 
 
-def test_what_is_behind_is_a_fault_in_the_end_only(archive: Path) -> None:
-    (archive / "topic=orders/date=2026-01-31/c.parquet").unlink()
-    assert faults(archive, complete=False) == []
-    assert faults(archive) == ["orders: 8 records were written; the longest log has 5"]
-
-
 OLD, NEW, OTHER = *WRITTEN["orders"], WRITTEN["a b"][0]
 DAY = "topic=orders/date=2026-01-31"
 

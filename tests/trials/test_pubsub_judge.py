@@ -25,26 +25,6 @@ def states(**topics: str) -> dict[Subscription, str]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"),
-    [
-        pytest.param([(5, "a", PLAIN)], {"a": PLAIN}, id="asked for in time"),
-        pytest.param([(5, "a", PLAIN), (6, "a", NONE)], {}, id="ended in time"),
-        pytest.param([(9.5, "a", PLAIN)], {}, id="asked for too late to be promised"),
-        pytest.param([(9.5, "a", PLAIN)], {"a": PLAIN}, id="and there all the same"),
-        pytest.param([(5, "a", PLAIN), (9.5, "a", NONE)], {"a": PLAIN}, id="ended too late to be promised"),
-        pytest.param(
-            [(5, "a", PLAIN), (9.2, "a", NONE), (9.5, "a", KEPT)], {"a": KEPT}, id="the last of all"
-        ),
-        pytest.param([(9.2, "a", PLAIN), (9.5, "b", PLAIN)], {"a": PLAIN}, id="the first of those in doubt"),
-    ],
-)
-def test_what_was_sent_a_second_before_is_there_and_later_commands_in_their_order(
-    asked: Asked, shown: dict[str, str]
-) -> None:
-    assert not book(*asked).judge(states(**shown), UNTIL).faults
-
-
-@pytest.mark.parametrize(
     ("asked", "shown", "told"),
     [
         pytest.param([(5, "a", PLAIN)], {}, "1 of 1 promised commands undone", id="lost"),
@@ -74,23 +54,10 @@ def test_a_planted_fault_is_found(asked: Asked, shown: dict[str, str], told: str
     assert told in faults[0]
 
 
-def test_another_clients_subscription_is_none_of_ones_own() -> None:
-    made = book((5, "a", PLAIN))
-    faults = made.judge({("c", "a"): PLAIN, ("d", "a"): PLAIN}, UNTIL).faults
-    assert [fault.split(":")[0] for fault in faults] == ["d"]
-
-
 def test_what_a_recovery_has_shown_must_stay() -> None:
     made = book((9.5, "a", PLAIN))
     assert not made.judge(states(a=PLAIN), UNTIL).faults
     assert made.judge({}, UNTIL).faults
-
-
-def test_where_nothing_is_promised_only_what_nobody_asked_for_is_wrong() -> None:
-    made = book((1, "a", PLAIN), (2, "b", PLAIN), (3, "a", NONE))
-    assert not made.judge(states(a=PLAIN), -math.inf).faults
-    assert not made.judge(states(b=PLAIN), -math.inf).faults
-    assert made.judge(states(b=KEPT), -math.inf).faults
 
 
 def test_one_command_left_out_or_one_state_turned_over_in_a_long_row_is_found() -> None:
@@ -148,7 +115,3 @@ def test_what_is_kept_comes_once_and_none_is_lost(
         assert faults == ["1 of 10 kept messages are lost, the first 9"]
     else:
         assert [told in fault for fault in faults] == [True] * bool(told)
-
-
-def test_where_nothing_is_promised_what_is_kept_may_be_lost_or_come_again() -> None:
-    assert not away((5.5, [0, 1, 2])).judge([1, 2, 5], 20.0, CUT, -math.inf).faults

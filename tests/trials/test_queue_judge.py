@@ -49,31 +49,6 @@ SHOWN: Sent = {"a": {"answered": None, "shown": 15.0}}
 CUT = 100.0
 AT_THE_CUT: Sent = {"a": {}, "b": {"answered": CUT + 1}}
 BEHIND: Sent = {"a": {"writer": "v"}, "b": {"queued": 40.0, "answered": 50.0}}
-BESIDE: Sent = {"a": {"writer": "v"}, "b": {"queued": 15.0, "answered": 50.0}}
-
-
-@pytest.mark.parametrize(
-    ("sent", "found", "until", "figures"),
-    [
-        (MIXED, "a", math.inf, {"kept": 1, "extra": 0, "commits": 1}),
-        (MIXED, "ac", math.inf, {"kept": 1, "extra": 1, "newest_kept": 10.0}),
-        ({"a": PERHAPS_ACKED, "b": {}}, "ab", math.inf, {"commits": 0}),
-        ({"a": PERHAPS_ACKED, "b": {}}, "b", math.inf, {"kept": 1}),
-        *((NOT_ANSWERED, found, math.inf, {"extra": len(found)}) for found in ("abc", "a", "c", "")),
-        (SHOWN, "", 14.0, {"lost": 0}),
-        ({"a": {"ack": Asked(25.0, CUT + 1)}}, "a", CUT, {"lost": 1}),
-        (AT_THE_CUT, "a", CUT, {"lost": 1, "oldest_lost": CUT + 1}),
-        (BEHIND, "ab", math.inf, {"kept": 2}),
-        (BESIDE, "ba", math.inf, {"kept": 2}),
-    ],
-)
-def test_what_keeps_the_promises_passes_and_is_counted(
-    queue: Queue, sent: Sent, found: str, until: float, figures: dict[str, float]
-) -> None:
-    queue.send(sent)
-    verdict = queue.judge(found, until)
-    assert verdict.faults == []
-    assert {name: getattr(verdict, name) for name in figures} == figures
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ SEEDS = {
     "queues with snapshots": 4,
     "queues that need no sync": 4,
     "one worker": 4,
-    "queues of mortals": 40,  # so many find every bug that is planted in lifetimes, tries and dead letters
+    "queues of mortals": 8,
     "bridges": 4,
     "bridges by AMQP": 4,
     "bridges to logs that drop": 2,

@@ -148,8 +148,7 @@ async function keepFresh() {
   for (;;) {
     await new Promise((done) => setTimeout(done, 1000 * Number(document.body.dataset.poll)));
     if (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, {once: true}));
-    const open = $("dialog[open]");
-    if (!open) await refresh();
+    if ($("[data-live]") && !$("dialog[open]")) await refresh();
     await charts.refresh();
   }
 }

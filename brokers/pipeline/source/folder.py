@@ -89,10 +89,11 @@ class FolderReader(SourceReader):
 
     def kept(self, wanted: LogRange, policy: LossPolicy) -> LogRange:
         log = (self._look() if self._seen is None else self._seen).get(wanted.log_id)
-        if log is None or log.first <= wanted.start:
+        if log is None or max(log.first, log.local) <= wanted.start:
             return wanted
-        gone = min(log.first, wanted.stop)
-        policy.lose(lost(wanted, wanted.start, gone, dropped(log.first)))
+        gone = min(max(log.first, log.local), wanted.stop)
+        why = dropped(log.first) if log.first > wanted.start else "only the bucket has it: read that"
+        policy.lose(lost(wanted, wanted.start, gone, why))
         return wanted.part(gone, wanted.stop)
 
     # -- reading
@@ -116,7 +117,7 @@ class FolderReader(SourceReader):
     def first_kept(self, log_id: int) -> int | None:
         """Ask catalog and journal for the first kept offset as of now; None if the log is gone."""
         log = self._look().get(log_id)
-        return None if log is None else log.first
+        return None if log is None else max(log.first, log.local)
 
     def id_of(self, file: str, log_id: int) -> int:
         """The log whose index that file has, looked for as `log_id`'s."""

@@ -168,7 +168,7 @@ def _start(view: FolderView, log: LogView) -> int:
     """What is checked must be complete, including what the journal refers to."""
     found = view.read_index(log)
     start = log.first if found is None else checked_from(found.entries, log.first)
-    return min([start, *(reference.offset for reference in log.references)])
+    return max(min([start, *(reference.offset for reference in log.references)]), log.local)
 
 
 def restore(source: Path, target: Path, *, strict: bool = False) -> BackupReport:
@@ -349,20 +349,22 @@ def _copy_opened(
     good += snapshot.entries
     target.make_folder(line.namespace)
     with opened(target, line.log_path, create=True, exclusive=True) as out:
-        start = index.checked_from(good, line.first)
+        start = max(index.checked_from(good, line.first), line.local)
         if fd is not None and (end := min(line.end, disk.size(fd))) > start:
             _copy_range(disk, fd, target, out, start, end)
         if snapshot.tail:
             write_all(target, out, snapshot.tail, line.end - len(snapshot.tail))
         target.truncate(out, line.end)
         target.sync_data(out)
-        # Ask after the copy: retention makes holes only below it.
+        # Ask after the copy: holes are only below these.
         first = min(max(line.first, snapshot.log.first_kept), line.end)
-        start = index.checked_from(good, first)
+        local = min(snapshot.log.local, line.end)
+        start = max(index.checked_from(good, first), local)
         copied = FileLine(line.log_path, start, line.end, _crc_of_range(target, out, start, line.end))
-        wanted, _ = index.whole(target, out, good, first, line.end, line.created_ms)
+        wanted, _ = index.whole(target, out, good, first, line.end, line.created_ms, local)
     packed = index.pack_index(line.id, line.created_ms, wanted)
-    return line._replace(first=first), [copied, _write(target, line.index_path, packed)]
+    local = local if local > first else 0
+    return line._replace(first=first, local=local), [copied, _write(target, line.index_path, packed)]
 
 
 def _write(target: OsDisk, path: str, data: bytes) -> FileLine:

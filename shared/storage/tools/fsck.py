@@ -22,6 +22,7 @@ from shared.storage.recovery import MISSING
 from shared.storage.replay import seeming_end
 from shared.storage.reserve_file import PATH as RESERVE_PATH
 from shared.storage.tools.view import (
+    CheckedRange,
     DamagedFile,
     FolderView,
     LogReader,
@@ -180,9 +181,13 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         text = "the journal is damaged, and seems to have had its newest records"
         yield FindingKind.LOG.damage(log.log_path, text, end, missed)
     yield from _index(view, log)
+    remote: list[CheckedRange] = []
     for part in ranges(view, log, reader, log.first, log.end):
         if part.state is Trust.DAMAGED:
             yield FindingKind.LOG.damage(log.log_path, part.text, part.offset, part.length)
+            continue
+        if part.state is Trust.REMOTE:
+            remote.append(part)
             continue
         yield part.records, part.length
         if part.state is Trust.UNVERIFIED:
@@ -191,6 +196,10 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         elif part.state is Trust.UNCOVERED and part.offset < log.synced_end:
             text = "no index entry covers this; nothing says that these are the bytes that were written"
             yield FindingKind.INDEX.warning(log.index_path, text, part.offset, part.length)
+    if remote:
+        text = "these bytes are in the bucket only: brokers ship verify reads them"
+        start, end = remote[0].offset, remote[-1].end
+        yield FindingKind.LOG.note(log.log_path, text, start, end - start)
 
 
 def _index(view: FolderView, log: LogView) -> Iterator[Finding]:

@@ -35,7 +35,7 @@ class RecordRow:
 
 @attrs.frozen
 class DamagedRow:
-    """Bytes that cannot be read as records; the next row continues behind them."""
+    """Bytes that cannot be read as records, or are in the bucket only; the next row continues behind them."""
 
     offset: int
     length: int
@@ -97,7 +97,7 @@ def log_dump(
 def _dump_range(
     reader: LogReader, part: CheckedRange, low: int, high: int
 ) -> Iterator[RecordRow | DamagedRow]:
-    if part.state is Trust.DAMAGED:
+    if part.state in (Trust.DAMAGED, Trust.REMOTE):
         yield DamagedRow(part.offset, part.length, part.text)
         return
     for offset, payload in reader.records(part.offset, part.end):

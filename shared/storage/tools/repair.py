@@ -108,7 +108,9 @@ class _Mender:
         kept = [entry for entry in found.entries if entry is not None] if found is not None else []
         try:
             with opened(self._disk, log.log_path) as fd:
-                whole, filled = index.whole(self._disk, fd, kept, log.first, log.end, log.created_ms)
+                whole, filled = index.whole(
+                    self._disk, fd, kept, log.first, log.end, log.created_ms, log.local
+                )
         except FileNotFoundError:
             return
         if found is None and not whole:

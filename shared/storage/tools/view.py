@@ -37,7 +37,8 @@ _LOOKS_MAX = 10
 
 @attrs.define(eq=False)
 class LogView:
-    """A log. `synced_end`: the catalog's end, up to which the file itself must be good.
+    """A log. `synced_end`: the catalog's end, up to which the file itself must be good. Below `local` its
+    bytes are in the bucket only.
 
     `patches`: bytes of it that stand in the journal. `references`: bytes of its file whose CRCs stand there.
     `hinted`: what a damaged place there seems to have had of it.
@@ -51,6 +52,7 @@ class LogView:
     created_ms: int
     first: int
     end: int
+    local: int
     synced_end: int
     patches: Pieces = attrs.Factory(list)
     references: Pieces = attrs.Factory(list)
@@ -328,6 +330,7 @@ class Trust(Enum):
     GOOD = "good"  # its CRC, made when it was written, agrees
     UNVERIFIED = "unverified"  # its CRC was made later, when an index was rebuilt, and agrees
     UNCOVERED = "uncovered"  # whole records, but nothing says that they are the ones written
+    REMOTE = "remote"  # in the bucket only
     DAMAGED = "damaged"
 
 
@@ -384,10 +387,12 @@ def _ranges(
         if entry.offset > position:
             yield from _gap(log, reader, position, entry.offset, start)
         if entry.end > start:
-            checked = _of_entry(reader, entry)
+            checked = _remote(entry) if entry.offset < log.local else _of_entry(reader, entry)
             if view.live and entry.offset < position and checked.state is Trust.DAMAGED:
                 continue  # more may be dropped by now than we know of, and be a hole
-            yield checked if entry.offset >= position else _kept(checked, reader, position)
+            if entry.offset < position and checked.state is not Trust.REMOTE:
+                checked = _kept(checked, reader, position)
+            yield checked
         position = entry.end
     if position < min(stop, log.end):
         yield from _gap(log, reader, position, log.end, start)
@@ -405,6 +410,15 @@ def _of_entry(reader: LogReader, entry: IndexEntry) -> CheckedRange:
         return _damaged(entry, "the length fields do not lead to the range's end")
     state = Trust.UNVERIFIED if entry.unverified else Trust.GOOD
     return CheckedRange(entry.offset, entry.length, entry.records, state, "", entry.last_ms, entry.first_ms)
+
+
+def _remote(entry: IndexEntry) -> CheckedRange:
+    if entry.damaged:
+        return _damaged(entry, "only the bucket has it, and the index that said what it is was lost")
+    text = "its bytes are in the bucket only"
+    return CheckedRange(
+        entry.offset, entry.length, entry.records, Trust.REMOTE, text, entry.last_ms, entry.first_ms
+    )
 
 
 def _kept(whole: CheckedRange, reader: LogReader, first: int) -> CheckedRange:

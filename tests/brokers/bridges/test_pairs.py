@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from dmp.declarations import QueueKind
+from dmp.declarations import QueueArguments, QueueKind
+from dms.job_requests import JobRequest
 from tests.brokers.bridges.world import World, bridge
 from tests.support.fake_disk import FakeDisk
 from tests.support.stores import SMALL, open_store, reopen
@@ -120,3 +121,29 @@ async def test_what_a_dmp_queues_bridge_acknowledges_is_one_record_an_entry() ->
     world.carry()
     assert await world.found("dms", "out") == bodies
     assert world.store.statistics().records == before + 2, "what was written, and what was acknowledged"
+
+
+async def test_a_jobs_key_names_its_target_and_goes_with_it_through_amqp_and_back() -> None:
+    world = await World.open(await open_store(FakeDisk(), SMALL))
+    engine, broker = world.services["dms"].engine, world.services["dmp"].broker
+    for name, options in (("in", {}), ("out", {"per_key": 1}), ("plain", {})):
+        engine.create(name, options)
+    kind = QueueKind(durable=True, arguments=QueueArguments(fair=True))
+    for name in (b"by-ann", b"by-bob", b"by-"):
+        broker.topology.declare_queue(name, kind, broker.new_application(""))
+    for key in ("ann", "bob", ""):
+        engine.queues[b"in"].made_for_jobs().produce(JobRequest(key=key), key.encode())
+    world.store.commit_pending()
+    await world.bridges.change([bridge("dms:in", "dmp:by-{key}")])
+    world.carry()
+    for name in (b"by-ann", b"by-bob", b"by-"):
+        (run,) = broker.queues[name].ready
+        assert (b"by-" + run.bodies[0], run.head.text_in(b"x-key").encode()) == (name, run.bodies[0])
+    for target in ("out", "plain"):
+        name = b"by-ann" if target == "out" else b"by-bob"
+        await world.bridges.change([bridge(f"dmp:{name.decode()}", f"dms:{target}", name="back")])
+        world.carry()
+    out, plain = (engine.queues[name] for name in (b"out", b"plain"))
+    (run,) = out.jobs.runs()
+    assert (run.head.key, run.bodies) == ("ann", [b"ann"])
+    assert (plain.depth, plain.jobs) == (1, None), "it does not look at keys"

@@ -1,6 +1,7 @@
-"""A folder with a history, taken apart."""
+"""A folder with a history, taken apart; and a server that speaks S3."""
 
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import attrs
@@ -66,3 +67,15 @@ async def apart(tmp_path: Path) -> AsyncIterator[Apart]:
     await parts.ship(store)
     yield parts
     store.abandon()
+
+
+@pytest.fixture(scope="package")
+def endpoint() -> Iterator[str]:
+    server = pytest.importorskip("moto.server")
+    serving = pytest.importorskip("werkzeug.serving")
+    made = serving.make_server("127.0.0.1", 0, server.create_backend_app("s3"), True)
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{made.port}"
+    made.shutdown()
+    thread.join()

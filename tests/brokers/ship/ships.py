@@ -9,6 +9,7 @@ import structlog
 import trio
 
 from brokers.ship.cipher import Cipher
+from brokers.ship.remote import RemoteReader
 from brokers.ship.settings import ShipSettings
 from brokers.ship.shipper import Shipper, opened_with
 from shared.storage import format
@@ -30,6 +31,7 @@ class Shipped:
 
     store: Store
     shipper: Shipper
+    remote: RemoteReader
 
     def log(self, name: str, mode: Durability = ALWAYS) -> Log:
         """A log of the namespace `logs`, made if it is not there."""
@@ -80,10 +82,15 @@ async def shipped(
     )
     shipper = Shipper(opened, settings, bucket_of(store, cipher), structlog.stdlib.get_logger())
     await shipper.start()
+    remote = RemoteReader.of(
+        shipper.bucket, shipper.sections_of, shipper.refresh, shipper.log, opened.commit_pending
+    )
+    opened.read_remotely(remote.read)
     async with trio.open_nursery() as nursery:
         await nursery.start(opened.run)
         nursery.start_soon(shipper.run)
-        yield Shipped(opened, shipper)
+        nursery.start_soon(remote.run)
+        yield Shipped(opened, shipper, remote)
         if close:
             await shipper.finish()
         nursery.cancel_scope.cancel()

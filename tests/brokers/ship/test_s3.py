@@ -1,7 +1,5 @@
 """The bucket on a server that speaks S3, over HTTP: the same contract, and a store shipped to it."""
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +19,6 @@ from shared.storage.store import Store
 from tests.brokers.ship.reassembled import assembled
 
 KEYS = 'access_key_id = "test"\nsecret_access_key = "test"\n'
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = pytest.importorskip("moto.server")
-    serving = pytest.importorskip("werkzeug.serving")
-    made = serving.make_server("127.0.0.1", 0, server.create_backend_app("s3"), True)
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{made.port}"
-    made.shutdown()
-    thread.join()
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ NAMES = ("", "a", "b", "c")
 
 
 class Machine(RuleBasedStateMachine):
-    """`waiting`: by number, the priority and key of what is ready; `held`: the same of what was taken."""
+    """`waiting`: by number, the priority and key of what is ready; `held`: the same of what was taken;
+    `put_off`: of what was tried, and waits for its time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +31,7 @@ class Machine(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[int, str]] = {}
         self.runs: dict[int, Run] = {}
         self.held: dict[int, tuple[int, str]] = {}
+        self.put_off: dict[int, tuple[int, str]] = {}
         self.passed: Counter[str] = Counter()
 
     @initialize(per_key=st.integers(0, 3), fair=st.booleans(), most=st.integers(0, 2))
@@ -48,6 +50,8 @@ class Machine(RuleBasedStateMachine):
     def free(self) -> dict[int, tuple[int, str]]:
         """What may be taken."""
         held = Counter(key for _, key in self.held.values())
+        if self.per_key == 1:  # in order: what was tried goes before the next of its key
+            held.update(key for _, key in self.put_off.values())
         full = {key for key in NAMES if key and self.per_key and held[key] >= self.per_key}
         return {number: of for number, of in self.waiting.items() if of[1] not in full}
 
@@ -93,6 +97,38 @@ class Machine(RuleBasedStateMachine):
             self.runs[number] = Run(None, [b"%d" % number], number)
             self.waiting[number] = priority, key
             self.keys.requeue(self.runs[number], priority, key)
+
+    @precondition(lambda self: self.held)
+    @rule(pick=st.integers(0, 99))
+    def wait(self, pick: int) -> None:
+        number = sorted(self.held)[pick % len(self.held)]
+        self.put_off[number] = of = self.held.pop(number)
+        self.keys.release(of[1])
+        self.keys.waits(of[1], tried=True)
+
+    @precondition(lambda self: self.put_off)
+    @rule(pick=st.integers(0, 99), comes=st.booleans())
+    def wait_no_more(self, pick: int, comes: bool) -> None:
+        number = sorted(self.put_off)[pick % len(self.put_off)]
+        priority, key = self.put_off.pop(number)
+        self.keys.waits_no_more(key, tried=True)
+        if comes:
+            self.runs[number] = Run(None, [b"%d" % number], number)
+            self.waiting[number] = priority, key
+            self.keys.requeue(self.runs[number], priority, key)
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=st.integers(0, 99))
+    def take_out(self, pick: int) -> None:
+        number = sorted(self.waiting)[pick % len(self.waiting)]
+        found = self.keys.find(number)
+        assert found is not None
+        assert number in found.numbers
+        message = self.keys.take_out(number)
+        assert message is not None
+        assert (message.first, message.bodies) == (number, [b"%d" % number])
+        assert self.keys.take_out(number) is None
+        del self.waiting[number]
 
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0, 99))

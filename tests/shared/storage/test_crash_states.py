@@ -18,14 +18,15 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.promises import BrokenPromiseError
 from tests.support.workloads import REFERRING, SEVERAL, SMALL, check_short, drawn, sequence, something
 
-# All pairs of operations are run but these: "change weakest" makes states of those kinds, a fifth as many.
-# `make trial-states` runs all triples. Laps reuse segments of the journal.
+# Half of the pairs of operations are run, in which each stands first and last, and none of these: "change
+# weakest" makes states of those kinds, a fifth as many. `make trial-states` runs all triples. Laps reuse
+# segments of the journal.
 _DEAREST = {
     ("change weak", last) for last in ("write tails", "checkpoint", "checkpoint amid a deletion", "restart")
 }
 _LAP = ("append much", "append much", "checkpoint")
 _LAPS = (*_LAP, "append much", "append much"), (*_LAP, *_LAP, "append much", "append")
-_SEEDS = (0, 1, 2, 5)
+_SEEDS = (0, 1)
 _SAMPLE = 16
 
 
@@ -40,7 +41,11 @@ def _tally(results: Iterator[Tally]) -> Tally:
 def test_short_workloads_keep_their_promises_in_every_legal_state(workers: ProcessPoolExecutor) -> None:
     workloads = [
         *itertools.product(SMALL, repeat=1),
-        *(pair for pair in itertools.product(SMALL, repeat=2) if pair not in _DEAREST),
+        *(
+            (first, last)
+            for (at, first), (behind, last) in itertools.product(enumerate(SMALL), repeat=2)
+            if (at + behind) % 2 == 0 and (first, last) not in _DEAREST
+        ),
         *_LAPS,
     ]
     total = _tally(workers.map(check_short, workloads, chunksize=4))
@@ -65,10 +70,10 @@ def test_a_commit_of_several_batches_keeps_its_promises_in_every_legal_state(
         assert total.runs > len(SEVERAL)
 
 
-def test_long_workloads_keep_their_promises_in_half_a_million_states(workers: ProcessPoolExecutor) -> None:
+def test_long_workloads_keep_their_promises_in_very_many_states(workers: ProcessPoolExecutor) -> None:
     total = _tally(workers.map(_long, _SEEDS))
-    assert total.states >= 500_000
-    assert total.runs > 1000
+    assert total.states >= 200_000
+    assert total.runs > 500
 
 
 def _long(seed: int) -> Tally:

@@ -160,8 +160,9 @@ def test_one_fault_at_any_operation_breaks_no_promise(workers: ProcessPoolExecut
     kinds = Counter(operation.kind for operation in told)
     print(f"{len(faults)} faults at {len(told)} operations: {dict(kinds)}")
     assert min(kinds[kind] for kind in ("write", "sync", "sync_folder", "rename", "create", "read")) > 5
-    pieces = [faults[start::16] for start in range(16)]
-    assert sum(workers.map(_check_some, pieces)) == len(faults)
+    played = faults[::2]  # at each operation some of those that it may have
+    pieces = [played[start::16] for start in range(16)]
+    assert sum(workers.map(_check_some, pieces)) == len(played)
 
 
 async def _check_syncs() -> AssertionError | None:
