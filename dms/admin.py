@@ -332,9 +332,8 @@ def _shown_name(option: str) -> str:
 
 
 def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
-    """The options in an action's arguments, without those that are null, and an empty schedule. Raises
-    Refusal."""
-    given = {name: value for name, value in arguments.items() if name in OPTIONS and value not in (None, [])}
+    """The options in an action's arguments, without those that are null. Raises Refusal."""
+    given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
 
 

@@ -37,7 +37,7 @@ import structlog
 from dms.cold import ColdRow
 from dms.cold_jobs import NO_RECORD
 from dms.delivery_ids import DeliveryIds
-from dms.expiry import EVER, AckDeadlines, Expiry, Jobs, Schedules
+from dms.expiry import EVER, AckDeadlines, DueSchedules, Expiry, Jobs
 from dms.job_head import JOB_FIRST, JobHead, said
 from dms.memory import MessageMemory
 from dms.metrics import Counts
@@ -306,7 +306,7 @@ class Queue(RunQueue):
         """None: its deliveries have no time limit."""
         self.jobs: Jobs | None = None
         """None: no job has come."""
-        self.schedules = Schedules(self)
+        self.schedules = DueSchedules(self)
         self.consumers = 0
         """Connections and bridges that consume it."""
         self.recovered = 1

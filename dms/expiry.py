@@ -1170,7 +1170,7 @@ def _plain_ones(
             others.append((seq, job))
 
 
-class Schedules:
+class DueSchedules:
     """The schedules of one queue, each with the time up to which it is done. Times are of the wall clock."""
 
     def __init__(self, queue: Queue) -> None:

@@ -67,6 +67,23 @@ def test_both_kinds_of_consume_do_not_wait_on_one_connection(world: World) -> No
     assert peer.take()[0][0] == Type.DELIVER_WITH
 
 
+@pytest.mark.parametrize("payload", [b"\xff\xff\xff", wire.pack_name("orders")])
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_consume_beside_consume_with_is_looked_at_whatever_it_names(
+    world: World, payload: bytes, count: int
+) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", b"one")
+    ((held, _, _),) = peer.consume_with("orders")
+    consume = wire.pack(Type.CONSUME, 7, payload)
+    peer.consume_with("orders")
+    peer.send(consume * count)
+    assert statuses(peer.take()) == [Status.PROTOCOL_ERROR] * count
+    peer.send((wire.pack(Type.ACK, held) + consume) * count)
+    answers = statuses(peer.take())
+    assert answers == [Status.OK, *[Status.PROTOCOL_ERROR] * (2 * count - 1)]
+
+
 @pytest.mark.parametrize("said", [{"delay_ms": 5000}, {"at": UNIX_MS + 5000}])
 def test_a_job_does_not_come_before_its_time_and_holds_up_nobody(world: World, said: dict[str, int]) -> None:
     peer, worker = with_queue(world), world.connect()
