@@ -203,6 +203,15 @@ class Consumer:
         """It does not hold these any more; only where `user` is counted."""
         self._count_held(-_held_bytes(runs))
 
+    def give_back(self, delivery_id: bytes) -> Run | None:
+        """Take back a delivery. None: it is not here."""
+        delivery = self.unacked.take_one(delivery_id)
+        if delivery is None:
+            return None
+        if self.user:
+            self.gave((delivery[2],))
+        return delivery[2]
+
     def gave_all(self) -> None:
         self._count_held(-self.held_bytes)
 
@@ -858,6 +867,15 @@ class Queue(RunQueue):
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
         runs = chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
         return runs if self.jobs is None else filter(_is_of_row, runs)
+
+    def holder_of(self, number: int) -> tuple[Consumer, bytes, Run] | None:
+        """Who holds a message: the consumer, the delivery's id, and the message."""
+        for consumer in self.engine.consumers.values():
+            for ids, queue, run in consumer.unacked:
+                if queue is self and number in run.numbers:
+                    place = number - run.first
+                    return consumer, ids[place], run.part(place, place + 1)
+        return None
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""

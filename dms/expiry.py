@@ -202,6 +202,27 @@ class Expiry:
         self._put_off.add(run.first, due, run)
         self.queue.wake_by(due)
 
+    def delayed_run(self, number: int) -> Run | None:
+        """The run of a message that left the row and waits for its time."""
+        return next((run for _, _, run in self._put_off if number in run.numbers), None)
+
+    def hasten(self, number: int) -> None:
+        """A message that left the row, and waits for its time, is delivered now."""
+        run = self.delayed_run(number)
+        assert run is not None
+        due = next(due for first, due, _ in self._put_off if first == run.first)
+        self._put_off.take(run.first)
+        place = number - run.first
+        for part in (run.part(0, place), run.part(place + 1, len(run))):
+            if part.bodies:
+                self.put_off(part, due)
+        one = run.part(place, place + 1)
+        self.queue.ready.requeue(one)
+        if self.queue.log is not None:
+            self.queue.log.note_returned([(number, one.tries, 0)], nacked=True)
+        if self.queue.line:
+            self.queue.dispatch()
+
     def runs(self) -> list[tuple[Run, int]]:
         """The messages that are delayed or dead, each run with the age at which it is due; 0: it is dead."""
         delayed = [(run, due) for _, due, run in self._put_off]
@@ -539,11 +560,10 @@ class AckDeadlines:
             number, consumer = due
             delivery = None if consumer.gone else consumer.unacked.get(number.to_bytes(4))
             if delivery is not None and delivery[1] is queue:
-                consumer.unacked.take_one(number.to_bytes(4))
+                run = consumer.give_back(number.to_bytes(4))
+                assert run is not None
                 queue.engine.counts.overdue += 1
-                if consumer.user:
-                    consumer.gave((delivery[2],))
-                queue.requeue((delivery[2],), nacked=False)
+                queue.requeue((run,), nacked=False)
             if turn.over():
                 break
         if self._held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any
 
 import attrs
@@ -148,16 +148,42 @@ class Messages(MessageActions[Queue]):
         return ticket
 
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
-        run, state = self._jobs(queue, name).get(name)
-        if await _read_back(queue, [run]):
-            raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
-        return run, run.head.produced_ms, state
+        if name.dedup or name.number >= JOB_FIRST:
+            run, state = self._jobs(queue, name).get(name)
+            if await _read_back(queue, [run]):
+                raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
+            return run, run.head.produced_ms, state
+        number, expiry = name.number, queue.expiry
+        if (holder := queue.holder_of(number)) is not None:
+            return holder[2], None, "held"
+        waits = expiry is not None and (number >= expiry.released or expiry.delayed_run(number) is not None)
+        async with aclosing(self.look(queue, 1, number)) as messages:
+            found = [each async for each in messages if each[0].first == number]
+        if not found:
+            raise BadArgument(f"no message {name} is in {queue.text}")
+        return *found[0], "waiting" if waits else "ready"
 
     def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
         return self._jobs(queue, name).cancel(name)
 
     def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+        if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
+            if queue.expiry is None or queue.expiry.delayed_run(name.number) is None:
+                raise BadArgument(f"{name} waits as its queue says: change its delay_ms")
+            queue.expiry.hasten(name.number)
+            return None
         return self._jobs(queue, name).reschedule(name, time)
+
+    def take_back(self, queue: Queue, name: MessageName, *, dry_run: bool) -> None:
+        number = queue.jobs.find(name) if name.dedup and queue.jobs is not None else name.number
+        holder = queue.holder_of(number)
+        if holder is None:
+            raise BadArgument(f"{name} is not held any more")
+        consumer, delivery_id, _ = holder
+        if consumer.prefetches:
+            raise BadArgument(f"{name} is held by a bridge: pause it, and what it holds goes back")
+        if not dry_run and (run := consumer.give_back(delivery_id)) is not None:
+            queue.requeue((run,), nacked=False)
 
     def _jobs(self, queue: Queue, name: MessageName) -> Jobs:
         """Raises BadArgument where the queue has none: messages of PRODUCE have no names."""
