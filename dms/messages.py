@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
 import attrs
+import trio
 
 from dms import records
+from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
 from dms.expiry import REASON_TEXTS, Jobs
 from dms.job_head import JOB_FIRST, JobHead
@@ -22,6 +24,7 @@ from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
+from shared.turns import batched
 
 READ_BYTES = 1 << 20
 
@@ -53,7 +56,7 @@ class Messages(MessageActions[Queue]):
         cold, jobs, start, end = queue.cold, queue.jobs, max(queue.head, least), queue.end
         runs = [run for run, _ in queue.returned_runs()]
         if jobs is not None:
-            runs += jobs.waiting_runs()
+            runs += jobs.waiting_runs(least, most)
         if held:
             runs += queue.held_runs()
         if held or cold is None or queue.log is None:
@@ -72,8 +75,11 @@ class Messages(MessageActions[Queue]):
             async for message in logged(cold.log, offset, start, min(end, start + most)):
                 most -= 1
                 yield message
-        for run, place in first_of(of_jobs, most):
-            yield run.part(place, place + 1), run.head.produced_ms
+        for batch in batched(first_of(of_jobs, most)):
+            copies = [run for run, _ in batch]
+            await _read_back(queue, copies)
+            for run in copies:
+                yield run, run.head.produced_ms
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
@@ -118,6 +124,9 @@ class Messages(MessageActions[Queue]):
             runs = queue.jobs.take_some(most)
         return runs
 
+    async def read(self, queue: Queue, runs: list[Run]) -> None:
+        queue.drop(await _read_back(queue, runs))
+
     def return_front(self, queue: Queue, runs: list[Run]) -> None:
         for run in runs:
             queue.place(run)
@@ -141,6 +150,8 @@ class Messages(MessageActions[Queue]):
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
         if name.dedup or name.number >= JOB_FIRST:
             run, state = self._jobs(queue, name).get(name)
+            if await _read_back(queue, [run]):
+                raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
             return run, run.head.produced_ms, state
         number, expiry = name.number, queue.expiry
         if (holder := queue.holder_of(number)) is not None:
@@ -208,6 +219,20 @@ async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[tu
                     yield Run(None, [bodies[number - record.seq]], number), record.time_ms
                 seq = last
         offset += len(data)
+
+
+async def _read_back(queue: Queue, runs: list[Run]) -> Sequence[Run]:
+    """Have jobs in memory. What is lost is taken out of the list, and returned. Raises Refusal."""
+    if queue.jobs is None or not any(map(is_cold, runs)):
+        return ()
+    done = trio.Event()
+    queue.jobs.load(runs, done.set)
+    await done.wait()
+    lost = [run for run in runs if is_lost(run)]
+    runs[:] = [run for run in runs if not is_lost(run)]
+    if any(map(is_cold, runs)):
+        raise Refusal(Status.INTERNAL, f"jobs of {queue.text} cannot be read from the disk")
+    return lost
 
 
 def job_of(run: Run, body: bytes) -> JobHead | None:

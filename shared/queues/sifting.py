@@ -107,6 +107,10 @@ class MessageActions(Generic[Q]):
         """Take the next messages, as far as they are in memory. They are still in the queue."""
         raise NotImplementedError
 
+    async def read(self, queue: Q, runs: list[Run]) -> None:
+        """Have messages that were taken in memory, bodies and all, where they need not be. What is lost is no
+        more among them."""
+
     def return_front(self, queue: Q, runs: list[Run]) -> None:
         """Messages that were taken return to their places."""
         raise NotImplementedError
@@ -360,6 +364,11 @@ class _Sift(Generic[Q]):
                     continue
                 break
             left -= sum(map(len, taken))
+            try:
+                await actions.read(queue, taken)
+            except BaseException:
+                self.stay += taken
+                raise
             while taken:
                 run = taken.pop(0)
                 try:
