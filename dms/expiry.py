@@ -991,11 +991,15 @@ class Jobs:
 
     def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
-        known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
-        if seq is None or not known:
+        seq = self.sequence_of(name)
+        if seq is None:
             raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
+
+    def sequence_of(self, name: MessageName) -> int | None:
+        """The same; None: there is none."""
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
+        return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
 
     def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""
