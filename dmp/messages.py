@@ -174,6 +174,10 @@ class Messages(MessageActions[Queue]):
         queue.put_off(run)
         return _whole(queue)
 
+    def take_back(self, queue: Queue, name: MessageName, *, dry_run: bool) -> None:
+        """AMQP has no words for it: an acknowledgement of what is not held any more ends the channel."""
+        raise BadArgument(f"{name} is held by a client: kick its connection, and all that it holds goes back")
+
     def _taken_out(self, queue: Queue, name: MessageName) -> Run:
         """The message, which nobody holds, out of its place. Raises BadArgument."""
         number = _number_of(queue, name)

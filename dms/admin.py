@@ -30,6 +30,7 @@ from shared.objects import (
     BadArgument,
     Objects,
     a_body,
+    a_table,
     a_text,
     key_of,
 )
@@ -182,7 +183,8 @@ class Admin:
     @putting("what PRODUCE_WITH says of a job, as delay_ms, key, headers; empty: a plain message")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
-        said = json.dumps(arguments.get("properties", {})).encode()
+        named = {name: arguments[name] for name in ("delay_ms", "priority", "key") if name in arguments}
+        said = json.dumps({**a_table(arguments, "properties"), **named}).encode()
         try:
             asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
         except Refusal as refusal:
@@ -332,9 +334,8 @@ def _shown_name(option: str) -> str:
 
 
 def _asked(arguments: Mapping[str, Any], queue: str) -> dict[str, Any]:
-    """The options in an action's arguments, without those that are null, and an empty schedule. Raises
-    Refusal."""
-    given = {name: value for name, value in arguments.items() if name in OPTIONS and value not in (None, [])}
+    """The options in an action's arguments, without those that are null. Raises Refusal."""
+    given = {name: value for name, value in arguments.items() if name in OPTIONS and value is not None}
     return check_options({_OPTION_NAMES.get(name, name): value for name, value in given.items()}, queue)
 
 

@@ -5,6 +5,7 @@ Flags and defaults are those of the specification's own server and client, and s
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from json import loads
 from pathlib import Path
 from time import time_ns
 from typing import Annotated, Any, Literal, cast
@@ -37,6 +38,7 @@ from shared.cli.output_reader import OutputReader
 from shared.cli.progress import counting
 from shared.errors import NotThere, UsageError
 from shared.plugin import ApiRequest, ServeRequest
+from shared.schedules import Schedule
 from shared.units import moment_ms, parse_quantity
 
 PREFETCH = 64
@@ -207,6 +209,7 @@ async def produce(
     "consume -q orders",
     "consume -q orders -c",
     "consume -q orders --max 5 --nack",
+    "consume -q mails --nack --delay 5min --text 'the mail server is down'",
     "consume -q orders -c --timeout 1",
     "consume -q orders -c --json | jq -r .message",
 )
@@ -223,6 +226,8 @@ async def consume(
         bool,
         flag("Refuse messages once all are shown: they go back, or die of too many deliveries."),
     ] = False,
+    delay: Annotated[str | None, _option("With --nack: they are not delivered before (10s, 5min).")] = None,
+    text: Annotated[str | None, _option("With --nack: why; a dead letter has the last one.")] = None,
     server: Server,
     json: Json = False,
 ) -> AsyncIterable[Any]:
@@ -235,6 +240,9 @@ async def consume(
     """
     if nack and continuous:
         raise UsageError("--nack", "needs --max and not --continuous: what goes back comes again")
+    if not nack and (delay is not None or text is not None):
+        raise UsageError("--nack", "is what --delay and --text go with")
+    delay_ms = _said(delay=delay).get("delay_ms", 0)
     reader = OutputReader()
     left = Remaining(max_ if continuous or max_ is not None else 1)
 
@@ -244,7 +252,7 @@ async def consume(
             client.consume(
                 queue, prefetch=PREFETCH if continuous else 1, at_most=left.count, with_about=about
             ) as consumer,
-            _nacked(consumer) as refused,
+            _nacked(consumer, delay_ms, text or "") as refused,
             waiting_is_told(queue) as has_come,
         ):
             while left:  # it takes no more than that: `at_most`
@@ -282,14 +290,14 @@ async def _ack(consumer: Consumer, messages: Sequence[Message], *, go_on: bool) 
 
 
 @asynccontextmanager
-async def _nacked(consumer: Consumer) -> AsyncIterator[list[Message]]:
+async def _nacked(consumer: Consumer, delay_ms: int, text: str) -> AsyncIterator[list[Message]]:
     """Refuse the messages in the list at the block's end. Earlier, the block would be given them again."""
     refused: list[Message] = []
     try:
         yield refused
     finally:
         if refused:
-            await consumer.nack(*refused)
+            await consumer.nack(*refused, delay_ms=delay_ms, text=text)
 
 
 def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[Any]:
@@ -326,6 +334,13 @@ async def create(
     per_key: Annotated[int | None, _option("Of a key at a time, unacknowledged.")] = None,
     fair: Annotated[bool | None, _option("Keys take turns.")] = None,
     rate: Annotated[str | None, _option("Deliveries at most (100/s).")] = None,
+    schedule: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help='Messages at times, as JSON: {"every": "10m", "body": "go"}; repeatable.',
+            show_default=False,
+        ),
+    ] = (),
     exist_ok: Annotated[bool, flag("No error where it exists; its options stay.")] = False,
     server: Server,
     json: Json = False,
@@ -346,6 +361,7 @@ async def create(
         per_key=per_key,
         fair=fair,
         rate=rate,
+        schedule=_schedules(schedule),
     )
     async with _connected(server) as client:
         try:
@@ -361,13 +377,27 @@ async def create(
     return {"queue": queue, "created": True}
 
 
+def _schedules(texts: Sequence[str]) -> Sequence[Mapping[str, str]] | None:
+    """What `--schedule` says; None: nothing. Raises UsageError."""
+    try:
+        return [Schedule.parse(loads(text)).said for text in texts] or None
+    except ValueError as error:
+        raise UsageError("--schedule", str(error)) from None
+
+
 JobDedup = Annotated[str | None, Parameter(help="Which job: its name.", show_default=False)]
 JobSeq = Annotated[int | None, Parameter(help="Which job: its sequence.", show_default=False)]
 
 
-def _which(dedup: str | None, seq: int | None) -> None:
+@asynccontextmanager
+async def _of_one_job(
+    server: Server, dedup: str | None, seq: int | None
+) -> AsyncIterator[tuple[Client, dict[str, Any]]]:
+    """A client, and which job it is to ask for. Raises UsageError unless one of the two says that."""
     if (dedup is None) == (seq is None):
         raise UsageError("--dedup", "either --dedup or --seq says which job")
+    async with _connected(server) as client:
+        yield client, {"dedup": dedup, "seq": seq}
 
 
 @command("job -q mails --dedup mail-41 --json")
@@ -375,9 +405,8 @@ async def job(
     queue: QueueName, *, dedup: JobDedup = None, seq: JobSeq = None, server: Server, json: Json = False
 ) -> Mapping[str, Any]:
     """Show a job that is in a queue: its state, its time, and what was said of it."""
-    _which(dedup, seq)
-    async with _connected(server) as client:
-        found = await client.job(queue, dedup=dedup, seq=seq)
+    async with _of_one_job(server, dedup, seq) as (client, which):
+        found = await client.job(queue, **which)
         return {"queue": queue, **found.about, "message": found.body.decode(errors="backslashreplace")}
 
 
@@ -386,9 +415,8 @@ async def cancel(
     queue: QueueName, *, dedup: JobDedup = None, seq: JobSeq = None, server: Server, json: Json = False
 ) -> Mapping[str, Any]:
     """Take a job out of a queue, unless a consumer holds it."""
-    _which(dedup, seq)
-    async with _connected(server) as client:
-        await client.cancel(queue, dedup=dedup, seq=seq)
+    async with _of_one_job(server, dedup, seq) as (client, which):
+        await client.cancel(queue, **which)
         return {"queue": queue, "cancelled": True}
 
 
@@ -404,12 +432,11 @@ async def reschedule(
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Give a job another time, unless a consumer holds it."""
-    _which(dedup, seq)
     if (delay is None) == (at is None):
         raise UsageError("--delay", "either --delay or --at says when")
     said = _said(delay=delay, at=at)
-    async with _connected(server) as client:
-        await client.reschedule(queue, dedup=dedup, seq=seq, delay_ms=said.get("delay_ms"), at=said.get("at"))
+    async with _of_one_job(server, dedup, seq) as (client, which):
+        await client.reschedule(queue, **which, delay_ms=said.get("delay_ms"), at=said.get("at"))
         return {"queue": queue, "rescheduled": True}
 
 

@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import structlog
 
 from dms.cold import ColdRow
+from dms.cold_jobs import NO_RECORD
 from dms.delivery_ids import DeliveryIds
-from dms.expiry import EVER, AckDeadlines, Expiry, Jobs, Schedules
+from dms.expiry import EVER, AckDeadlines, DueSchedules, Expiry, Jobs
 from dms.job_head import JOB_FIRST, JobHead, said
 from dms.memory import MessageMemory
 from dms.metrics import Counts
@@ -202,6 +203,15 @@ class Consumer:
         """It does not hold these any more; only where `user` is counted."""
         self._count_held(-_held_bytes(runs))
 
+    def give_back(self, delivery_id: bytes) -> Run | None:
+        """Take back a delivery. None: it is not here."""
+        delivery = self.unacked.take_one(delivery_id)
+        if delivery is None:
+            return None
+        if self.user:
+            self.gave((delivery[2],))
+        return delivery[2]
+
     def gave_all(self) -> None:
         self._count_held(-self.held_bytes)
 
@@ -305,7 +315,7 @@ class Queue(RunQueue):
         """None: its deliveries have no time limit."""
         self.jobs: Jobs | None = None
         """None: no job has come."""
-        self.schedules = Schedules(self)
+        self.schedules = DueSchedules(self)
         self.consumers = 0
         """Connections and bridges that consume it."""
         self.recovered = 1
@@ -503,6 +513,8 @@ class Queue(RunQueue):
             run, count = job, 1
             if run.tries:
                 self.count_again(run, engine.counts.redelivered)
+        elif jobs is not None and jobs.not_yet:
+            return False
         elif ready.requeued:
             if self.expiry is not None and self.expiry.requeued_expired:
                 self.wake_by(engine.times.now_ms())
@@ -518,6 +530,8 @@ class Queue(RunQueue):
             if not ready.loaded and cold is not None and head < self.end and head < self.released:
                 cold.fetch()  # this may bring some at once, and may find that some are lost
                 head = self.head
+                if credit is not None and not credit.left:
+                    return False  # it was told of the loss
             loaded = ready.loaded
             if self.released < head + loaded:
                 loaded = self.released - head
@@ -775,7 +789,7 @@ class Queue(RunQueue):
         for _, offset, first, bodies, size, _ in arrivals:
             if first >= JOB_FIRST:
                 assert self.jobs is not None
-                self.jobs.arrived(first, bodies)
+                self.jobs.arrived(first, bodies, offset)
                 continue
             if self.loaded_end >= self.end:  # all of the row is in memory
                 if self.head == self.end:
@@ -803,7 +817,7 @@ class Queue(RunQueue):
                 if first < JOB_FIRST:
                     self.make_visible(bodies, size)
                 elif self.jobs is not None:
-                    self.jobs.arrived(first, bodies)
+                    self.jobs.arrived(first, bodies, NO_RECORD)
         else:
             for _, _, first, bodies, _, _ in reversed(arrivals):
                 engine.counts.produced -= len(bodies)
@@ -826,20 +840,42 @@ class Queue(RunQueue):
     def snapshot_state(self) -> Mapping[str, Any]:
         no_times = {"expired": 0, "released": 0, "lives": [], "delays": []}
         times = self.expiry.state if self.expiry is not None else no_times
-        jobs: dict[str, Any] = {} if self.jobs is None else {"jobs": self.jobs.tail}
+        jobs: dict[str, Any] = {}
+        if self.jobs is not None:
+            jobs = {"jobs": self.jobs.tail, "job_bytes": int(self.jobs.record_bytes)}
         if self.schedules.due:
             jobs["scheduled"] = self.schedules.done
         return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
 
-    def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
-        return () if self.jobs is None else ((seq, form) for seq, _, form in self.jobs.waiting)
+    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
+        return iter(()) if self.jobs is None else self.jobs.places()
 
-    def seen_keys(self) -> Sequence[Sequence[Any]]:
-        return () if self.jobs is None else self.jobs.seen_keys()
+    def cold_job(self, seq: int) -> bytes | None:
+        return None if self.jobs is None else self.jobs.cold(seq)
+
+    def move_job(self, seq: int, before: int, place: int) -> None:
+        if self.jobs is not None:
+            self.jobs.move(seq, before, place)
+
+    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        return iter(()) if self.jobs is None else self.jobs.left_keys()
+
+    def work(self, steps: Iterator[None]) -> None:
+        self.engine.long_work.add(steps)
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
-        return chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
+        runs = chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
+        return runs if self.jobs is None else filter(_is_of_row, runs)
+
+    def holder_of(self, number: int) -> tuple[Consumer, bytes, Run] | None:
+        """Who holds a message: the consumer, the delivery's id, and the message."""
+        for consumer in self.engine.consumers.values():
+            for ids, queue, run in consumer.unacked:
+                if queue is self and number in run.numbers:
+                    place = number - run.first
+                    return consumer, ids[place], run.part(place, place + 1)
+        return None
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -1113,6 +1149,8 @@ class Engine:
                 del self._names[place]
         queue.deleted = True
         queue.charge(-queue.loaded_bytes)  # what waits in it does not count any more
+        if queue.jobs is not None:
+            self.memory.jobs_bytes -= queue.jobs.memory_bytes
         self.memory.sync()
         if queue.expiry is not None:
             queue.expiry.unpark()
@@ -1148,6 +1186,8 @@ class Engine:
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
                 queue.charge(loaded_bytes)
+                if queue.jobs is not None:
+                    self.memory.jobs_bytes += queue.jobs.memory_bytes
                 if queue.expiry is not None:
                     queue.expiry.arm()
                 self.has_room(queue)
@@ -1294,10 +1334,11 @@ class Engine:
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
-            record = target.log.arriving(letters, first) if letters else b""
+            record, jobs_at = target.log.arriving(letters, first) if letters else b"", 0
             if target.jobs is not None and forms:
-                record += target.log.jobs_record(forms, target.jobs.tail)
-            arriving = bool(letters) + bool(forms)
+                jobs_at = len(record)
+                record += target.log.arriving_jobs(forms, target.jobs.tail)
+            arriving = bool(letters) + len(forms)
             try:
                 (_, offset), ticket = self.store.append_all(
                     [(source.log.log, moving, count), (target.log.log, record, arriving)], reserved=True
@@ -1309,7 +1350,8 @@ class Engine:
                 target.log.appended(letters, size, offset, first, ticket)
                 target.on_produced(len(letters))
             if target.jobs is not None and forms:
-                target.log.appended(forms, sum(map(len, forms)), offset, target.jobs.tail, ticket)
+                size = len(record) - jobs_at
+                target.log.appended(forms, size, offset + jobs_at, target.jobs.tail, ticket)
                 for head, body in jobs:
                     target.jobs.came(head, body, ticket)
         source.drop(runs)
@@ -1465,6 +1507,10 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def _is_of_row(entry: tuple[Run, int]) -> bool:
+    return entry[0].first < JOB_FIRST
 
 
 def no_memory() -> Refusal:

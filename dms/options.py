@@ -1,7 +1,7 @@
 """A queue's options: CREATE_QUEUE's JSON object, laid over the settings for the queue's name."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import attrs
@@ -9,13 +9,11 @@ import attrs
 from dms.settings import LossCounts, QueueSettings, contradiction
 from dms.wire import Refusal, malformed, name_untrusted
 from shared.rates import Rate
-from shared.schedules import SCHEDULES_MAX, Schedule
+from shared.schedules import Schedule, Schedules
 
 _KEYS = {field.name: field for field in attrs.fields(QueueSettings) if field.name != "durability"}
-
-SCHEDULE = "schedule"
-"""The option that settings do not have: its messages are of one queue."""
-_TEXTS = ("loss_counts", "rate")
+_PARSED: Mapping[str, Callable[[Any], object]] = {"rate": Rate.parse, "schedule": Schedules.parse}
+"""Options that are values of classes."""
 
 
 @attrs.frozen
@@ -44,11 +42,12 @@ class Options:
         found: dict[str, Any] = {}
         for key in _KEYS:
             value = asked.get(key, getattr(settings, key))
-            if key == "rate" and isinstance(value, str):
-                value = Rate.parse(value) if value else None
+            if key in asked and key in _PARSED:
+                value = _PARSED[key](value) if value else None
             if value is not None:
                 found[key] = value
-        found["schedule"] = tuple(map(Schedule.parse, asked.get("schedule", ())))
+        if "schedule" in found:
+            found["schedule"] = found["schedule"].all
         if found.get("dead_letter") == name:  # the settings' pattern matches it, too: nothing dies in it
             for key in ("dead_letter", "ttl_ms", "max_deliveries"):
                 found.pop(key, None)
@@ -88,42 +87,33 @@ def options_untrusted(text: bytes, name: str) -> dict[str, Any]:
 def check_options(asked: dict[str, Any], name: str) -> dict[str, Any]:
     """Check options of the queue `name`, and return them. Raises Refusal that names the bad one."""
     for key, value in asked.items():
-        if key not in _KEYS and key != SCHEDULE:
+        if key not in _KEYS:
             shown = key[:64].encode("unicode_escape").decode()
-            raise malformed(f"unknown option {shown}; there are {', '.join((*_KEYS, SCHEDULE))}")
+            raise malformed(f"unknown option {shown}; there are {', '.join(_KEYS)}")
         if key == "dead_letter":
             _check_dead_letter(value, name)
-        elif key in _TEXTS:
+        elif key in ("loss_counts", "rate"):
             if not isinstance(value, str):
                 raise malformed(f"option {key} is a text")
-        elif key == SCHEDULE:
-            _check_schedule(value)
+        elif key == "schedule":
+            if not isinstance(value, list):
+                raise malformed("option schedule is a list of objects")
         elif key == "fair":
             if type(value) is not bool:
                 raise malformed("option fair is true or false")
         elif type(value) is not int:
             raise malformed(f"option {key} is a whole number")
-    rate = asked.get("rate")
+    for key, parse in _PARSED.items():
+        try:
+            if asked.get(key):
+                parse(asked[key])
+        except ValueError as error:
+            raise malformed(f"option {key}: {error}") from None
     try:
-        if rate:
-            Rate.parse(rate)
-    except ValueError as error:
-        raise malformed(f"option rate {error}") from None
-    try:
-        QueueSettings(**{key: value for key, value in asked.items() if key not in ("rate", SCHEDULE)})
+        QueueSettings(**{key: value for key, value in asked.items() if key not in _PARSED})
     except (TypeError, ValueError) as error:
         raise malformed(f"an option is out of range: {error.args[0]}") from None
     return asked
-
-
-def _check_schedule(value: object) -> None:
-    if not isinstance(value, list) or len(value) > SCHEDULES_MAX:
-        raise malformed(f"option schedule is a list of at most {SCHEDULES_MAX} objects")
-    for number, said in enumerate(value):
-        try:
-            Schedule.parse(said)
-        except ValueError as error:
-            raise malformed(f"option schedule, number {number}: {error}") from None
 
 
 def _check_dead_letter(value: object, name: str) -> None:

@@ -122,7 +122,7 @@ class Session(SessionBase):
         self.queue: Queue | None = None
         self.queue_name = NO_NAME
         self.tells_heads = False
-        """Its CONSUMEs are CONSUME_WITHs. Then `queue_name` names none, so no other path takes a CONSUME."""
+        """Its CONSUMEs are CONSUME_WITHs: then a CONSUME always takes a closer look."""
         self.state = State.NEW
         self._out: list[bytes] | None = None  # output collected while input is applied
         self._skip = self._skip_id = 0  # bytes left of a too large payload
@@ -208,7 +208,10 @@ class Session(SessionBase):
         last = len(data) - HEADER_BYTES - len(name)
         alone = len(data) == HEADER_BYTES
         if not alone and (
-            last < HEADER_BYTES or not data.startswith(CONSUME[len(name)], last) or not data.endswith(name)
+            last < HEADER_BYTES
+            or self.tells_heads
+            or not data.startswith(CONSUME[len(name)], last)
+            or not data.endswith(name)
         ):
             return 0
         produces = last > HEADER_BYTES
@@ -463,7 +466,7 @@ class Session(SessionBase):
         queue = self.queue
         return (
             queue is not None
-            and not queue.deleted
+            and not (queue.deleted or self.tells_heads)
             and self.consumer.waiting + count <= self.engine.settings.credits_max
         )
 

@@ -10,6 +10,7 @@ from attrs import validators
 from dms.wire import Refusal, name_untrusted
 from shared.net.settings import ProtocolAccessSettings, TlsSettings, host_setting
 from shared.rates import Rate
+from shared.schedules import Schedules
 from shared.storage.settings import Durability
 from shared.units import MIB, RESTART, limit
 
@@ -97,6 +98,9 @@ class QueueSettings:
     """Keys take turns, a message each."""
     rate: Rate | None = None
     """Deliveries a second at most, as `100/s`; a second of it at once."""
+    schedule: Schedules | None = None
+    """Messages at times, in each of the queues: tables with `body` and `every` (`10m`), or `cron` and
+    `zone`."""
 
 
 def contradiction(ttl_ms: int, delay_ms: int, retry_ms: int, retry_max_ms: int) -> str:

@@ -94,6 +94,36 @@ class Schedule:
         return None if time is None else 1000 * time
 
 
+@attrs.frozen
+class Schedules:
+    """The schedules of one queue: in settings a list of tables, or its JSON."""
+
+    reads = (str, list)
+    """What `parse` takes."""
+    all: tuple[Schedule, ...] = ()
+
+    @classmethod
+    def parse(cls, said: object) -> Self:
+        """Raises ValueError."""
+        if isinstance(said, str):
+            try:
+                said = json.loads(said)
+            except (ValueError, RecursionError):
+                raise ValueError("is a list of objects, as JSON") from None
+        if not isinstance(said, list) or len(said) > SCHEDULES_MAX:
+            raise ValueError(f"is a list of at most {SCHEDULES_MAX} objects")
+        found: list[Schedule] = []
+        for number, each in enumerate(said):
+            try:
+                found.append(Schedule.parse(each))
+            except ValueError as error:
+                raise ValueError(f"number {number}: {error}") from None
+        return cls(tuple(found))
+
+    def __str__(self) -> str:
+        return json.dumps([each.said for each in self.all])
+
+
 def zone_of(name: str) -> tzinfo:
     """Raises ValueError."""
     if name == "UTC":

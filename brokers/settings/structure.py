@@ -343,13 +343,13 @@ def _choice(value: Any, kind: Any) -> Any:
 
 
 def _parsed(kind: Any) -> Any:
-    """A class that reads itself from text. With `secret` nothing of the text is ever shown: its own errors
-    repeat none of it, and its `str` and `repr` neither."""
+    """A class that reads itself from text, or from what its `reads` says. With `secret` nothing of it is ever
+    shown: its own errors repeat none of it, and its `str` and `repr` neither."""
 
     def structure(value: Any, _: Any) -> Any:
         if isinstance(value, kind):
             return value
-        if not isinstance(value, str):
+        if not isinstance(value, getattr(kind, "reads", str)):
             got = type(value).__name__ if getattr(kind, "secret", False) else repr(value)
             raise TypeError(f"expected text, got {got}")
         return kind.parse(value)

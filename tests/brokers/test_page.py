@@ -674,6 +674,52 @@ def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Call
 
 
 @needs_browser
+def test_a_job_is_published_looked_at_and_delivered_at_once_and_dead_letters_go_back_by_their_key(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    make_queues(served, "work")
+    served.post("queues", {"protocol": "dms", "name": "ends", "ttl_ms": 1, "dead_letter": "work"})
+    for key in ("ann", "bob"):
+        served.post("queues/dms/ends/messages", {"text": f"of {key}", "key": key})
+    until(lambda: served.get("queues/dms/work")["ready"] == 2)
+    visit = visits()
+    visit.go("/queues/dms/work")
+    page, dialog, told = visit.page, visit.page.get_by_role("dialog"), visit.page.locator("#told")
+
+    def fill(button: str, **fields: str) -> None:
+        page.locator(".actions").get_by_role("button", name=button, exact=True).click()
+        for name, value in fields.items():
+            dialog.get_by_label(name, exact=True).fill(value)
+
+    fill("Publish", Text="a job", Delay="3600000", Priority="12", Key="eve")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(dialog.locator(".wrong:visible")).to_contain_text("priority")
+    dialog.get_by_label("Priority").fill("2")
+    dialog.get_by_role("button", name="Publish").click()
+    row = page.locator(".messages tr", has_text="a job")
+    expect(row).to_contain_text("key eve")
+    expect(row).to_contain_text("due in 59 min")
+    assert served.get("queues/dms/work")["delayed"] == 1
+    row.get_by_role("button", name=re.compile("Requeue")).click()
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.get_by_role("status")).to_contain_text("1 requeued")
+    dialog.get_by_role("button", name="Requeue").click()
+    expect(told).to_contain_text("1 requeued")
+    until(lambda: served.get("queues/dms/work")["delayed"] == 0)
+    served.post("queues/dms/ends/change", {"ttl_ms": 0})
+    fill("Redrive", Key="bob", Reason="ttl", Age="1ms", Rate="x")
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.locator(".wrong:visible")).to_contain_text("rate")
+    dialog.get_by_label("Rate").fill("10/s")
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.get_by_role("status")).to_contain_text("1 moved")
+    dialog.get_by_role("button", name="Redrive").click()
+    expect(told).to_contain_text("1 moved")
+    expect(page.locator(".messages pre")).to_have_text(["of ann", "a job"])
+    assert served.get("queues/dms/ends")["ready"] == 1
+
+
+@needs_browser
 def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_searched(
     served: Api, visits: Callable[..., Visit]
 ) -> None:

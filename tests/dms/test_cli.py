@@ -248,6 +248,13 @@ def test_what_is_refused_goes_back_and_its_delivery_counts(dms: Command) -> None
     assert {row["text"]: row["properties"]["deliveries"] for row in shown} == {"a": 1, "b": 1, "c": 0}
     assert dms("consume", "refused", "--nack")[1] == "a\n"
     assert dms("consume", "refused", "-n", "2")[1] == "b\nc\n", "a was refused too often"
+    dms("produce", "refused", "d", "--dedup", "d")
+    assert dms("consume", "refused", "--nack", "--delay", "1h", "--text", "not now")[1] == "d\n"
+    told = rows(dms("job", "refused", "--dedup", "d", "--json")[1])[0]
+    assert (told["state"], told["text"]) == ("waiting", "not now")
+    assert dms("consume", "refused", "--delay", "1h")[0] == ExitCode.USAGE
+    assert dms("create", "timed", "--schedule", '{"every": "1h", "body": "tick"}')[0] == 0
+    assert dms("create", "wrong", "--schedule", '{"every": "1h", "body": 1}')[0] == ExitCode.USAGE
     code, _, err = dms("consume", "refused", "-c", "--nack")
     assert code == ExitCode.USAGE
     assert "--nack" in err

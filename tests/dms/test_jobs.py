@@ -67,6 +67,23 @@ def test_both_kinds_of_consume_do_not_wait_on_one_connection(world: World) -> No
     assert peer.take()[0][0] == Type.DELIVER_WITH
 
 
+@pytest.mark.parametrize("payload", [b"\xff\xff\xff", wire.pack_name("orders")])
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_consume_beside_consume_with_is_looked_at_whatever_it_names(
+    world: World, payload: bytes, count: int
+) -> None:
+    peer = with_queue(world)
+    peer.produce("orders", b"one")
+    ((held, _, _),) = peer.consume_with("orders")
+    consume = wire.pack(Type.CONSUME, 7, payload)
+    peer.consume_with("orders")
+    peer.send(consume * count)
+    assert statuses(peer.take()) == [Status.PROTOCOL_ERROR] * count
+    peer.send((wire.pack(Type.ACK, held) + consume) * count)
+    answers = statuses(peer.take())
+    assert answers == [Status.OK, *[Status.PROTOCOL_ERROR] * (2 * count - 1)]
+
+
 @pytest.mark.parametrize("said", [{"delay_ms": 5000}, {"at": UNIX_MS + 5000}])
 def test_a_job_does_not_come_before_its_time_and_holds_up_nobody(world: World, said: dict[str, int]) -> None:
     peer, worker = with_queue(world), world.connect()
@@ -246,6 +263,47 @@ def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None
     peer.nack(held)
     assert world.call("cancel", **said) == {"cancelled": 1}
     assert world.depths() == {"orders": 1}
+
+
+def test_a_message_that_waits_or_is_held_is_delivered_now_by_hand(world: World) -> None:
+    peer = with_queue(world, options=b'{"retry_ms":60000}')
+    for body in (b"tried", b"held", b"row"):
+        peer.produce("orders", body)
+    peer.produce_with("orders", b"later", dedup="d", delay_ms=90_000)
+    (tried, held) = [held for held, _ in peer.consume("orders", 2)]
+    peer.nack(tried)
+
+    def requeue(**said: Any) -> Any:
+        return world.call("requeue", queue="orders", **said)
+
+    states = [world.call("job", queue="orders", position=number)[0]["state"] for number in (1, 2, 3)]
+    assert states == ["waiting", "held", "ready"]
+    for said in ({"position": 1}, {"position": 2}, {"dedup": "d"}):
+        assert requeue(**said, dry_run=True) == {"requeued": 1}
+    assert world.depths() == {"orders": 4}
+    assert [body for _, body in peer.consume("orders", 4)] == [b"row"]
+    assert requeue(position=1) == {"requeued": 1}
+    assert [body for _, body in deliveries(peer.take())] == [b"tried"]
+    assert requeue(position=2) == {"requeued": 1}
+    assert [body for _, body in deliveries(peer.take())] == [b"held"]
+    assert statuses(peer.ack(held)) == [Status.PROTOCOL_ERROR]
+    assert requeue(dedup="d") == {"requeued": 1}
+    world.advance(0.01)
+    assert [body for _, body in deliveries(peer.take())] == [b"later"]
+    assert requeue(dedup="d") == {"requeued": 1}
+    assert requeue(position=3) == {"requeued": 1}
+    with pytest.raises(BadArgument, match="no message 9"):
+        requeue(position=9)
+
+
+def test_what_a_whole_queue_delays_and_what_is_ready_is_not_requeued(world: World) -> None:
+    peer = with_queue(world, options=b'{"delay_ms":1000}')
+    peer.produce("orders", b"one")
+    with pytest.raises(BadArgument, match="change its delay_ms"):
+        world.call("requeue", queue="orders", position=1)
+    world.advance(1.1)
+    with pytest.raises(BadArgument, match="is ready"):
+        world.call("requeue", queue="orders", position=1)
 
 
 def test_a_message_that_is_no_job_has_no_name(world: World) -> None:

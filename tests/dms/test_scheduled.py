@@ -2,9 +2,12 @@
 
 import json
 import random
+import tomllib
 
 import pytest
 
+from brokers.settings.structure import Problem, build, flatten_table
+from dms.settings import DmsSettings
 from dms.wire import Status
 from tests.dms.world import Peer, World, statuses, with_queue
 
@@ -93,6 +96,26 @@ def test_a_schedule_that_is_changed_begins_anew_and_another_goes_on(world: World
     world.settle()
     world.advance(120 * MINUTE)
     assert came(peer) == []
+
+
+def test_settings_have_a_schedule_for_each_queue_that_has_none_of_its_own() -> None:
+    given = tomllib.loads("""
+[queues."or*"]
+schedule = [{every = "10m", body = "of settings"}, {cron = "30 * * * *", body = "half"}]
+""")
+    problems: list[Problem] = []
+    values = dict(flatten_table(given, DmsSettings, (), {}, "here"))
+    settings = build(DmsSettings, (), values, problems)
+    assert not problems
+    world = World(settings)
+    peer = with_queue(world)
+    peer.create("ordinary", b'{"schedule":[]}')
+    world.advance(10 * MINUTE)
+    assert [body for body, _ in came(peer)] == [b"of settings"]
+    assert world.depths() == {"orders": 0, "ordinary": 0}
+    shown = world.call("queues", queue="orders")[0]["settings"]["schedule"]
+    assert [each["body"] for each in shown] == ["of settings", "half"]
+    assert str(settings.queues["or*"].schedule) == json.dumps(shown)
 
 
 @pytest.mark.parametrize(
