@@ -8,8 +8,7 @@ its own. The queue has one entry in the engine's timers: its next time.
 
 Dead letters move to their dead-letter queue, or are dropped if none is named. They go in slices, so many of
 them hold up nobody. If the dead-letter queue is missing or full, or the disk refuses, their queue is
-*parked*: it tries one message each second, and all once the engine says that there is room
-(`Engine.has_room`).
+*parked*: it tries again each second, with as many as there is room for, or with one.
 
 *Jobs* are messages that came with PRODUCE_WITH (`dms.job_head`). Each is in one of four places. It *waits*
 for its time; it is *ready*, by priority, key and place; a consumer *holds* it; or it is *aside*: dead, or
@@ -70,7 +69,7 @@ CLOCK_LOOK_MS = 60_000
 CLOCK_STEP_MS = 1000
 """The clock was set where it has gone so much more, or less, than time has passed."""
 TRY_AGAIN_MS = 1000
-"""A parked queue tries one dead letter at this interval."""
+"""A parked queue tries again at this interval."""
 RETURNED_MAX = 10_000
 """Dead letters leave the row, and wait in memory, while fewer messages than this have left it and wait."""
 EVER = 1 << 62
@@ -113,7 +112,7 @@ class Expiry:
         self._reading = False
         """Whether dead jobs are on their way from the log."""
         self._parked_until = 0
-        """When a parked queue next tries one dead letter; 0: not parked."""
+        """When a parked queue tries again; 0: not parked."""
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
@@ -298,17 +297,13 @@ class Expiry:
         queue = self.queue
         self.released = self.delays.passed(now) or self.released
         self.expired = self.lifetimes.passed(now) or self.expired
-        tries = 0 < self._parked_until <= now
-        if tries:
+        if self._parked_until <= now:
             self.unpark()
         if self.expired:
             self._expire()
         self._gate()
         self._take_due(now)
-        if tries:
-            self._bury_some(1)
-        else:
-            self.bury()
+        self.bury()
         self.arm()
         if queue.line:
             queue.dispatch()
@@ -365,9 +360,7 @@ class Expiry:
         if count > 0 and not queue.may_load_more:
             if parked:
                 return 0
-            target = queue.engine.find(name)
-            room = target.room if target is not None else 0
-            count = min(count, max(room, 0 if any(self._dead.values()) else 1))
+            count = min(count, max(self._room(), 0 if any(self._dead.values()) else 1))
         return max(count, 0)
 
     def _drop_front(self, count: int) -> None:
@@ -384,7 +377,7 @@ class Expiry:
         """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
         turn = Turn()
         while not self._parked_until and any(self._dead.values()):
-            if not self._bury_some(RUN_MOST):
+            if not self._bury_some(max(min(self._room(), RUN_MOST), 1)):
                 return
             if turn.over_now():
                 self._soon()
@@ -439,7 +432,7 @@ class Expiry:
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
-        room = max(target.room, 0) if target is not None else 0
+        room = self._room()
         dropped, moving, left = list[Run](), list[Run](), list[Run]()
         letters: list[bytes] = []
         for run in sorted(runs, key=attrgetter("first")):
@@ -469,8 +462,6 @@ class Expiry:
                 moving = []
         except Refusal:
             pass  # those stay
-        if target is not None and len(letters) and not moving:
-            engine.has_room(target)  # dead letters of another queue may wait for it too
         return sorted([*dropped, *moving, *left], key=attrgetter("first"))
 
     def _letter(self, run: Run, body: bytes, reason: Reason) -> DeadLetter:
@@ -491,17 +482,23 @@ class Expiry:
         engine.counts.held_back += 1
         self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
         self.queue.wake_by(self._parked_until)
-        engine.park(self.queue)
         engine.tell_held_back(self.queue)
 
     def unpark(self) -> None:
+        """Try again as soon as something dies, or is called."""
         self._parked_until = 0
-        self.queue.engine.unpark(self.queue)
 
-    def on_room(self) -> None:
-        """The dead-letter queue was created, or has room again."""
-        self.unpark()
-        self._soon()
+    @property
+    def parked(self) -> bool:
+        return self._parked_until > 0
+
+    def _room(self) -> int:
+        """How many dead letters have a place."""
+        queue, name = self.queue, self.queue.options.dead_letter
+        if not name:
+            return RUN_MOST
+        target = queue.engine.find(name)
+        return 0 if target is None else max(target.room, 0)
 
     # -- a restart
 
@@ -1000,11 +997,15 @@ class Jobs:
 
     def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
-        known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
-        if seq is None or not known:
+        seq = self.sequence_of(name)
+        if seq is None:
             raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
+
+    def sequence_of(self, name: MessageName) -> int | None:
+        """The same; None: there is none."""
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
+        return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
 
     def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""

@@ -30,6 +30,7 @@ from brokers.ship.formats import (
     Wal,
     WalHead,
     continues,
+    left_in,
     unpack_snapshot,
     unpack_wal,
     wal_key,
@@ -320,6 +321,7 @@ def finish_promotion(folder: Path, follow: Follow) -> None:
             position.next_lsn,
             starts=((position.next_lsn, made.replay_lsn),),
             writers=(follow.writer,),
+            left=left_in(made),
         )
         replace_file(disk, SHIP_PATH, mark.pack())
         replace_file(disk, catalog_file.PATH, made.pack())

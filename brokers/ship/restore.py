@@ -39,6 +39,7 @@ from brokers.ship.formats import (
     Wal,
     WalHead,
     continues,
+    left_in,
     section_entries,
     unpack_manifest,
     unpack_snapshot,
@@ -537,6 +538,7 @@ class Restore:
                     self.head.number,
                     self.head.next_lsn,
                     starts=((lsn, catalog.replay_lsn),),
+                    left=left_in(catalog),
                 )
                 replace_file(disk, SHIP_PATH, mark.pack())
             else:

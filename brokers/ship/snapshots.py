@@ -67,6 +67,9 @@ class ShippedJournal(Protocol):
         since shipping began anew behind it.
         """
 
+    async def note_left(self, log_id: int) -> None:
+        """Note on the disk that a log leaves bytes to the bucket."""
+
     def number_of(self, lsn: int) -> int:
         """The number of the WAL object with the first batch from `lsn` on, which need not be there yet."""
 
@@ -341,7 +344,7 @@ class Snapshots:
 
     # -- what this disk need not keep
 
-    async def leave(self) -> None:
+    async def leave(self, journal: ShippedJournal) -> None:
         """Have logs leave to the bucket what their local retention lets go, as far as the snapshot that the
         manifest names has it: whole sections, whose bytes are compared, and found in the bucket.
         """
@@ -362,6 +365,7 @@ class Snapshots:
                     place = section.end
                 if place > start and not log.deleted:
                     await self._require_ours()
+                    await journal.note_left(log.id)
                     self._store.retention.leave_to_bucket(log, place)
             except (StoreError, FileGone, FileNotFoundError) as error:
                 if not log.deleted:

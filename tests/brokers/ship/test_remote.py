@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokers.ship.assembling import Cut
-from brokers.ship.remote import ANSWER_SECONDS, BLOCK_BYTES, CACHE_BYTES
+from brokers.ship.follow import Follow, read_follow
+from brokers.ship.remote import ANSWER_SECONDS, BLOCK_BYTES, CACHE_BYTES, RemoteReader
 from brokers.ship.restore import Restore
 from shared.budget import Account
 from shared.errors import BucketAway, CorruptRecord, StoreError
@@ -237,3 +238,33 @@ async def test_a_restore_leaves_it_in_the_bucket_unless_the_folder_is_to_stand_a
         await read_records(log, 0, 100)
     assert not isinstance(caught.value, CorruptRecord)
     await opened.close()
+
+
+async def test_a_follower_reads_it_in_the_bucket_wherever_snapshots_put_it(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    store, folder = FakeStore(), tmp_path / "follower"
+    async with shipped(FakeDisk(), store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 60)
+        await left(ship)
+        await fill(ship, 60, 61)
+        await trio.sleep(2 * LEAVES.fold)
+        await Restore(bucket_of(store), folder, follows=True).run()
+        came = read_follow(folder)
+        assert came is not None
+        opened = await Store.open(folder, SMALL)
+        follow = Follow(opened, bucket_of(store), SETTINGS.url, came[1], ship.shipper.log)
+        await follow.start()
+        remote = RemoteReader.of(follow.bucket, follow.sections_of, follow.refresh, follow.log)
+        opened.read_remotely(remote.read)
+        log = opened.namespace("logs", ALWAYS).logs["a"]
+        assert log.local
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(remote.run)
+            await trio.sleep(1)
+            assert await read_all(log) == [record(number) for number in range(61)]
+            asked = len(store.asked)
+            assert await read_all(log)
+            assert len(store.asked) == asked
+            nursery.cancel_scope.cancel()
+        await opened.close()
