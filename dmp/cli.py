@@ -12,6 +12,7 @@ from dmp.actions import CHANGE
 from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
+from dmp.shown_properties import read
 from shared.actions import CANCEL, JOB, RESCHEDULE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
@@ -31,6 +32,7 @@ from shared.cli.options import (
 )
 from shared.cli.output_reader import OutputReader
 from shared.errors import NotThere, UsageError
+from shared.objects import BadArgument
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 AMQ_DEFAULT = "amq.default"
@@ -80,12 +82,21 @@ def serve(
     "seq 1000000 | brokers dmp put amq.fanout",
     "put files -k picture --whole < picture.png",
     "put '' -k jobs -m 'order 42'",
+    "put '' -k calls 'call Ann' --header x-delay=3600000 --header x-key=ann",
 )
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
     *words: Words,
     key: Key = "",
     message: Messages = (),
+    header: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="NAME=VALUE, of each message; a value that is JSON is read as JSON; repeatable.",
+            negative="",
+            show_default=False,
+        ),
+    ] = (),
     whole: Whole = False,
     server: Server,
     json: Json = False,
@@ -97,10 +108,15 @@ async def put(
     """
     name = _short("--key", os.fsencode(key))
     exchange = b"" if sink == AMQ_DEFAULT else _short("--exchange", sink.encode())
+    headers = {"properties": {"headers": keyed("--header", header)}} if header else {}
+    try:
+        properties = read(headers, persistent=True)
+    except BadArgument as error:
+        raise UsageError("--header", str(error)) from None
     async with _amqp(server) as client:
         done = await send_given(
             lambda bodies: client.publish_many(
-                [Message(exchange, name, body) for body in bodies], mandatory=True
+                [Message(exchange, name, body, properties) for body in bodies], mandatory=True
             ),
             (*words, *message),
             whole=whole,

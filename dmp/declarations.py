@@ -178,7 +178,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "x-queue-mode": ("default", "lazy"),
     "x-queue-version": (1, 2),
     "x-queue-leader-locator": ("client-local", "balanced"),
-    "x-queue-master-locator": ("client-local", "min-masters", "random"),
+    "x-queue-master-locator": ("client-local", "min-masters", "random", "balanced"),
     "x-overflow": ("drop-head", "reject-publish"),
     "x-loss-counts": ("oldest", "all", "none"),
     "x-dead-letter-strategy": ("at-least-once", "at-most-once"),
@@ -228,7 +228,12 @@ CHANGEABLE = frozenset(
 )
 """Those that a queue may be given later: the others say how its messages are kept, or in which order."""
 _QUEUE_ARGUMENTS = frozenset(
-    (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
+    (
+        *(*FIELDS, *_ONLY),
+        # How it is kept, too.
+        *("x-quorum-initial-group-size", "x-quorum-target-group-size"),
+        *("x-max-in-memory-length", "x-max-in-memory-bytes"),
+    )
 )
 
 

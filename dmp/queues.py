@@ -372,8 +372,11 @@ class Queue(RunQueue):
         if (arguments.messages_max is not None or arguments.bytes_max is not None) and not arguments.rejects:
             over: list[Run] = []
             turn = Turn()
-            while (surplus := self.capacity.surplus()) > 0 and row.load_front():
-                join(over, row.take_run(min(surplus, ITEMS)))
+            while (surplus := self.capacity.surplus()) > 0:
+                run = row.take_surplus(min(surplus, ITEMS))
+                if run is None:
+                    break
+                join(over, run)
                 if turn.over_now():
                     self._goes_on = True
                     self._arm()

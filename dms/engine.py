@@ -609,8 +609,6 @@ class Queue(RunQueue):
         if self.jobs is not None:
             self.jobs.released(runs)
             self.jobs.gone(runs)
-        if engine.parked:
-            engine.has_room(self)
         if ticket is None and engine.durable is not None:
             engine.count_not_durable(count)
         if self.options.per_key and self.line:  # more of these keys may go
@@ -708,11 +706,8 @@ class Queue(RunQueue):
             self.expiry.arm()
 
     def leave(self, count: int) -> None:
-        """So many messages have left, other than by `ack`: other queues' dead letters may have waited for
-        the room."""
+        """So many messages have left, other than by `ack`."""
         self.depth -= count
-        if self.engine.parked:
-            self.engine.has_room(self)
 
     def log_gone(self, spans: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
         """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
@@ -941,8 +936,6 @@ class Engine:
         self._numbers = counter(1)
         self.returning: dict[int, dict[Queue, deque[Run]]] = {}
         """By the number of a lost consumer: its messages that are not returned yet."""
-        self.parked: dict[bytes, dict[Queue, None]] = {}
-        """Queues whose dead letters have no place, by the name of the queue that is missing or full."""
         self.draining = False
         self.resolving: Ticket | None = None
         """While one commit's messages are delivered: the ticket that resolves next, whose answers go out with
@@ -1078,7 +1071,11 @@ class Engine:
 
         Where the budget is full it may be made all the same: they go to the disk, or to consumers at last.
         """
-        return sum([queue.loaded_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
+        text = name.decode()
+        return (
+            sum([queue.loaded_bytes for queue in self.parked if queue.options.dead_letter == text])
+            > QUEUE_BYTES
+        )
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
         """The options given when it was created; the settings fill in the others."""
@@ -1097,7 +1094,6 @@ class Engine:
         self._asked[queue] = asked
         self._sources[options.dead_letter] += 1
         self._name_added(queue.name)
-        self.has_room(queue)
         return queue
 
     def settings_changed(self, queue: Queue) -> None:
@@ -1115,7 +1111,7 @@ class Engine:
         if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
-            queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
+            queue.expiry.unpark()  # the dead-letter queue may be another one
         self._sources[queue.options.dead_letter] -= 1
         self._sources[options.dead_letter] += 1
         queue.options = options
@@ -1129,7 +1125,6 @@ class Engine:
         if queue.jobs is not None:
             queue.jobs.options_changed()
         queue.schedules.begin()
-        self.has_room(queue)
         queue.dispatch()
 
     def discard(self, queue: Queue) -> None:
@@ -1152,8 +1147,6 @@ class Engine:
         if queue.jobs is not None:
             self.memory.jobs_bytes -= queue.jobs.memory_bytes
         self.memory.sync()
-        if queue.expiry is not None:
-            queue.expiry.unpark()
         self.times.timers.forget(queue)
 
     def delete(self, queue: Queue) -> Ticket | None:
@@ -1190,7 +1183,6 @@ class Engine:
                     self.memory.jobs_bytes += queue.jobs.memory_bytes
                 if queue.expiry is not None:
                     queue.expiry.arm()
-                self.has_room(queue)
 
         if ticket is not None:
             ticket.when_done(decided)
@@ -1283,31 +1275,14 @@ class Engine:
             dead_letter=name,
             why=self.dead_obstacle(queue),
             dead=queue.expiry.dead,
-            queues=sum(map(len, self.parked.values())),
+            queues=sum(1 for _ in self.parked),
         )
 
-    def park(self, queue: Queue) -> None:
-        """The dead-letter queue of `queue` has no room: have `Expiry.on_room` called when it has."""
-        name = queue.options.dead_letter
-        if name:
-            self.parked.setdefault(name.encode(), {})[queue] = None
-
-    def unpark(self, queue: Queue) -> None:
-        name = queue.options.dead_letter.encode()
-        waiting = self.parked.get(name, {})
-        waiting.pop(queue, None)
-        if name in self.parked and not waiting:
-            del self.parked[name]
-
-    def has_room(self, queue: Queue) -> None:
-        """A queue was created, or has room again: the first queue whose dead letters wait for it may move
-        some.
-        """
-        waiting = self.parked.get(queue.name)
-        if waiting and queue.room > 0:
-            first = next(iter(waiting)).expiry
-            assert first is not None
-            first.on_room()
+    @property
+    def parked(self) -> Iterator[Queue]:
+        """Queues whose dead letters have no place."""
+        named = (queue for queue in self.queues.values() if queue.options.dead_letter)
+        return (queue for queue in named if queue.expiry is not None and queue.expiry.parked)
 
     def move(
         self,

@@ -8,8 +8,7 @@ its own. The queue has one entry in the engine's timers: its next time.
 
 Dead letters move to their dead-letter queue, or are dropped if none is named. They go in slices, so many of
 them hold up nobody. If the dead-letter queue is missing or full, or the disk refuses, their queue is
-*parked*: it tries one message each second, and all once the engine says that there is room
-(`Engine.has_room`).
+*parked*: it tries again each second, with as many as there is room for, or with one.
 
 *Jobs* are messages that came with PRODUCE_WITH (`dms.job_head`). Each is in one of four places. It *waits*
 for its time; it is *ready*, by priority, key and place; a consumer *holds* it; or it is *aside*: dead, or
@@ -66,9 +65,11 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
-"""The wall clock is looked at so often where there are schedules."""
+"""The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
+CLOCK_STEP_MS = 1000
+"""The clock was set where it has gone so much more, or less, than time has passed."""
 TRY_AGAIN_MS = 1000
-"""A parked queue tries one dead letter at this interval."""
+"""A parked queue tries again at this interval."""
 RETURNED_MAX = 10_000
 """Dead letters leave the row, and wait in memory, while fewer messages than this have left it and wait."""
 EVER = 1 << 62
@@ -88,6 +89,7 @@ KNOWN_MAX = 1_000_000
 """Keys that a queue knows, of jobs that it has and of those that came lately."""
 _ONCE = b'"dedup"'
 _EXPIRES = b'"expires"'
+_AT = b'"at"'
 """JSON of a job is only read where it has one of these."""
 
 
@@ -110,7 +112,7 @@ class Expiry:
         self._reading = False
         """Whether dead jobs are on their way from the log."""
         self._parked_until = 0
-        """When a parked queue next tries one dead letter; 0: not parked."""
+        """When a parked queue tries again; 0: not parked."""
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
@@ -295,17 +297,13 @@ class Expiry:
         queue = self.queue
         self.released = self.delays.passed(now) or self.released
         self.expired = self.lifetimes.passed(now) or self.expired
-        tries = 0 < self._parked_until <= now
-        if tries:
+        if self._parked_until <= now:
             self.unpark()
         if self.expired:
             self._expire()
         self._gate()
         self._take_due(now)
-        if tries:
-            self._bury_some(1)
-        else:
-            self.bury()
+        self.bury()
         self.arm()
         if queue.line:
             queue.dispatch()
@@ -362,9 +360,7 @@ class Expiry:
         if count > 0 and not queue.may_load_more:
             if parked:
                 return 0
-            target = queue.engine.find(name)
-            room = target.room if target is not None else 0
-            count = min(count, max(room, 0 if any(self._dead.values()) else 1))
+            count = min(count, max(self._room(), 0 if any(self._dead.values()) else 1))
         return max(count, 0)
 
     def _drop_front(self, count: int) -> None:
@@ -381,7 +377,7 @@ class Expiry:
         """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
         turn = Turn()
         while not self._parked_until and any(self._dead.values()):
-            if not self._bury_some(RUN_MOST):
+            if not self._bury_some(max(min(self._room(), RUN_MOST), 1)):
                 return
             if turn.over_now():
                 self._soon()
@@ -436,7 +432,7 @@ class Expiry:
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
-        room = max(target.room, 0) if target is not None else 0
+        room = self._room()
         dropped, moving, left = list[Run](), list[Run](), list[Run]()
         letters: list[bytes] = []
         for run in sorted(runs, key=attrgetter("first")):
@@ -466,8 +462,6 @@ class Expiry:
                 moving = []
         except Refusal:
             pass  # those stay
-        if target is not None and len(letters) and not moving:
-            engine.has_room(target)  # dead letters of another queue may wait for it too
         return sorted([*dropped, *moving, *left], key=attrgetter("first"))
 
     def _letter(self, run: Run, body: bytes, reason: Reason) -> DeadLetter:
@@ -488,17 +482,23 @@ class Expiry:
         engine.counts.held_back += 1
         self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
         self.queue.wake_by(self._parked_until)
-        engine.park(self.queue)
         engine.tell_held_back(self.queue)
 
     def unpark(self) -> None:
+        """Try again as soon as something dies, or is called."""
         self._parked_until = 0
-        self.queue.engine.unpark(self.queue)
 
-    def on_room(self) -> None:
-        """The dead-letter queue was created, or has room again."""
-        self.unpark()
-        self._soon()
+    @property
+    def parked(self) -> bool:
+        return self._parked_until > 0
+
+    def _room(self) -> int:
+        """How many dead letters have a place."""
+        queue, name = self.queue, self.queue.options.dead_letter
+        if not name:
+            return RUN_MOST
+        target = queue.engine.find(name)
+        return 0 if target is None else max(target.room, 0)
 
     # -- a restart
 
@@ -596,6 +596,11 @@ class Jobs:
         self._seen = SeenKeys()
         self.coming = 0
         """Jobs that the disk does not have yet."""
+        self._by_clock = False
+        """Some job came for a time of the wall clock."""
+        times = queue.engine.times
+        self._wall_ahead_ms = times.wall_ms() - times.now_ms()
+        """What the wall clock was ahead of the age when it was last looked at."""
         self.memory_bytes = 0
         """Of the queue's memory: what its jobs take however cold they are."""
         self._known_bytes = 0
@@ -641,15 +646,15 @@ class Jobs:
     def _head(self, asked: JobRequest, now: int) -> JobHead:
         """Raises Refusal where the job would die before its time."""
         queue, times = self.queue, self.queue.engine.times
-        options, unix_ms = queue.options, times.unix_ms()
+        options = queue.options
         delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
         if asked.at_ms:
-            delay_ms = max(asked.at_ms - unix_ms, 0)
+            delay_ms = max(asked.at_ms - times.wall_ms(), 0)
         ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
         if 0 < ttl_ms < delay_ms:
             raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
         return JobHead(
-            produced_ms=unix_ms,
+            produced_ms=times.unix_ms(),
             behind=queue.tail,
             expires=due_at(now, ttl_ms) if ttl_ms else 0,
             at_ms=asked.at_ms,
@@ -788,6 +793,7 @@ class Jobs:
 
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
+        self._by_clock = self._by_clock or _AT in job
         self._waits(job)
         self._charge(WAITING_BYTES + len(job))
 
@@ -991,11 +997,15 @@ class Jobs:
 
     def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
-        known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
-        if seq is None or not known:
+        seq = self.sequence_of(name)
+        if seq is None:
             raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
+
+    def sequence_of(self, name: MessageName) -> int | None:
+        """The same; None: there is none."""
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
+        return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
 
     def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""
@@ -1018,7 +1028,8 @@ class Jobs:
         queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
         head, now = run.head, times.now_ms()
         before = head.due, head.at_ms
-        delay_ms = max(time.due_ms(times.unix_ms()) - times.unix_ms(), 0)
+        wall_ms = times.wall_ms()
+        delay_ms = max(time.due_ms(wall_ms) - wall_ms, 0)
         if 0 < head.expires < now + delay_ms:
             self.place(run)
             raise malformed("it would die undelivered: its ttl_ms ends before that")
@@ -1062,6 +1073,8 @@ class Jobs:
     def arm(self) -> None:
         """Have `on_time` called when something is due."""
         due = min(self.waiting.next, self._lives.next, self._seen.next + FORGET_MS)
+        if self._by_clock and self.waiting:
+            due = min(due, self.queue.engine.times.now_ms() + CLOCK_LOOK_MS)
         if due < float("inf"):
             self.queue.wake_by(int(due))
 
@@ -1069,8 +1082,10 @@ class Jobs:
         """Jobs whose time has come are ready, and those whose life has ended are dead."""
         queue, turn = self.queue, Turn()
         assert queue.expiry is not None
+        self._look_at_clock(now)
         while (due := self.waiting.pop(now)) is not None:
-            self._make_ready(self._no_longer_waiting(*due))
+            if not (self._by_clock and self._reckon(*due, now)):
+                self._make_ready(self._no_longer_waiting(*due))
             if turn.over():
                 break
         while (ended := self._lives.pop(now)) is not None:
@@ -1082,6 +1097,36 @@ class Jobs:
         self._seen.forget(now)
         self._charge_known()
         self.arm()
+
+    def _look_at_clock(self, now: int) -> None:
+        """Where the wall clock was set, jobs for a time of it are due at another age."""
+        ahead_ms = self.queue.engine.times.wall_ms() - now
+        if self._by_clock and abs(ahead_ms - self._wall_ahead_ms) > CLOCK_STEP_MS:
+            self.queue.engine.long_work.add(self._reckon_anew())
+            self._wall_ahead_ms = ahead_ms
+
+    def _reckon_anew(self) -> Iterator[None]:
+        for seqs in batched(self.waiting.numbers):
+            for seq in seqs:
+                job = self.waiting.get(seq)
+                if job is not None:
+                    self._reckon(seq, job, self.queue.engine.times.now_ms(), always=True)
+            yield
+        self.arm()
+
+    def _reckon(self, seq: int, job: bytes, now: int, *, always: bool = False) -> bool:
+        """Have a job wait until its time of the wall clock, unless that has come, or it was delivered.
+        `always`: also where it has come. Returns whether the job waits."""
+        if _AT not in job:
+            return False
+        run = _run_of(seq, job)
+        left_ms = run.head.at_ms - self.queue.engine.times.wall_ms()
+        if run.tries or not run.head.at_ms or (left_ms <= 0 and not always):
+            return False
+        due = run.head.due = due_at(now, max(left_ms, 0))
+        again = timed(job, 0, due) if is_cold_job(job) else pack_job(0, run.head, run.bodies[0])
+        self.waiting.add(seq, due, again)
+        return True
 
     # -- what the log has
 
@@ -1152,7 +1197,7 @@ class Jobs:
         """What was in the queue when the server ended; `seen`: keys, numbers and ends of windows. Empties
         `jobs`."""
         times = self.queue.engine.times
-        now, unix_ms = times.now_ms(), times.unix_ms()
+        now, wall_ms = times.now_ms(), times.wall_ms()
         self.tail = tail
         for key, seq, until in seen:
             if until > now:
@@ -1169,7 +1214,7 @@ class Jobs:
                 if head.dedup:
                     self._seen.add(head.dedup, seq, head.known_until)
                 if head.at_ms and not tries_of(job):  # the clock went on while no server ran
-                    due = due_at(now, head.at_ms - unix_ms) if head.at_ms > unix_ms else 0
+                    due = due_at(now, head.at_ms - wall_ms) if head.at_ms > wall_ms else 0
                     job = timed(job, 0, due)
             self._enter(seq, job, now)
         self._charge_known()
@@ -1216,7 +1261,7 @@ class DueSchedules:
         known = {**self._known, **self.done}
         named = {each.name: each for each in (Due(schedule, now_ms) for schedule in schedules)}
         self.due = [
-            Due(each.schedule, min(known[name], now_ms)) if name in known else each
+            Due.going_on(each.schedule, known[name], now_ms) if name in known else each
             for name, each in named.items()
         ]
         if queue.log is not None and self.done.keys() != known.keys():
@@ -1238,6 +1283,8 @@ class DueSchedules:
         """Add the jobs that are due. What has no place is tried again in a second."""
         queue, times = self._queue, self._queue.engine.times
         now_ms = times.wall_ms()
+        if any(each.done_ms > now_ms for each in self.due):
+            self.due = [Due.going_on(each.schedule, each.done_ms, now_ms) for each in self.due]
         for each in self.due:
             before = each.done_ms
             time = each.take(now_ms)

@@ -18,7 +18,7 @@ from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
-from shared.objects import BadArgument, MessageRows
+from shared.objects import BadArgument, MessageRows, ObjectMissing
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run, first_of, split_at, to_spans
@@ -160,7 +160,7 @@ class Messages(MessageActions[Queue]):
         async with aclosing(self.look(queue, 1, number)) as messages:
             found = [each async for each in messages if each[0].first == number]
         if not found:
-            raise BadArgument(f"no message {name} is in {queue.text}")
+            raise ObjectMissing(f"no message {name} is in {queue.text}")
         return *found[0], "waiting" if waits else "ready"
 
     def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
@@ -186,9 +186,9 @@ class Messages(MessageActions[Queue]):
             queue.requeue((run,), nacked=False)
 
     def _jobs(self, queue: Queue, name: MessageName) -> Jobs:
-        """Raises BadArgument where the queue has none: messages of PRODUCE have no names."""
-        if queue.jobs is None:
-            raise BadArgument(f"no job {name} is in {queue.text}")
+        """Raises ObjectMissing where that is none of them, as no message of PRODUCE is."""
+        if queue.jobs is None or queue.jobs.sequence_of(name) is None:
+            raise ObjectMissing(f"no job {name} is in {queue.text}")
         return queue.jobs
 
     async def settle(self, ticket: Ticket | None = None) -> None:

@@ -283,6 +283,19 @@ class Keys:
             line.put(lane)
         return run
 
+    def take_oldest(self, most: int) -> Run:
+        """Take messages from the smallest number on, up to `most` of one run, whatever their key may have.
+        Some must be there. They count as unacknowledged, as all that is taken."""
+        lanes = [lane for key in self._keys.values() for lane in key.lanes.values() if lane.count]
+        lane = min(lanes, key=lambda lane: lane.first().first)
+        run, key = lane.take(most), lane.key
+        self._count(key, -len(run.bodies))
+        if self.per_key and key.name:
+            key.unacked += len(run.bodies)
+        if not lane.count:
+            self._drop(lane)
+        return run
+
     def release(self, key: str, count: int = 1) -> None:
         """So many messages of a key are not unacknowledged any more: they have left, or return."""
         found = self._keys.get(key)

@@ -156,6 +156,19 @@ def test_what_put_says_was_confirmed_is_kept_where_the_queue_is_durable(
     here("delete", "queue", "kept")
 
 
+def test_put_says_headers_with_which_a_job_waits_and_is_found_again(here: Command) -> None:
+    here("declare", "queue", "calls", "-a", "x-message-deduplication=true")
+    job = ("--header", "x-delay=3600000", "--header", "x-deduplication-header=ann", "--header", "to=Ann")
+    for _ in range(2):
+        here("put", "", "call", "-k", "calls", *job)
+    assert depth(here, "calls") == 0
+    row = json.loads(here("job", "calls", "--dedup", "ann", "--json")[1])
+    assert (row["state"], row["properties"]["headers"]["to"]) == ("waiting", "Ann")
+    here("delete", "queue", "calls")
+    code, _, said = here("put", "", "call", "-k", "calls", "--header", "x-delay")
+    assert (code, "KEY=VALUE" in said) == (ExitCode.USAGE, True)
+
+
 def test_a_reader_that_leaves_leaves_the_rest_in_the_queue(server: Server, here: Command) -> None:
     here("declare", "queue", "left")
     here("put", "", *map(str, range(100)), "-k", "left")

@@ -150,3 +150,23 @@ async def test_an_argument_that_cannot_be_is_refused(world: World, arguments: An
     answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments=arguments))
     assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
     assert f"'{next(iter(arguments))}'" in answer.reply_text
+
+
+@pytest.mark.parametrize("fair", [False, True])
+async def test_a_full_queue_drops_its_oldest_also_where_all_wait_for_their_keys(
+    world: World, fair: bool
+) -> None:
+    queue = world.queue(per_key=1, fair=fair, messages_max=3)
+    taker = taken_by(queue, room=9)
+    for number in range(9):
+        publish(world, (f"k{number % 2}", b"%d" % number))
+    assert [run.bodies for run in taker.messages] == [[b"0"], [b"1"]]
+    assert sorted(ready(queue)) == [b"6", b"7", b"8"]
+    for run in taker.messages[:2]:
+        queue.settle([run])
+    queue.dispatch()
+    assert sorted(taker.bodies[2:]) == [b"6", b"7"]
+    for run in taker.messages[2:4]:
+        queue.settle([run])
+    world.advance(0.01)
+    assert taker.messages[4].bodies == [b"8"]

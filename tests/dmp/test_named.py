@@ -8,7 +8,7 @@ from pamqp import commands
 from dmp import row
 from dmp.queues import Queue
 from dmp.shown_properties import read
-from shared.objects import BadArgument, time_text
+from shared.objects import BadArgument, ObjectMissing, time_text
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import WALL_MS, World, ready
@@ -57,7 +57,7 @@ async def test_a_message_is_found_put_off_and_cancelled_wherever_it_waits(
     assert await call(world, queue, "cancel", dedup="a") == {"cancelled": 1}
     assert (ready(queue), queue.later.count) == ([b"late", b"c"], 1)
     for name in ("a", "none"):
-        with pytest.raises(BadArgument, match=f"no message '{name}'"):
+        with pytest.raises(ObjectMissing, match=f"no message '{name}'"):
             await call(world, queue, "job", dedup=name)
     publish(world, b"a")
     assert queue.depth == 3, "its name is free"

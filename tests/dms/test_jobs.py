@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dms import job_requests, wire
 from dms.settings import MS_MAX, DmsSettings
 from dms.wire import Refusal, Status, Type
-from shared.objects import BadArgument
+from shared.objects import BadArgument, ObjectMissing
 from tests.dms.world import NAME, Peer, World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.commits import fail, journal_write
 
@@ -245,7 +245,7 @@ def test_a_job_is_looked_at_put_off_and_cancelled_by_its_name(world: World) -> N
 def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", b"plain")
-    with pytest.raises(BadArgument, match="no job 'd'"):
+    with pytest.raises(ObjectMissing, match="no job 'd'"):
         world.call("job", queue="orders", dedup="d")
     peer.produce_with("orders", b"one", dedup="d", delay_ms=5000)
     (shown,) = world.call("job", queue="orders", dedup="d")
@@ -292,7 +292,7 @@ def test_a_message_that_waits_or_is_held_is_delivered_now_by_hand(world: World) 
     assert [body for _, body in deliveries(peer.take())] == [b"later"]
     assert requeue(dedup="d") == {"requeued": 1}
     assert requeue(position=3) == {"requeued": 1}
-    with pytest.raises(BadArgument, match="no message 9"):
+    with pytest.raises(ObjectMissing, match="no message 9"):
         requeue(position=9)
 
 
