@@ -50,7 +50,7 @@ THIN_SECONDS = 3600.0
 """Of older snapshots one is kept for each span of this length; the journal has what is between."""
 DELETED_AT_ONCE = 1000
 JOINED_FOLDS = 12
-"""A small section stays on the disk for so many folds: it will be joined to a longer one. An hour, usually."""
+"""A small section stays on the disk for so many folds, an hour usually: it is joined to what follows."""
 _SMALL_SHARE = 4
 """A section is small that is shorter than this share of `part_bytes`."""
 STALE_LEAST_BYTES = 1 << 20
