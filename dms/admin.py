@@ -186,7 +186,7 @@ class Admin:
         named = {name: arguments[name] for name in ("delay_ms", "priority", "key") if name in arguments}
         said = json.dumps({**a_table(arguments, "properties"), **named}).encode()
         try:
-            asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
+            asked = job_request_untrusted(said, self._engine.times.wall_ms()) if said != b"{}" else None
         except Refusal as refusal:
             raise BadArgument(f"properties: {refusal.text}") from None
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:

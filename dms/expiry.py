@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
-"""The wall clock is looked at so often where there are schedules."""
+"""The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
+CLOCK_STEP_MS = 1000
+"""The clock was set where it has gone so much more, or less, than time has passed."""
 TRY_AGAIN_MS = 1000
 """A parked queue tries again at this interval."""
 RETURNED_MAX = 10_000
@@ -87,6 +89,7 @@ KNOWN_MAX = 1_000_000
 """Keys that a queue knows, of jobs that it has and of those that came lately."""
 _ONCE = b'"dedup"'
 _EXPIRES = b'"expires"'
+_AT = b'"at"'
 """JSON of a job is only read where it has one of these."""
 
 
@@ -593,6 +596,11 @@ class Jobs:
         self._seen = SeenKeys()
         self.coming = 0
         """Jobs that the disk does not have yet."""
+        self._by_clock = False
+        """Some job came for a time of the wall clock."""
+        times = queue.engine.times
+        self._wall_ahead_ms = times.wall_ms() - times.now_ms()
+        """What the wall clock was ahead of the age when it was last looked at."""
         self.memory_bytes = 0
         """Of the queue's memory: what its jobs take however cold they are."""
         self._known_bytes = 0
@@ -638,15 +646,15 @@ class Jobs:
     def _head(self, asked: JobRequest, now: int) -> JobHead:
         """Raises Refusal where the job would die before its time."""
         queue, times = self.queue, self.queue.engine.times
-        options, unix_ms = queue.options, times.unix_ms()
+        options = queue.options
         delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
         if asked.at_ms:
-            delay_ms = max(asked.at_ms - unix_ms, 0)
+            delay_ms = max(asked.at_ms - times.wall_ms(), 0)
         ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
         if 0 < ttl_ms < delay_ms:
             raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
         return JobHead(
-            produced_ms=unix_ms,
+            produced_ms=times.unix_ms(),
             behind=queue.tail,
             expires=due_at(now, ttl_ms) if ttl_ms else 0,
             at_ms=asked.at_ms,
@@ -785,6 +793,7 @@ class Jobs:
 
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
+        self._by_clock = self._by_clock or _AT in job
         self._waits(job)
         self._charge(WAITING_BYTES + len(job))
 
@@ -1019,7 +1028,8 @@ class Jobs:
         queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
         head, now = run.head, times.now_ms()
         before = head.due, head.at_ms
-        delay_ms = max(time.due_ms(times.unix_ms()) - times.unix_ms(), 0)
+        wall_ms = times.wall_ms()
+        delay_ms = max(time.due_ms(wall_ms) - wall_ms, 0)
         if 0 < head.expires < now + delay_ms:
             self.place(run)
             raise malformed("it would die undelivered: its ttl_ms ends before that")
@@ -1063,6 +1073,8 @@ class Jobs:
     def arm(self) -> None:
         """Have `on_time` called when something is due."""
         due = min(self.waiting.next, self._lives.next, self._seen.next + FORGET_MS)
+        if self._by_clock and self.waiting:
+            due = min(due, self.queue.engine.times.now_ms() + CLOCK_LOOK_MS)
         if due < float("inf"):
             self.queue.wake_by(int(due))
 
@@ -1070,8 +1082,10 @@ class Jobs:
         """Jobs whose time has come are ready, and those whose life has ended are dead."""
         queue, turn = self.queue, Turn()
         assert queue.expiry is not None
+        self._look_at_clock(now)
         while (due := self.waiting.pop(now)) is not None:
-            self._make_ready(self._no_longer_waiting(*due))
+            if not (self._by_clock and self._reckon(*due, now)):
+                self._make_ready(self._no_longer_waiting(*due))
             if turn.over():
                 break
         while (ended := self._lives.pop(now)) is not None:
@@ -1083,6 +1097,36 @@ class Jobs:
         self._seen.forget(now)
         self._charge_known()
         self.arm()
+
+    def _look_at_clock(self, now: int) -> None:
+        """Where the wall clock was set, jobs for a time of it are due at another age."""
+        ahead_ms = self.queue.engine.times.wall_ms() - now
+        if self._by_clock and abs(ahead_ms - self._wall_ahead_ms) > CLOCK_STEP_MS:
+            self.queue.engine.long_work.add(self._reckon_anew())
+            self._wall_ahead_ms = ahead_ms
+
+    def _reckon_anew(self) -> Iterator[None]:
+        for seqs in batched(self.waiting.numbers):
+            for seq in seqs:
+                job = self.waiting.get(seq)
+                if job is not None:
+                    self._reckon(seq, job, self.queue.engine.times.now_ms(), always=True)
+            yield
+        self.arm()
+
+    def _reckon(self, seq: int, job: bytes, now: int, *, always: bool = False) -> bool:
+        """Have a job wait until its time of the wall clock, unless that has come, or it was delivered.
+        `always`: also where it has come. Returns whether the job waits."""
+        if _AT not in job:
+            return False
+        run = _run_of(seq, job)
+        left_ms = run.head.at_ms - self.queue.engine.times.wall_ms()
+        if run.tries or not run.head.at_ms or (left_ms <= 0 and not always):
+            return False
+        due = run.head.due = due_at(now, max(left_ms, 0))
+        again = timed(job, 0, due) if is_cold_job(job) else pack_job(0, run.head, run.bodies[0])
+        self.waiting.add(seq, due, again)
+        return True
 
     # -- what the log has
 
@@ -1153,7 +1197,7 @@ class Jobs:
         """What was in the queue when the server ended; `seen`: keys, numbers and ends of windows. Empties
         `jobs`."""
         times = self.queue.engine.times
-        now, unix_ms = times.now_ms(), times.unix_ms()
+        now, wall_ms = times.now_ms(), times.wall_ms()
         self.tail = tail
         for key, seq, until in seen:
             if until > now:
@@ -1170,7 +1214,7 @@ class Jobs:
                 if head.dedup:
                     self._seen.add(head.dedup, seq, head.known_until)
                 if head.at_ms and not tries_of(job):  # the clock went on while no server ran
-                    due = due_at(now, head.at_ms - unix_ms) if head.at_ms > unix_ms else 0
+                    due = due_at(now, head.at_ms - wall_ms) if head.at_ms > wall_ms else 0
                     job = timed(job, 0, due)
             self._enter(seq, job, now)
         self._charge_known()
@@ -1217,7 +1261,7 @@ class DueSchedules:
         known = {**self._known, **self.done}
         named = {each.name: each for each in (Due(schedule, now_ms) for schedule in schedules)}
         self.due = [
-            Due(each.schedule, min(known[name], now_ms)) if name in known else each
+            Due.going_on(each.schedule, known[name], now_ms) if name in known else each
             for name, each in named.items()
         ]
         if queue.log is not None and self.done.keys() != known.keys():
@@ -1239,6 +1283,8 @@ class DueSchedules:
         """Add the jobs that are due. What has no place is tried again in a second."""
         queue, times = self._queue, self._queue.engine.times
         now_ms = times.wall_ms()
+        if any(each.done_ms > now_ms for each in self.due):
+            self.due = [Due.going_on(each.schedule, each.done_ms, now_ms) for each in self.due]
         for each in self.due:
             before = each.done_ms
             time = each.take(now_ms)

@@ -222,7 +222,7 @@ def _produce_with(session: Session, message_id: int, payload: bytes) -> None:
     name, end = split_name(payload)
     name_untrusted(name)
     text, body = split_object(payload, end)
-    asked = job_request_untrusted(text, session.engine.times.unix_ms())
+    asked = job_request_untrusted(text, session.engine.times.wall_ms())
     queue = _existing(session, WRITE, payload[:end])
     ticket = queue.made_for_jobs().produce(asked, body)
     session.produced += 1
@@ -286,7 +286,7 @@ def _cancel(session: Session, message_id: int, payload: bytes) -> None:
 
 def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
-    name, time = job_time_untrusted(text, session.engine.times.unix_ms())
+    name, time = job_time_untrusted(text, session.engine.times.wall_ms())
     _confirm(session, jobs.reschedule(name, time), Type.RESCHEDULE, message_id)
 
 
