@@ -1281,7 +1281,8 @@ class Engine:
     @property
     def parked(self) -> Iterator[Queue]:
         """Queues whose dead letters have no place."""
-        return (queue for queue in self.queues.values() if queue.expiry is not None and queue.expiry.parked)
+        named = (queue for queue in self.queues.values() if queue.options.dead_letter)
+        return (queue for queue in named if queue.expiry is not None and queue.expiry.parked)
 
     def move(
         self,
