@@ -8,7 +8,7 @@ message, and goes when its window has ended. Rows of a queue that was deleted ar
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,10 @@ _MARK_BYTES = 8
 
 @attrs.define(eq=False)
 class KnownKeys:
-    """The table, in the namespace of definitions."""
+    """The table. `_make` makes it for the first queue that has a window."""
 
-    table: Table
+    _make: Callable[[], Table]
+    table: Table | None = None
     _marks: dict[bytes, bytes] = attrs.Factory(dict)
     """The bytes that stand for each queue."""
 
@@ -40,18 +41,23 @@ class KnownKeys:
         """A queue has a window from now on; what another of its name knew is not known any more. `random`: 8
         bytes or more. Raises StoreError."""
         mark = random[:_MARK_BYTES]
+        if self.table is None:
+            self.table = self._make()
         self.table.put(b"q" + queue, mark)
         self._marks[queue] = mark
 
     def end(self, queue: bytes) -> list[Row]:
         """What goes in one entry with a queue that is deleted."""
-        known = self._marks.pop(queue, None) is not None
-        return [self.table.delete_record(b"q" + queue)] if known else []
+        if self.table is None or self._marks.pop(queue, None) is None:
+            return []
+        return [self.table.delete_record(b"q" + queue)]
 
     def row(self, queue: bytes, key: str, until_ms: int) -> Row | None:
         """For `Store.append_all`: a key and the end of its window."""
         mark = self._marks.get(queue)
-        return None if mark is None else self.table.put_record(_key(mark, key), _TIME.pack(until_ms))
+        if self.table is None or mark is None:
+            return None
+        return self.table.put_record(_key(mark, key), _TIME.pack(until_ms))
 
     def drop(self, queue: bytes, keys: Iterable[str]) -> None:
         """These keys' windows have ended. What a crash leaves of them the next start drops."""
@@ -61,17 +67,20 @@ class KnownKeys:
 
     def load(self, now_ms: int) -> Mapping[bytes, Mapping[str, int]]:
         """The keys of each queue whose windows are open, and when they end."""
-        self._marks = {key[1:]: mark for key, mark in self.table.items() if key[:1] == b"q"}
+        table = self.table
+        if table is None:
+            return {}
+        self._marks = {key[1:]: mark for key, mark in table.items() if key[:1] == b"q"}
         of_marks: dict[bytes, dict[str, int]] = {mark: {} for mark in self._marks.values()}
         left: list[bytes] = []
-        for key, value in self.table.items():
+        for key, value in table.items():
             if key[:1] != b"k" or len(value) != _TIME.size:
                 continue
             keys = of_marks.get(key[1 : 1 + _MARK_BYTES])
             (until_ms,) = _TIME.unpack(value)
             if keys is not None and until_ms > now_ms:
                 keys[key[1 + _MARK_BYTES :].decode(errors="replace")] = until_ms
-            elif keys is not None or not self.table.hides_keys:
+            elif keys is not None or not table.hides_keys:
                 left.append(key)
         self._discard(left)
         return {queue: of_marks[mark] for queue, mark in self._marks.items()}
@@ -81,7 +90,7 @@ class KnownKeys:
         return queue in self._marks
 
     def _discard(self, keys: list[bytes]) -> None:
-        if keys:
+        if keys and self.table is not None:
             with suppress(StoreError):  # a start tries again
                 self.table.discard(keys)
 

@@ -41,7 +41,9 @@ async def open_broker(
     tables = context.store.namespace(TABLES, settings.durability)
     topology_table = TopologyTable(await Table.open(tables, "definitions"))
     clock = context.store.clock
-    known_keys = KnownKeys(await Table.open(tables, KNOWN))
+    known_keys = KnownKeys(partial(Table.create, tables, KNOWN))
+    if KNOWN in tables.logs:
+        known_keys.table = await Table.open(tables, KNOWN)
     broker = Broker(context, settings, topology_table, known_keys, now, lambda: clock.wall_ms() / 1000)
     await broker.topology.restore(topology_table.load())
     return broker

@@ -237,7 +237,9 @@ class MessageActions(Generic[Q]):
 
     @DISCARD
     async def discard(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
+        wanted = an_optional_count(arguments, "position")
+        if wanted is None:
+            raise BadArgument("position is missing: of the message to delete")
         discarded, _ = await self.sift(
             queue, lambda run, place: queue if run.first + place == wanted else None, 1, dry_run=dry_run
         )
