@@ -172,7 +172,7 @@ def prose(words: str) -> Markup:
 
 
 _UNITS = {"bytes": "size", "seconds": "time"}
-_LABELS = {"oldest_seconds": "Oldest age"}
+_LABELS = {"oldest_seconds": "Oldest age", "job": "One by its name"}
 _WORDS = {"ttl": "TTL", "tls": "TLS", "id": "ID"}
 
 

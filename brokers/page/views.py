@@ -81,7 +81,12 @@ RELATED = {
 
 DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "cancel", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
-LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
+LABELS = {
+    "messages": "Publish",
+    "discard": "Delete message",
+    "cancel": "Cancel message",
+    "passwd": "Password",
+}
 """Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -34,7 +34,7 @@ Unset = Annotated[
     tuple[str, ...],
     Parameter(
         name="--unset",
-        help="Have this be as the settings say: the name of a flag.",
+        help="Take back what a flag has set: its name.",
         negative="",
         show_default=False,
     ),
