@@ -49,8 +49,8 @@ GRACE_SECONDS = 600.0
 THIN_SECONDS = 3600.0
 """Of older snapshots one is kept for each span of this length; the journal has what is between."""
 DELETED_AT_ONCE = 1000
-JOINED_SECONDS = 3600.0
-"""A small section of late stays on the disk: it will be joined to a longer one."""
+JOINED_FOLDS = 12
+"""A small section stays on the disk for so many folds, an hour usually: it is joined to what follows."""
 _SMALL_SHARE = 4
 """A section is small that is shorter than this share of `part_bytes`."""
 STALE_LEAST_BYTES = 1 << 20
@@ -385,7 +385,7 @@ class Snapshots:
         if section.length * _SMALL_SHARE >= self._settings.part_bytes:
             return False
         (newest,) = log.index_entries(section.end - 1, section.end)
-        return self._wall_ms() - newest.last_ms < JOINED_SECONDS * 1000
+        return self._wall_ms() - newest.last_ms < JOINED_FOLDS * self._settings.fold * 1000
 
     async def _is_there(self, log: Log, key: str, section: Section) -> bool:
         """Whether the disk has a section's bytes as they were written, and the bucket has them, too."""
