@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -336,3 +337,19 @@ async def test_shipping_that_begins_anew_goes_on_with_what_only_the_bucket_has(
     assert assembled(store.objects).logs["logs", "a"] == b"".join(
         format.record(record(number)) for number in range(stop)
     )
+
+
+async def test_both_retentions_go_on_beside_each_other(autojump_clock: Any) -> None:
+    store = FakeStore()
+    async with shipped(FakeDisk(), store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 1)
+        log = ship.log("a")
+        log.retention, log.local_retention = Retention(bytes_kept=150_000), Retention(bytes_kept=20_000)
+        with structlog.testing.capture_logs() as told:
+            for number in range(1, 90, 3):
+                await fill(ship, number, number + 3)
+                await trio.sleep(LEAVES.fold)
+        assert log.first > 200_000
+        assert log.local > log.first
+        assert await read_all(log) == [record(number) for number in range(91)][-len(await read_all(log)) :]
+    assert [line for line in told if line["log_level"] in ("warning", "error")] == []
