@@ -60,6 +60,7 @@ _INTERVAL_SECONDS = 0.1
 _FAULTS_SHARE = 0.06
 _APART_SECONDS = 1.5
 _WAIT_SECONDS = 60.0
+_REMOTE_SECONDS = 4.0
 _ANSWERED = ("logmq", "dms", "dmp")
 _EXPECTED = ("the bucket does not do what is asked", "the bucket does not answer")
 """What a server says of a store that does badly."""
@@ -117,6 +118,8 @@ class Losses:
     """Acknowledged before the instant that was promised, and compared; by `ack`."""
     lost: Counter[str] = attrs.field(factory=Counter)
     """Acknowledged after that instant, and not there; by `ack`."""
+    remote_bytes: int = 0
+    """Of topics, in the bucket only when machines were lost."""
 
 
 @attrs.define(eq=False)
@@ -187,6 +190,7 @@ class ShippedFolder(Folder):
         if how == "parted":
             self._proxies[old.folder].away = True
             load.run(_APART_SECONDS)
+        self._until_something_is_remote(load.run)
         shown_at = time.monotonic()
         lag = old.ships()["lag_seconds"]
         shipped = shown_at - lag - 0.001  # it is shown in milliseconds
@@ -213,6 +217,18 @@ class ShippedFolder(Folder):
             self._come_back(old, new, how)
         self._throw_away(old)
         return done
+
+    def _until_something_is_remote(self, go_on: Callable[[float], None]) -> None:
+        """Where old records are in the bucket only, the ledger is worth something if some of it is there."""
+        if "local_retention_bytes = 1" not in self.base or "logmq" not in self.words[1].split(","):
+            return
+        give_up = time.monotonic() + _REMOTE_SECONDS
+        while time.monotonic() < give_up:
+            topics = control.socket_client(self.machine.data).rows("topics")
+            if found := sum(topic["bytes"] - topic["local_bytes"] for topic in topics):
+                self.losses.remote_bytes += found
+                return
+            go_on(0.2)
 
     def _follower(self) -> Machine:
         """One that follows. The bucket must have something to follow from."""
@@ -345,14 +361,18 @@ class ShipPlan:
 
 
 def ship_settings(url: str, ack: Ack, source: random.Random) -> list[str]:
-    """The section `[ship]`, drawn, but for the store's own lines."""
+    """The section `[ship]`, drawn, but for the store's own lines; and whether old records of topics are in
+    the bucket only."""
+    local_bytes = source.choice((0, 1))
     return [
         "[ship]",
         f'url = "{url}"',
         f"interval = {_INTERVAL_SECONDS}",
-        f"fold = {source.choice((1, 3, 30))}",
-        f'part_bytes = "{source.choice(("64KiB", "1MiB"))}"',
+        f"fold = {1 if local_bytes else source.choice((1, 3, 30))}",
+        f'part_bytes = "{source.choice(("64KiB", "64KiB" if local_bytes else "1MiB"))}"',
         f'ack = "{ack}"',
+        '[logmq.topics."*"]',
+        f"local_retention_bytes = {local_bytes}",
     ]
 
 
@@ -483,6 +503,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 losses.done += other.done
                 losses.promise += other.promise
                 losses.lost += other.lost
+                losses.remote_bytes += other.remote_bytes
                 losses.lag_seconds = max(losses.lag_seconds, other.lag_seconds)
         print(*tally.lines("machines lost", started), sep="\n")
         print(*_lines(losses), sep="\n")
@@ -504,6 +525,7 @@ def _lines(losses: Losses) -> Iterator[str]:
             f"ack = {ack}: {count:,} records were promised, and compared; "
             f"{losses.lost[ack]:,} that were answered later are not there"
         )
+    yield f"{losses.remote_bytes:,} bytes of topics were in the bucket only"
     yield f"the longest lag shown before an end: {losses.lag_seconds:.3f} s"
     if losses.done:
         yield "requests: " + ", ".join(f"{count:,} {fault}" for fault, count in sorted(losses.done.items()))
