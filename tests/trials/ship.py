@@ -60,6 +60,7 @@ _INTERVAL_SECONDS = 0.1
 _FAULTS_SHARE = 0.06
 _APART_SECONDS = 1.5
 _WAIT_SECONDS = 60.0
+_REMOTE = "local_retention_bytes = 1"
 _REMOTE_SECONDS = 4.0
 _ANSWERED = ("logmq", "dms", "dmp")
 _EXPECTED = ("the bucket does not do what is asked", "the bucket does not answer")
@@ -220,7 +221,7 @@ class ShippedFolder(Folder):
 
     def _until_something_is_remote(self, go_on: Callable[[float], None]) -> None:
         """Where old records are in the bucket only, the ledger is worth something if some of it is there."""
-        if "local_retention_bytes = 1" not in self.base or "logmq" not in self.words[1].split(","):
+        if _REMOTE not in self.base:
             return
         give_up = time.monotonic() + _REMOTE_SECONDS
         while time.monotonic() < give_up:
@@ -361,19 +362,23 @@ class ShipPlan:
 
 
 def ship_settings(url: str, ack: Ack, source: random.Random) -> list[str]:
-    """The section `[ship]`, drawn, but for the store's own lines; and whether old records of topics are in
-    the bucket only."""
-    local_bytes = source.choice((0, 1))
+    """The section `[ship]`, drawn, but for the store's own lines."""
     return [
         "[ship]",
         f'url = "{url}"',
         f"interval = {_INTERVAL_SECONDS}",
-        f"fold = {1 if local_bytes else source.choice((1, 3, 30))}",
-        f'part_bytes = "{source.choice(("64KiB", "64KiB" if local_bytes else "1MiB"))}"',
+        f"fold = {source.choice((1, 3, 30))}",
+        f'part_bytes = "{source.choice(("64KiB", "1MiB"))}"',
         f'ack = "{ack}"',
-        '[logmq.topics."*"]',
-        f"local_retention_bytes = {local_bytes}",
     ]
+
+
+def with_old_records_remote(settings: list[str], source: random.Random) -> list[str]:
+    """The same settings, and now and then what topics had before the last snapshot is in the bucket only."""
+    if "[logmq]" in settings and source.random() < 0.5:
+        at = settings.index("[logmq]") + 1
+        return [*settings[:at], _REMOTE, *settings[at:]]
+    return settings
 
 
 def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: None) -> tuple[Tally, Losses]:
@@ -389,7 +394,8 @@ def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: N
         url = f"file://{place}/bucket" if plan.upstream is None else f"s3://{s3_stores.BUCKET}/{name}"
         ack = plan.acks[number % len(plan.acks)]
         said: Ack = "disk" if plan.planted == "ack" else ack
-        base = [*settings_of(plan.works, source), *ship_settings(url, said, source)]
+        settings = with_old_records_remote(settings_of(plan.works, source), source)
+        base = [*settings, *ship_settings(url, said, source)]
         words = ("--enable", ",".join(plan.works))
         server = TrialServer(place, place / "data")  # until there is a machine
         adapter = together_on(plan.works, source, server, load_factor=plan.load)
