@@ -22,6 +22,7 @@ ARGUMENTS: Mapping[str, Argument] = {
     "x-retry-max-ms": Argument("twice as long with each try, and this at most", "number"),
     "x-consumer-timeout": Argument("milliseconds that a consumer has to acknowledge a delivery", "number"),
     "x-message-deduplication": Argument("whether a message that is there is not taken again", "flag"),
+    "x-cache-ttl": Argument("milliseconds for which a key is known since its message came", "number"),
     "x-rate": Argument('deliveries a second at most, as "100/s"'),
     "x-per-key": Argument("so many messages of a key are unacknowledged at a time", "number"),
     "x-fair": Argument("whether keys take turns", "flag"),

@@ -14,16 +14,18 @@ from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
 from dmp.declarations import TYPES, Binding
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
-from dmp.message import Head
+from dmp.message import KEY, Head
 from dmp.messages import DEFAULT_NAME, Messages, arrived_ms, settled
 from dmp.queues import Queue
 from dmp.refusals import Code, Refusal, shown
 from dmp.takers import Taker, room_of
+from dmp.timing import MS_MAX
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import ASKER
 from shared.actions import (
     BODY,
     PURGE,
+    WHEN,
     changing,
     putting,
 )
@@ -38,6 +40,7 @@ from shared.objects import (
     BadArgument,
     Objects,
     a_body,
+    a_count,
     a_table,
     a_text,
     key_of,
@@ -234,7 +237,9 @@ class Admin:
     @putting(PROPERTIES)
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
-        properties = shown_properties.read(arguments, persistent=queue.log is not None)
+        header = _text(queue.kind.arguments.key_header or KEY)
+        key = {header: a_text(arguments, "key")} if "key" in arguments else {}
+        properties = shown_properties.read(_timed(arguments, key), persistent=queue.log is not None)
         await self._published(Head(b"", queue.name, len(body), properties), [queue], body, dry_run)
         return {"published": 1}
 
@@ -308,6 +313,7 @@ class Admin:
         takes={
             **BODY,
             "key": "the routing key; empty unless said",
+            **WHEN,
             "properties": Argument(PROPERTIES, "table"),
         },
         answers=("published", "queues"),
@@ -318,7 +324,7 @@ class Admin:
         body, key = a_body(arguments), a_text(arguments, "key", "").encode()
         if len(key) > SHORT_BYTES_MAX:
             raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
-        properties = shown_properties.read(arguments, persistent=True)
+        properties = shown_properties.read(_timed(arguments, {}), persistent=True)
         head = Head(exchange.name, key, len(body), properties)
         self._broker.topology.open_exchange(exchange.name)  # one that is internal refuses
         queues = self._broker.route(exchange.name, head)
@@ -402,6 +408,18 @@ class Admin:
         made = await make(row, dry_run, lambda *_: None)
         await settled(self._broker, made.ticket)
         return int(made.new)
+
+
+def _timed(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a publish, with those of `WHEN`, and these headers, in their properties."""
+    properties = dict(a_table(arguments, "properties"))
+    if "priority" in arguments:
+        properties["priority"] = arguments["priority"]
+    if "delay_ms" in arguments:
+        headers = {**headers, "x-delay": a_count(arguments, "delay_ms", 0, 0, MS_MAX)}
+    if headers:
+        properties["headers"] = {**a_table(properties, "headers"), **headers}
+    return {**arguments, "properties": properties}
 
 
 def _connection_of(taker: Taker) -> Any:

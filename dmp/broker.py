@@ -14,6 +14,7 @@ import attrs
 from dmp.bodies import BODIES, Bodies, Body
 from dmp.dead_letters import DeadLetters
 from dmp.exchanges import DEFAULT, Exchange, route
+from dmp.known_keys import KnownKeys
 from dmp.leases import LeaseBook
 from dmp.memory import Accounts, Memory
 from dmp.message import Head
@@ -100,6 +101,7 @@ class Broker:
         context: Context,
         settings: DmpSettings,
         topology_table: TopologyTable,
+        known_keys: KnownKeys,
         now: Callable[[], float],
         wall_seconds: Callable[[], float],
     ) -> None:
@@ -112,6 +114,7 @@ class Broker:
         self.settings = settings
         self.log = context.log
         self.topology_table = topology_table
+        self.known_keys = known_keys
         self.logs = store.namespace(QUEUES, settings.durability)
         self.counts = Counts()
         body_logs = store.namespace(BODIES, settings.durability)
@@ -220,6 +223,7 @@ class Broker:
         others: list[tuple[Queue, Head, Sequence[bytes]]] = []
         large: dict[bytes, None] = {}
         there: list[Queue] = []
+        known: list[tuple[Log, bytes, int]] = []
         for run in runs:
             queue, head, bodies = run
             log = queue.log
@@ -236,18 +240,28 @@ class Broker:
             numbered = queue.number(head, bodies)
             logged.append((queue, numbered))
             parts.append((log.log, put(numbered.head, bodies, numbered.first), len(bodies)))
+            if queue.once is not None and (row := queue.once.row(numbered)) is not None:
+                known.append(row)
             if head.large:
                 large.update(dict.fromkeys(bodies))
+        parts += known
         for queue, gone in leaving.items():
             record = b"" if queue.log is None or queue.deleted else queue.log.leaving(gone)
             if record and queue.log is not None:
                 parts.append((queue.log.log, record, 1))
         ticket = None
-        if len(parts) == 1 and not (large or reserved):
-            offset, ticket = parts[0][0].append(parts[0][1], parts[0][2])
-            offsets = [offset]
-        elif parts:
-            offsets, ticket = self.store.append_all([*parts, *self.bodies.whole_records(large)], reserved)
+        try:
+            if len(parts) == 1 and not (large or reserved):
+                offset, ticket = parts[0][0].append(parts[0][1], parts[0][2])
+                offsets = [offset]
+            elif parts:
+                offsets, ticket = self.store.append_all([*parts, *self.bodies.whole_records(large)], reserved)
+        except StoreError:
+            for queue, numbered in logged:
+                if queue.once is not None:
+                    queue.once.refused((numbered,))
+            raise
+        if large and ticket is not None:
             self.bodies.whole_appended(large, ticket)
         if ticket is not None:
             for (queue, numbered), offset in zip(logged, offsets, strict=False):

@@ -12,6 +12,7 @@ from dmp.actions import CHANGE
 from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
+from dmp.shown_properties import read
 from shared.actions import CANCEL, JOB, RESCHEDULE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
@@ -28,10 +29,10 @@ from shared.cli.options import (
     Words,
     bound_port,
     flag,
-    speaks_for,
 )
 from shared.cli.output_reader import OutputReader
 from shared.errors import NotThere, UsageError
+from shared.objects import BadArgument
 from shared.plugin import AdminApi, ApiRequest, ServeRequest
 
 AMQ_DEFAULT = "amq.default"
@@ -81,12 +82,21 @@ def serve(
     "seq 1000000 | brokers dmp put amq.fanout",
     "put files -k picture --whole < picture.png",
     "put '' -k jobs -m 'order 42'",
+    "put '' -k calls 'call Ann' --header x-delay=3600000 --header x-key=ann",
 )
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],
     *words: Words,
     key: Key = "",
     message: Messages = (),
+    header: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="NAME=VALUE, of each message; a value that is JSON is read as JSON; repeatable.",
+            negative="",
+            show_default=False,
+        ),
+    ] = (),
     whole: Whole = False,
     server: Server,
     json: Json = False,
@@ -98,10 +108,15 @@ async def put(
     """
     name = _short("--key", os.fsencode(key))
     exchange = b"" if sink == AMQ_DEFAULT else _short("--exchange", sink.encode())
+    headers = {"properties": {"headers": keyed("--header", header)}} if header else {}
+    try:
+        properties = read(headers, persistent=True)
+    except BadArgument as error:
+        raise UsageError("--header", str(error)) from None
     async with _amqp(server) as client:
         done = await send_given(
             lambda bodies: client.publish_many(
-                [Message(exchange, name, body) for body in bodies], mandatory=True
+                [Message(exchange, name, body, properties) for body in bodies], mandatory=True
             ),
             (*words, *message),
             whole=whole,
@@ -222,7 +237,7 @@ Arguments = Annotated[
 
 
 @command("declare queue jobs -a x-dead-letter-exchange=dead", "declare exchange logs --type topic")
-async def declare(
+def declare(
     what: What,
     name: Name,
     *,
@@ -230,40 +245,29 @@ async def declare(
         Literal["direct", "topic", "fanout", "headers"] | None,
         Parameter(name="--type", help="Of an exchange; direct unless said.", show_default=False),
     ] = None,
-    transient: Annotated[bool, flag("It ends with the server, as do its messages.")] = False,
+    transient: Annotated[bool, flag("Of an exchange: it ends with the server.")] = False,
     auto_delete: Annotated[bool, flag("It is deleted when nobody uses it any more.")] = False,
     argument: Arguments = (),
-    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any] | ApiRequest:
-    """Make a queue or an exchange, durable without --transient.
+) -> ApiRequest:
+    """Make a durable queue, or an exchange, durable without --transient.
 
     One that is there and is the same stays as it is; one that differs is an error.
     """
     arguments = keyed("--argument", argument)
-    if what == "queue" and type_ is not None:
-        raise UsageError("--type", "is for exchanges: a queue has no type")
     shown = {what: name, "declared": True}
-    if server is None and what == "queue":
-        if transient:
-            raise UsageError("--transient", "is for AMQP: the API makes durable queues only")
+    if what == "queue":
+        for option, given in (("--type", type_), ("--transient", transient)):
+            if given:
+                raise UsageError(option, "is for exchanges")
         row = {"name": name, "auto_delete": auto_delete, "arguments": arguments}
         return ApiRequest(lambda api: _defined(api, "queues", row) and shown)
     kind: dict[str, Any] = {"durable": not transient, "auto_delete": auto_delete}
-    if server is None:
-        if "alternate-exchange" in arguments:
-            kind["alternate"] = arguments.pop("alternate-exchange")
-        if arguments:
-            raise UsageError("--argument", f"exchanges have no {next(iter(arguments))}")
-        return ApiRequest(
-            lambda api: api.post("exchanges", name=name, type=type_ or "direct", **kind) and shown
-        )
-    async with _amqp(server, name) as client:
-        if what == "queue":
-            await client.declare_queue(name, arguments=arguments, **kind)
-        else:
-            await client.declare_exchange(name, type_ or "direct", arguments=arguments, **kind)
-    return shown
+    if "alternate-exchange" in arguments:
+        kind["alternate"] = arguments.pop("alternate-exchange")
+    if arguments:
+        raise UsageError("--argument", f"exchanges have no {next(iter(arguments))}")
+    return ApiRequest(lambda api: api.post("exchanges", name=name, type=type_ or "direct", **kind) and shown)
 
 
 def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -275,41 +279,19 @@ def _defined(api: AdminApi, section: str, row: Mapping[str, Any]) -> Mapping[str
     return answer
 
 
-@command("delete queue jobs --if-empty", "delete exchange logs", "delete queue jobs --dry-run")
+@command("delete queue jobs", "delete exchange logs", "delete queue jobs --dry-run")
 @destroys("delete {what} {name}, with its bindings and messages")
-@speaks_for("if_unused", "if_empty")
-async def delete(
-    what: What,
-    name: Name,
-    *,
-    if_unused: Annotated[bool, flag("Not a queue with consumers, nor an exchange with bindings.")] = False,
-    if_empty: Annotated[bool, flag("Not a queue with messages.")] = False,
-    dry_run: DryRun = False,
-    server: Server | None,
-    json: Json = False,
-) -> Mapping[str, Any] | ApiRequest:
+def delete(what: What, name: Name, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
     """Delete a queue or an exchange, with its bindings and messages, for good."""
-    if what == "exchange" and if_empty:
-        raise UsageError("--if-empty", "is for queues: an exchange holds no messages")
     shown = {what: name, "deleted": not dry_run}
-    if server is None:
-        if what == "exchange":
-            return ApiRequest(lambda api: api.delete("exchanges", name, dry_run=dry_run) and shown)
 
-        def ask(api: AdminApi) -> Mapping[str, Any]:
-            return {**shown, "messages": api.delete("queues", "dmp", name, dry_run=dry_run)["messages"]}
-
-        return ApiRequest(ask)
-    async with _amqp(server, name) as client:
+    def ask(api: AdminApi) -> Mapping[str, Any]:
         if what == "exchange":
-            await client.declare_exchange(name, passive=True)  # to delete what is not there is no error
-            if not dry_run:
-                await client.delete_exchange(name, if_unused=if_unused)
+            api.delete("exchanges", name, dry_run=dry_run)
             return shown
-        messages = await client.depth(name)
-        if not dry_run:
-            messages = await client.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
-        return {**shown, "messages": messages}
+        return {**shown, "messages": api.delete("queues", "dmp", name, dry_run=dry_run)["messages"]}
+
+    return ApiRequest(ask)
 
 
 BoundTo = Annotated[
@@ -323,39 +305,31 @@ BoundTo = Annotated[
     "bind both amq.headers -a x-match=all -a kind=order",
     "bind copies amq.topic -k '#' --to exchange",
 )
-async def bind(
+def bind(
     queue: QueueName,
     exchange: ExchangeName,
     *,
     key: Key = "",
     argument: Arguments = (),
     to: BoundTo = "queue",
-    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any] | ApiRequest:
+) -> ApiRequest:
     """Have a queue, or an exchange, take what comes to an exchange with this key."""
-    arguments = keyed("--argument", argument)
-    shown = {_ENDS[to]: queue, "exchange": exchange, "key": key, "bound": True}
-    if server is None:
-        row: dict[str, Any] = {"exchange": exchange, _ENDS[to]: queue, "key": key, "arguments": arguments}
-        return ApiRequest(lambda api: api.post("bindings", **row) and shown)
-    async with _amqp(server, queue, exchange, key) as client:
-        does = client.bind if to == "queue" else client.bind_exchange
-        await does(queue, exchange, key, arguments)
-    return shown
+    place = {_ENDS[to]: queue, "exchange": exchange, "key": key}
+    row: dict[str, Any] = {**place, "arguments": keyed("--argument", argument)}
+    return ApiRequest(lambda api: api.post("bindings", **row) and {**place, "bound": True})
 
 
 @command("unbind jobs amq.topic -k 'orders.#'", "unbind copies amq.topic -k '#' --to exchange")
-async def unbind(
+def unbind(
     queue: QueueName,
     exchange: ExchangeName,
     *,
     key: Key = "",
     argument: Arguments = (),
     to: BoundTo = "queue",
-    server: Server | None,
     json: Json = False,
-) -> Mapping[str, Any] | ApiRequest:
+) -> ApiRequest:
     """Remove the binding with this key and these arguments."""
     arguments = keyed("--argument", argument)
     shown = {_ENDS[to]: queue, "exchange": exchange, "key": key, "bound": False}
@@ -368,17 +342,7 @@ async def unbind(
                 api.delete("bindings", row["id"])
         return shown
 
-    if server is None:
-        return ApiRequest(ask)
-    async with _amqp(server, queue, exchange, key) as client:
-        if to == "queue":
-            await client.declare_queue(queue, passive=True)  # to unbind what is not there is no error
-        else:
-            await client.declare_exchange(queue, passive=True)
-        await client.declare_exchange(exchange, passive=True)
-        does = client.unbind if to == "queue" else client.unbind_exchange
-        await does(queue, exchange, key, arguments)
-    return shown
+    return ApiRequest(ask)
 
 
 _ENDS: Mapping[str, str] = {"queue": "queue", "exchange": "to_exchange"}
@@ -387,19 +351,14 @@ _ENDS: Mapping[str, str] = {"queue": "queue", "exchange": "to_exchange"}
 
 @command("purge jobs", "purge jobs --dry-run")
 @destroys("delete all messages of queue {queue}")
-async def purge(
-    queue: QueueName, *, dry_run: DryRun = False, server: Server | None, json: Json = False
-) -> Mapping[str, Any] | ApiRequest:
+def purge(queue: QueueName, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
     """Delete a queue's messages, except those that consumers hold."""
-    if server is None:
 
-        def ask(api: AdminApi) -> Mapping[str, Any]:
-            answer = api.post("queues", "dmp", queue, "purge", dry_run=dry_run)
-            return {"queue": queue, "purged": answer["purged"]}
+    def ask(api: AdminApi) -> Mapping[str, Any]:
+        answer = api.post("queues", "dmp", queue, "purge", dry_run=dry_run)
+        return {"queue": queue, "purged": answer["purged"]}
 
-        return ApiRequest(ask)
-    async with _amqp(server, queue) as client:
-        return {"queue": queue, "purged": await (client.depth(queue) if dry_run else client.purge(queue))}
+    return ApiRequest(ask)
 
 
 @command("bindings", "bindings --queue jobs --json")
@@ -426,10 +385,9 @@ BINDING_COLUMNS = ("exchange", "key", "queue", "to_exchange", "arguments")
 
 
 @asynccontextmanager
-async def _amqp(server: Server, *names: str) -> AsyncIterator[Client]:
-    """An AMQP client. Raises UsageError where one of `names` is too long, and what the client raises."""
-    for name in names:
-        _short("NAME", name.encode())
+async def _amqp(server: Server, queue: str = "") -> AsyncIterator[Client]:
+    """An AMQP client. Raises UsageError where the queue's name is too long, and what the client raises."""
+    _short("QUEUE", queue.encode())
     with lost_is_refused():
         async with open_amqp(**_given(server)) as client:
             yield client

@@ -30,7 +30,7 @@ class QueueArguments:
     consumer at a time gets messages. `type`: classic or quorum, which are the same here but for the limit of
     failed tries (`tries`); -1: there is none. `per_key`: so many messages of a key are unacknowledged at a
     time; `fair`: keys take turns. `rate`: deliveries at most. `once`: what is
-    there is not taken again. `eta_header`: the header that says when a
+    there is not taken again; `once_ms`: nor what came so lately. `eta_header`: the header that says when a
     message is due.
     """
 
@@ -55,6 +55,7 @@ class QueueArguments:
     key_header: bytes | None = None
     rate: Rate | None = None
     once: bool = False
+    once_ms: int | None = None
 
     @property
     def keyed(self) -> bool:
@@ -72,6 +73,9 @@ class QueueArguments:
         dead_letter_key = text_argument(table, "x-dead-letter-routing-key")
         if dead_letter_key is not None and dead_letter is None:
             raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
+        once_ms = _number(table, "x-cache-ttl", 1, MS_MAX)
+        if once_ms is not None and not _flag(table, "x-message-deduplication"):
+            raise _invalid("x-cache-ttl", "it needs x-message-deduplication beside it")
         retry_ms = _number(table, "x-retry-ms", 1, MS_MAX)
         retry_max_ms = _number(table, "x-retry-max-ms", 1, MS_MAX)
         if retry_max_ms is not None and (retry_ms is None or retry_max_ms < retry_ms):
@@ -98,6 +102,7 @@ class QueueArguments:
             key_header=text_argument(table, "x-key-header") or None,
             rate=_rate(table, "x-rate"),
             once=_flag(table, "x-message-deduplication"),
+            once_ms=once_ms,
         )
 
 
@@ -173,7 +178,7 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
     "x-queue-mode": ("default", "lazy"),
     "x-queue-version": (1, 2),
     "x-queue-leader-locator": ("client-local", "balanced"),
-    "x-queue-master-locator": ("client-local", "min-masters", "random"),
+    "x-queue-master-locator": ("client-local", "min-masters", "random", "balanced"),
     "x-overflow": ("drop-head", "reject-publish"),
     "x-loss-counts": ("oldest", "all", "none"),
     "x-dead-letter-strategy": ("at-least-once", "at-most-once"),
@@ -203,6 +208,7 @@ FIELDS: Mapping[str, str] = {
     "x-key-header": "key_header",
     "x-rate": "rate",
     "x-message-deduplication": "once",
+    "x-cache-ttl": "once_ms",
 }
 """The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
 OLDER = frozenset(
@@ -222,7 +228,12 @@ CHANGEABLE = frozenset(
 )
 """Those that a queue may be given later: the others say how its messages are kept, or in which order."""
 _QUEUE_ARGUMENTS = frozenset(
-    (*FIELDS, *_ONLY, "x-quorum-initial-group-size", "x-quorum-target-group-size")  # how it is kept, too
+    (
+        *(*FIELDS, *_ONLY),
+        # How it is kept, too.
+        *("x-quorum-initial-group-size", "x-quorum-target-group-size"),
+        *("x-max-in-memory-length", "x-max-in-memory-bytes"),
+    )
 )
 
 

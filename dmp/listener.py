@@ -11,6 +11,8 @@ from dmp.admin import Admin
 from dmp.broker import Broker
 from dmp.definitions import definitions_of
 from dmp.exchanges import DEFAULT_IN_RULES
+from dmp.known_keys import NAME as KNOWN
+from dmp.known_keys import KnownKeys
 from dmp.message import Head
 from dmp.metrics import GAUGES
 from dmp.properties import UNREADABLE, unpack
@@ -39,7 +41,10 @@ async def open_broker(
     tables = context.store.namespace(TABLES, settings.durability)
     topology_table = TopologyTable(await Table.open(tables, "definitions"))
     clock = context.store.clock
-    broker = Broker(context, settings, topology_table, now, lambda: clock.wall_ms() / 1000)
+    known_keys = KnownKeys(partial(Table.create, tables, KNOWN))
+    if KNOWN in tables.logs:
+        known_keys.table = await Table.open(tables, KNOWN)
+    broker = Broker(context, settings, topology_table, known_keys, now, lambda: clock.wall_ms() / 1000)
     await broker.topology.restore(topology_table.load())
     return broker
 

@@ -18,7 +18,8 @@ from dmp.queues import Queue, resolve_when_written
 from dmp.refusals import shown
 from dmp.tries import tried
 from shared.access import WRITE, asker_may
-from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, time_text
+from shared.errors import BrokerError
+from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, ObjectMissing, time_text
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run
@@ -174,6 +175,10 @@ class Messages(MessageActions[Queue]):
         queue.put_off(run)
         return _whole(queue)
 
+    def take_back(self, queue: Queue, name: MessageName, *, dry_run: bool) -> None:
+        """AMQP has no words for it: an acknowledgement of what is not held any more ends the channel."""
+        raise BadArgument(f"{name} is held by a client: kick its connection, and all that it holds goes back")
+
     def _taken_out(self, queue: Queue, name: MessageName) -> Run:
         """The message, which nobody holds, out of its place. Raises BadArgument."""
         number = _number_of(queue, name)
@@ -205,14 +210,14 @@ def _whole(queue: Queue) -> Ticket:
 
 
 def _number_of(queue: Queue, name: MessageName) -> int:
-    """Raises BadArgument."""
+    """Raises BadArgument, ObjectMissing."""
     if not name.dedup:
         return name.number
     if queue.once is None:
         raise BadArgument("dedup: the queue knows no names: it has no x-message-deduplication")
     number = queue.once.number_of(name.dedup)
     if number is None:
-        raise _not_there(queue, name)
+        raise ObjectMissing(f"no message {name} is in {shown(queue.name)}")
     return number
 
 
@@ -226,8 +231,11 @@ def _held_in(queue: Queue, number: int) -> Run | None:
     return None
 
 
-def _not_there(queue: Queue, name: MessageName) -> BadArgument:
-    return BadArgument(f"no message {name} waits in {shown(queue.name)}, nor does a consumer of it hold it")
+def _not_there(queue: Queue, name: MessageName) -> BrokerError:
+    """Why a message cannot be found: a name is known, and then it is somewhere."""
+    if name.dedup:
+        return BadArgument(f"{name} is held by a client that took it by basic.get, or on its way to the disk")
+    return ObjectMissing(f"no message {name} waits in {shown(queue.name)}, nor does a consumer of it hold it")
 
 
 async def settled(broker: Broker, ticket: Ticket | None) -> None:

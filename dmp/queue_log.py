@@ -40,17 +40,15 @@ from dmp.queue_records import PAGES, PUTS, MessageReader
 from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
 from shared.queues.cold import ColdReader
+from shared.queues.copying import COPIES, COPY_BYTES, Copying
 from shared.queues.runs import Run, join
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
-    from shared.storage.store import Log, Ticket
+    from shared.storage.store import Ticket
 
 SLACK_BYTES = 256 << 10  # dead bytes that nobody minds; also the least that is dropped at once
-COPIES = 64
-_COPY_BYTES = 256 << 10
-"""At most so many of the oldest messages, and bytes of them, are written again at one change."""
 READ_BYTES = 256 << 10  # of what is cold, read back at once
 _EXPIRY_SECONDS = 0.01
 """Messages whose lives end within this of each other are noted as one run; they may live so much longer."""
@@ -150,26 +148,22 @@ class RecordPlaces:
         lowest = end = self.lowest
         messages = 0
         for start, stop, offset, stride in self._spans[self._start : self._start + COPIES]:
-            if messages >= COPIES or offset - lowest >= _COPY_BYTES:
+            if messages >= COPIES or offset - lowest >= COPY_BYTES:
                 break
             messages += stop - start
             end = offset + min(stop - start, COPIES) * stride
-        return min(int(end - lowest), _COPY_BYTES) or _COPY_BYTES
+        return min(int(end - lowest), COPY_BYTES) or COPY_BYTES
 
 
 @attrs.define(eq=False)
-class QueueLog:
+class QueueLog(Copying):
     """One queue's log, and where in it its messages stand. `cold_at`: from there on is what is cold."""
 
-    log: Log
     cold_at: int | None = attrs.field(default=None, init=False)
     _places: RecordPlaces = attrs.field(factory=RecordPlaces, init=False)
     """Of the messages in memory that have a record."""
     arriving_from: Callable[[], float] = attrs.field(default=lambda: math.inf, init=False)
     """From there on stands what is not ready yet. It may be visible: where it waits for a bucket."""
-    _copying: bool = attrs.field(default=False, init=False)
-    _unreadable: int = attrs.field(default=-1, init=False)
-    """What stands there could not be read, and is not copied: it holds the log until it has left."""
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
     _live_bytes: int = attrs.field(default=0, init=False)
@@ -321,7 +315,7 @@ class QueueLog:
         dead = end - log.first - self._live_bytes
         if dead < SLACK_BYTES:
             return
-        if dead > self._live_bytes and not self._copying:
+        if dead > self._live_bytes and not self.busy:
             self.copy_oldest()
         below = min(end, self._places.lowest)
         if self.cold_at is not None:
@@ -330,55 +324,31 @@ class QueueLog:
             log.drop_below(int(below))
 
     def copy_oldest(self) -> None:
-        """Write the oldest again, as they stand in the log. Until the copies are on the disk it is the
-        originals that count."""
-        log, start = self.log, self._places.lowest
-        bound = log.visible if self.cold_at is None else min(log.visible, self.cold_at)
-        if start < bound and start != self._unreadable:
-            self._copying = True
-            at = int(start)
-            log.read(at, self._places.stretch(), lambda data: self._copy(at, bound, data))
+        """Write the oldest again, as they stand in the log."""
+        bound = self.log.visible if self.cold_at is None else min(self.log.visible, self.cold_at)
+        lowest = self._places.lowest
+        if lowest < bound:
+            self.copy(int(lowest), bound, self._places.stretch())
 
-    def _copy(self, start: int, bound: int, data: bytes | StoreError) -> None:
-        """Write again what is live of these records, which stand at `start`, as far as `bound`."""
-        self._copying = False
-        if self.log.deleted:
-            return
-        if isinstance(data, StoreError):
-            self._unreadable = start
-            return
-        copies: list[tuple[int, int, int]] = []
-        copied = 0
+    def copies_in(self, data: bytes, start: int) -> Iterator[tuple[int, int, int, bytes, int]]:
         for op, at, end in records.operations(data):
             beginning = at - LENGTH_BYTES
             place = start + beginning
-            if place >= bound or len(copies) == COPIES or copied > _COPY_BYTES:
-                break
             if op not in PUTS and op not in PAGES:
                 continue
             number = records.number_in(data, at)
-            if self._places.place_of(number) != place or number in self._parting:
+            if not self.is_at(number, place) or number in self._parting:
                 continue
             copy, noted = data[beginning:end], self.tried.get(number)
             if noted is not None:
                 copy += records.tried(*noted, [number])
-            try:
-                offset, ticket = self.log.append(copy, 1 + (noted is not None), reserved=True)
-            except StoreError:
-                break  # tidying can wait
-            copies.append((number, place, offset))
-            copied += end - beginning
-        if copies:
-            self._copying = True
-            ticket.when_done(lambda ticket: self._copies_done(ticket, copies))
+            yield number, place, start + end, copy, 1 + (noted is not None)
 
-    def _copies_done(self, ticket: Ticket, copies: Sequence[tuple[int, int, int]]) -> None:
-        self._copying = False
-        if ticket.error is not None or self.log.deleted:
-            return
-        for number, place, offset in copies:
-            if self._places.place_of(number) == place:
-                self._places.move(number, offset)
+    def is_at(self, number: int, place: int) -> bool:
+        return self._places.place_of(number) == place
+
+    def move(self, number: int, before: int, place: int) -> None:
+        self._places.move(number, place)
 
 
 class ColdOwner(Protocol):

@@ -138,7 +138,7 @@ class Queue(RunQueue):
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
     throttle: Throttle | None = attrs.field(init=False)
-    once: Once | None = attrs.field(init=False)
+    once: Once | None = attrs.field(default=None, init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
@@ -172,7 +172,9 @@ class Queue(RunQueue):
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self._context.wall_seconds)
-        self.once = Once() if arguments.once else None
+        if arguments.once:
+            window_ms = arguments.once_ms or 0
+            self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
         self.throttle = Throttle.asked_for(arguments.rate, self._context.timers.now)
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
@@ -232,7 +234,7 @@ class Queue(RunQueue):
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
-            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None
+            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None and self.once is None
             if taker is not None and taker.no_ack and at_once:
                 try:
                     count, room_bytes = taker.room()
@@ -255,6 +257,7 @@ class Queue(RunQueue):
         run = Run(head, [*bodies], first)
         if self.once is not None:
             self.once.came(run)
+            self._arm()
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
@@ -301,7 +304,7 @@ class Queue(RunQueue):
         for run in runs:
             run.expires = self._expires(run.head, self._started)
             if self.once is not None:
-                self.once.came(run)
+                self.once.found(run)
         self.charge_runs(runs)
         self.memory.changed()
         self.row.load(self._due_now(runs))
@@ -330,6 +333,8 @@ class Queue(RunQueue):
         try:
             for ticket, runs in self.arrivals.synced():
                 if ticket is not None and ticket.error is not None:
+                    if self.once is not None:
+                        self.once.refused(runs)
                     self.forget(runs, taken=False)
                 else:
                     self._make_ready(runs)
@@ -367,8 +372,11 @@ class Queue(RunQueue):
         if (arguments.messages_max is not None or arguments.bytes_max is not None) and not arguments.rejects:
             over: list[Run] = []
             turn = Turn()
-            while (surplus := self.capacity.surplus()) > 0 and row.load_front():
-                join(over, row.take_run(min(surplus, ITEMS)))
+            while (surplus := self.capacity.surplus()) > 0:
+                run = row.take_surplus(min(surplus, ITEMS))
+                if run is None:
+                    break
+                join(over, run)
                 if turn.over_now():
                     self._goes_on = True
                     self._arm()
@@ -721,6 +729,8 @@ class Queue(RunQueue):
     def expire(self, now: float) -> None:
         """The timers': something may be too old, or more is to be given out."""
         self._unblocked = False
+        if self.once is not None:
+            self.once.forget()
         due, self._goes_on = self.later.take_due()
         if due:
             self.row.waits_no_more(due)
@@ -779,6 +789,8 @@ class Queue(RunQueue):
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
         if self.throttle is not None and len(self.row) and self.takers.in_use:
             deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self.once is not None:
+            deadline = min(deadline, self._context.timers.now() + self.once.next_seconds)
         if self._goes_on or self._unblocked:
             deadline = self._context.timers.now()
         if deadline != self.deadline:
@@ -826,6 +838,8 @@ class Queue(RunQueue):
             context.bodies.drop(reference)
         self.row.tell_loaded()
         context.timers.forget(self)
+        if self.once is not None:
+            self.once.clear()
         for taker in self.takers.clear():
             try:
                 taker.cancelled()

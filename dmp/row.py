@@ -138,6 +138,17 @@ class Row:
         self._count(run, -1)
         return run
 
+    def take_surplus(self, most: int) -> Run | None:
+        """Take up to `most` of the next ones out, of one run; or the oldest, where all wait for their keys.
+        None: none is in memory."""
+        if self.load_front():
+            return self.take_run(most)
+        if self.keys is None or not self.keys.count:
+            return None
+        run = self.keys.take_oldest(most)
+        self._count(run, -1)
+        return run
+
     def take(self, most: int, body_bytes_most: float = math.inf) -> list[Run]:
         """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: as far
         as they are in memory."""

@@ -74,7 +74,7 @@ _NO_LIMIT = 1 << 60
 def _ready_feed(queue: Queue) -> FeedTaker | None:
     """The feed, if what came now would be given to it at once."""
     feed = queue.takers.feed
-    at_once = feed is not None and queue.empty and queue.throttle is None
+    at_once = feed is not None and queue.empty and queue.throttle is None and queue.once is None
     return feed if feed is not None and at_once and room_of(feed)[0] else None
 
 

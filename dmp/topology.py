@@ -240,8 +240,11 @@ class Topology:
         ticket = None
         if kind.durable and not kind.exclusive:
             row = broker.topology_table.queue_row(SavedQueue(name, kind))
+            if kind.arguments.once_ms:
+                broker.known_keys.begin(name, broker.new_name())
             log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
             queue.keep_in(QueueLog(log))
+            self._keep_known(queue)
         broker.queues[name] = queue
         self._count_queue(queue, user)
         broker.generation += 1
@@ -250,6 +253,11 @@ class Topology:
         queue.used_now()
         self._find_waiting(queue)
         return queue, ticket
+
+    def _keep_known(self, queue: Queue) -> None:
+        """The windows of a durable queue's keys outlive the process."""
+        if queue.once is not None and queue.once.window_ms:
+            queue.once.kept = self._broker.known_keys
 
     def check_new_queue(self, name: bytes, kind: QueueKind, user: str = "") -> None:
         """Raises Refusal where one that is not there would be refused."""
@@ -339,6 +347,7 @@ class Topology:
         if queue.log is not None:
             self._drop_waiting(queue)
             rows = broker.topology_table.queue_dropped(queue.name, bound=bool(queue.bound))
+            rows += broker.known_keys.end(queue.name)
             ticket = broker.logs.delete(queue.log.log.name, rows)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
@@ -553,8 +562,10 @@ class Topology:
             )
         for name, exchange_kind in saved.exchanges:
             self._new_exchange(name, exchange_kind)
+        windows = broker.known_keys.load(int(broker.wall_seconds() * 1000))
         for queue in saved.queues:
             await self._restore_queue(queue)
+            self._restore_known(broker.queues[queue.name], windows)
         known = {_log_name(name) for name in broker.queues}
         for left in [left for left in broker.logs.logs if left not in known]:
             await self._adopt(left.encode(), defined=b"q" + left.encode() in saved.unreadable)
@@ -565,6 +576,14 @@ class Topology:
         pausing.tell_paused(
             broker.log, [shown(queue.name) for queue in broker.queues.values() if queue.paused]
         )
+
+    def _restore_known(self, queue: Queue, windows: Mapping[bytes, Mapping[str, int]]) -> None:
+        known_keys = self._broker.known_keys
+        if queue.once is not None and queue.once.window_ms:
+            if queue.name not in known_keys and self._broker.store.read_only is None:
+                known_keys.begin(queue.name, self._broker.new_name())
+            self._keep_known(queue)
+            queue.once.restore(windows.get(queue.name, {}))
 
     async def _restore_queue(self, saved: SavedQueue) -> None:
         broker = self._broker

@@ -30,6 +30,7 @@ from shared.objects import (
     BadArgument,
     Objects,
     a_body,
+    a_table,
     a_text,
     key_of,
 )
@@ -182,9 +183,10 @@ class Admin:
     @putting("what PRODUCE_WITH says of a job, as delay_ms, key, headers; empty: a plain message")
     async def _put(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         body = a_body(arguments)
-        said = json.dumps(arguments.get("properties", {})).encode()
+        named = {name: arguments[name] for name in ("delay_ms", "priority", "key") if name in arguments}
+        said = json.dumps({**a_table(arguments, "properties"), **named}).encode()
         try:
-            asked = job_request_untrusted(said, self._engine.times.unix_ms()) if said != b"{}" else None
+            asked = job_request_untrusted(said, self._engine.times.wall_ms()) if said != b"{}" else None
         except Refusal as refusal:
             raise BadArgument(f"properties: {refusal.text}") from None
         if len(body) > PAYLOAD_BYTES_MAX - len(queue.name) - 1:

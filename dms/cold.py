@@ -2,23 +2,27 @@
 
 The front of the row is *hot*, in memory. The rest is *cold*: it is read back in batches when its turn comes,
 skipping messages that have left. So a deep queue costs no memory per message. `positions` tell where in the
-log the row is: one entry every few dozen KiB.
+log the row is: one entry every few dozen KiB. Jobs are cold by themselves (`dms.cold_jobs`), and are read
+back in any order.
 
 If the log is damaged, what cannot be read is skipped, and a consumer that asks is told once.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import attrs
 import structlog
 
 from dms import records
+from dms.cold_jobs import LOST, is_cold, read_back
 from dms.records import NotOurs, RecordKind
 from dms.wire import refusal_for
-from shared.errors import CorruptRecord, LogDeleted, StoreError
+from shared.errors import CorruptRecord, LogDeleted, OutOfRange, StoreError
 from shared.queues.cold import ColdReader
-from shared.queues.runs import bodies_bytes
+from shared.queues.runs import Run, bodies_bytes
 from shared.storage.lost import Lost, describe_lost
 
 if TYPE_CHECKING:
@@ -29,6 +33,8 @@ logger = structlog.stdlib.get_logger("brokers.dms")
 
 FETCH_BYTES = 256 << 10
 """Bytes read back at once."""
+JOBS_BYTES = 32 << 10
+"""The same of jobs: those that are due together came together, or did not."""
 POSITION_BYTES = 64 << 10
 """Bytes from one entry of `positions` to the next."""
 
@@ -87,14 +93,14 @@ class ColdRow(ColdReader):
             self.lose([lost])
             return queue.is_cold and not queue.ready.loaded
         if isinstance(data, StoreError):
-            self._cannot_read(data)
+            self.cannot_read(data)
             return False
         if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
             self._skip_lost(queue.end - queue.head)
         try:
             self._take_in(data)
         except (NotOurs, ValueError, KeyError) as error:
-            self._cannot_read(StoreError(f"a record that cannot be read: {error}"))
+            self.cannot_read(StoreError(f"a record that cannot be read: {error}"))
             return False
         while self.waiting and not queue.is_cold:
             waiting, self.waiting = self.waiting, []
@@ -167,7 +173,8 @@ class ColdRow(ColdReader):
             self.damage = None
         return error
 
-    def _cannot_read(self, error: StoreError) -> None:
+    def cannot_read(self, error: StoreError) -> None:
+        """Nothing more is read: whoever asks is told."""
         if isinstance(error, LogDeleted):
             return
         self.damage = error
@@ -178,3 +185,51 @@ class ColdRow(ColdReader):
             reason=str(error),
         )
         self._queue.end_credits(refusal_for(error))
+
+
+@attrs.define(eq=False)
+class ColdJobs(ColdReader):
+    """Reads cold jobs of one queue back from its log. Damage is told by the row's reader."""
+
+    _row: "ColdRow"
+    _left: deque[Run] = attrs.field(factory=deque, init=False)
+    _then: list[Callable[[], None]] = attrs.field(factory=list, init=False)
+
+    def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
+        """Have the bodies and heads of these jobs in memory, as far as they are cold; `then` is called when
+        they are, maybe at once. One that is lost, or has left meanwhile, is `is_lost` then. One that cannot
+        be read is cold still: `row.ended`."""
+        if not self._row.ended:
+            self._left += sorted([run for run in runs if is_cold(run)], key=attrgetter("offset"))
+        self._then.append(then)
+        if not self.reading:
+            if self._left:
+                self.offset = self._left[0].offset
+                self._read_on(JOBS_BYTES)
+            if not self.reading:
+                self._on_read()
+
+    def _on_read(self) -> None:
+        done, self._then = self._then, []
+        for then in done:
+            then()
+
+    def _takes_more(self, data: bytes | StoreError) -> bool:
+        left = self._left
+        if isinstance(data, CorruptRecord):
+            lost = self.log.lost_at(self.offset)
+            while left and self.offset <= left[0].offset < lost.end:
+                left.popleft().offset = LOST
+            self._row.lose([lost])
+        elif isinstance(data, LogDeleted | OutOfRange) or data == b"":
+            left.popleft().offset = LOST
+        elif isinstance(data, StoreError):
+            left.clear()
+            self._row.cannot_read(data)
+        else:
+            while left and 0 <= left[0].offset - self.offset < len(data):
+                read_back(left.popleft(), data, self.offset)
+        if not left:
+            return False
+        self.offset = left[0].offset
+        return True

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import structlog
 
 from dms.cold import ColdRow
+from dms.cold_jobs import NO_RECORD
 from dms.delivery_ids import DeliveryIds
 from dms.expiry import EVER, AckDeadlines, DueSchedules, Expiry, Jobs
 from dms.job_head import JOB_FIRST, JobHead, said
@@ -201,6 +202,15 @@ class Consumer:
     def gave(self, runs: Iterable[Run]) -> None:
         """It does not hold these any more; only where `user` is counted."""
         self._count_held(-_held_bytes(runs))
+
+    def give_back(self, delivery_id: bytes) -> Run | None:
+        """Take back a delivery. None: it is not here."""
+        delivery = self.unacked.take_one(delivery_id)
+        if delivery is None:
+            return None
+        if self.user:
+            self.gave((delivery[2],))
+        return delivery[2]
 
     def gave_all(self) -> None:
         self._count_held(-self.held_bytes)
@@ -503,6 +513,8 @@ class Queue(RunQueue):
             run, count = job, 1
             if run.tries:
                 self.count_again(run, engine.counts.redelivered)
+        elif jobs is not None and jobs.not_yet:
+            return False
         elif ready.requeued:
             if self.expiry is not None and self.expiry.requeued_expired:
                 self.wake_by(engine.times.now_ms())
@@ -518,6 +530,8 @@ class Queue(RunQueue):
             if not ready.loaded and cold is not None and head < self.end and head < self.released:
                 cold.fetch()  # this may bring some at once, and may find that some are lost
                 head = self.head
+                if credit is not None and not credit.left:
+                    return False  # it was told of the loss
             loaded = ready.loaded
             if self.released < head + loaded:
                 loaded = self.released - head
@@ -595,8 +609,6 @@ class Queue(RunQueue):
         if self.jobs is not None:
             self.jobs.released(runs)
             self.jobs.gone(runs)
-        if engine.parked:
-            engine.has_room(self)
         if ticket is None and engine.durable is not None:
             engine.count_not_durable(count)
         if self.options.per_key and self.line:  # more of these keys may go
@@ -694,11 +706,8 @@ class Queue(RunQueue):
             self.expiry.arm()
 
     def leave(self, count: int) -> None:
-        """So many messages have left, other than by `ack`: other queues' dead letters may have waited for
-        the room."""
+        """So many messages have left, other than by `ack`."""
         self.depth -= count
-        if self.engine.parked:
-            self.engine.has_room(self)
 
     def log_gone(self, spans: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
         """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
@@ -775,7 +784,7 @@ class Queue(RunQueue):
         for _, offset, first, bodies, size, _ in arrivals:
             if first >= JOB_FIRST:
                 assert self.jobs is not None
-                self.jobs.arrived(first, bodies)
+                self.jobs.arrived(first, bodies, offset)
                 continue
             if self.loaded_end >= self.end:  # all of the row is in memory
                 if self.head == self.end:
@@ -804,7 +813,7 @@ class Queue(RunQueue):
                 if first < JOB_FIRST:
                     self.make_visible(bodies, size)
                 elif self.jobs is not None:
-                    self.jobs.arrived(first, bodies)
+                    self.jobs.arrived(first, bodies, NO_RECORD)
         else:
             for _, _, first, bodies, _, _ in reversed(arrivals):
                 engine.counts.produced -= len(bodies)
@@ -827,20 +836,42 @@ class Queue(RunQueue):
     def snapshot_state(self) -> Mapping[str, Any]:
         no_times = {"expired": 0, "released": 0, "lives": [], "delays": []}
         times = self.expiry.state if self.expiry is not None else no_times
-        jobs: dict[str, Any] = {} if self.jobs is None else {"jobs": self.jobs.tail}
+        jobs: dict[str, Any] = {}
+        if self.jobs is not None:
+            jobs = {"jobs": self.jobs.tail, "job_bytes": int(self.jobs.record_bytes)}
         if self.schedules.due:
             jobs["scheduled"] = self.schedules.done
         return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
 
-    def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
-        return () if self.jobs is None else ((seq, form) for seq, _, form in self.jobs.waiting)
+    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
+        return iter(()) if self.jobs is None else self.jobs.places()
 
-    def seen_keys(self) -> Sequence[Sequence[Any]]:
-        return () if self.jobs is None else self.jobs.seen_keys()
+    def cold_job(self, seq: int) -> bytes | None:
+        return None if self.jobs is None else self.jobs.cold(seq)
+
+    def move_job(self, seq: int, before: int, place: int) -> None:
+        if self.jobs is not None:
+            self.jobs.move(seq, before, place)
+
+    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        return iter(()) if self.jobs is None else self.jobs.left_keys()
+
+    def work(self, steps: Iterator[None]) -> None:
+        self.engine.long_work.add(steps)
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
-        return chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
+        runs = chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
+        return runs if self.jobs is None else filter(_is_of_row, runs)
+
+    def holder_of(self, number: int) -> tuple[Consumer, bytes, Run] | None:
+        """Who holds a message: the consumer, the delivery's id, and the message."""
+        for consumer in self.engine.consumers.values():
+            for ids, queue, run in consumer.unacked:
+                if queue is self and number in run.numbers:
+                    place = number - run.first
+                    return consumer, ids[place], run.part(place, place + 1)
+        return None
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -906,8 +937,6 @@ class Engine:
         self._numbers = counter(1)
         self.returning: dict[int, dict[Queue, deque[Run]]] = {}
         """By the number of a lost consumer: its messages that are not returned yet."""
-        self.parked: dict[bytes, dict[Queue, None]] = {}
-        """Queues whose dead letters have no place, by the name of the queue that is missing or full."""
         self.draining = False
         self.resolving: Ticket | None = None
         """While one commit's messages are delivered: the ticket that resolves next, whose answers go out with
@@ -1043,7 +1072,11 @@ class Engine:
 
         Where the budget is full it may be made all the same: they go to the disk, or to consumers at last.
         """
-        return sum([queue.loaded_bytes for queue in self.parked.get(name, ())]) > QUEUE_BYTES
+        text = name.decode()
+        return (
+            sum([queue.loaded_bytes for queue in self.parked if queue.options.dead_letter == text])
+            > QUEUE_BYTES
+        )
 
     def asked_of(self, queue: Queue) -> Mapping[str, Any]:
         """The options given when it was created; the settings fill in the others."""
@@ -1062,7 +1095,6 @@ class Engine:
         self._asked[queue] = asked
         self._sources[options.dead_letter] += 1
         self._name_added(queue.name)
-        self.has_room(queue)
         return queue
 
     def settings_changed(self, queue: Queue) -> None:
@@ -1080,7 +1112,7 @@ class Engine:
         if queue.expiry is None and (options.timed or options.max_deliveries or options.retry_ms):
             queue.expiry = Expiry(queue)
         if queue.expiry is not None:
-            queue.expiry.unpark()  # remove it from the waiters for the old dead-letter queue
+            queue.expiry.unpark()  # the dead-letter queue may be another one
         self._sources[queue.options.dead_letter] -= 1
         self._sources[options.dead_letter] += 1
         queue.options = options
@@ -1094,7 +1126,6 @@ class Engine:
         if queue.jobs is not None:
             queue.jobs.options_changed()
         queue.schedules.begin()
-        self.has_room(queue)
         queue.dispatch()
 
     def discard(self, queue: Queue) -> None:
@@ -1114,9 +1145,9 @@ class Engine:
                 del self._names[place]
         queue.deleted = True
         queue.charge(-queue.loaded_bytes)  # what waits in it does not count any more
+        if queue.jobs is not None:
+            self.memory.jobs_bytes -= queue.jobs.memory_bytes
         self.memory.sync()
-        if queue.expiry is not None:
-            queue.expiry.unpark()
         self.times.timers.forget(queue)
 
     def delete(self, queue: Queue) -> Ticket | None:
@@ -1149,9 +1180,10 @@ class Engine:
                 queue.deleted = False
                 self.queue_memory.charge(QUEUE_BYTES)
                 queue.charge(loaded_bytes)
+                if queue.jobs is not None:
+                    self.memory.jobs_bytes += queue.jobs.memory_bytes
                 if queue.expiry is not None:
                     queue.expiry.arm()
-                self.has_room(queue)
 
         if ticket is not None:
             ticket.when_done(decided)
@@ -1244,31 +1276,14 @@ class Engine:
             dead_letter=name,
             why=self.dead_obstacle(queue),
             dead=queue.expiry.dead,
-            queues=sum(map(len, self.parked.values())),
+            queues=sum(1 for _ in self.parked),
         )
 
-    def park(self, queue: Queue) -> None:
-        """The dead-letter queue of `queue` has no room: have `Expiry.on_room` called when it has."""
-        name = queue.options.dead_letter
-        if name:
-            self.parked.setdefault(name.encode(), {})[queue] = None
-
-    def unpark(self, queue: Queue) -> None:
-        name = queue.options.dead_letter.encode()
-        waiting = self.parked.get(name, {})
-        waiting.pop(queue, None)
-        if name in self.parked and not waiting:
-            del self.parked[name]
-
-    def has_room(self, queue: Queue) -> None:
-        """A queue was created, or has room again: the first queue whose dead letters wait for it may move
-        some.
-        """
-        waiting = self.parked.get(queue.name)
-        if waiting and queue.room > 0:
-            first = next(iter(waiting)).expiry
-            assert first is not None
-            first.on_room()
+    @property
+    def parked(self) -> Iterator[Queue]:
+        """Queues whose dead letters have no place."""
+        named = (queue for queue in self.queues.values() if queue.options.dead_letter)
+        return (queue for queue in named if queue.expiry is not None and queue.expiry.parked)
 
     def move(
         self,
@@ -1295,10 +1310,11 @@ class Engine:
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
-            record = target.log.arriving(letters, first) if letters else b""
+            record, jobs_at = target.log.arriving(letters, first) if letters else b"", 0
             if target.jobs is not None and forms:
-                record += target.log.jobs_record(forms, target.jobs.tail)
-            arriving = bool(letters) + bool(forms)
+                jobs_at = len(record)
+                record += target.log.arriving_jobs(forms, target.jobs.tail)
+            arriving = bool(letters) + len(forms)
             try:
                 (_, offset), ticket = self.store.append_all(
                     [(source.log.log, moving, count), (target.log.log, record, arriving)], reserved=True
@@ -1310,7 +1326,8 @@ class Engine:
                 target.log.appended(letters, size, offset, first, ticket)
                 target.on_produced(len(letters))
             if target.jobs is not None and forms:
-                target.log.appended(forms, sum(map(len, forms)), offset, target.jobs.tail, ticket)
+                size = len(record) - jobs_at
+                target.log.appended(forms, size, offset + jobs_at, target.jobs.tail, ticket)
                 for head, body in jobs:
                     target.jobs.came(head, body, ticket)
         source.drop(runs)
@@ -1466,6 +1483,10 @@ class Engine:
                 self.table.put(ENGINE_KEY, json.dumps({"age_ms": self.times.now_ms()}).encode())
             except StoreError:
                 pass  # records also have it, if less exactly
+
+
+def _is_of_row(entry: tuple[Run, int]) -> bool:
+    return entry[0].first < JOB_FIRST
 
 
 def no_memory() -> Refusal:

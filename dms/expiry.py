@@ -8,27 +8,46 @@ its own. The queue has one entry in the engine's timers: its next time.
 
 Dead letters move to their dead-letter queue, or are dropped if none is named. They go in slices, so many of
 them hold up nobody. If the dead-letter queue is missing or full, or the disk refuses, their queue is
-*parked*: it tries one message each second, and all once the engine says that there is room
-(`Engine.has_room`).
+*parked*: it tries again each second, with as many as there is room for, or with one.
 
 *Jobs* are messages that came with PRODUCE_WITH (`dms.job_head`). Each is in one of four places. It *waits*
-for its time, as bytes; it is *ready*, by priority, key and place; a consumer *holds* it; or it is dead. All
-jobs are in memory, and a snapshot copies them: they leave in any order, so none of them may pin the log. A
-job stands where it came: behind the messages of the row that came before it, and before the others.
+for its time; it is *ready*, by priority, key and place; a consumer *holds* it; or it is *aside*: dead, or
+looked at by an action. In a durable queue those that wait are cold (`dms.cold_jobs`), and so are ready ones
+while memory is scarce. The front of what is ready is read back when somebody takes it. A job stands where it
+came: behind the messages of the row that came before it, and before the others.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job, with_times
+from dms.cold import ColdJobs
+from dms.cold_jobs import (
+    NO_RECORD,
+    PLAIN_BYTES,
+    cold_job,
+    cold_job_of,
+    cold_run,
+    due_of,
+    head_of,
+    is_cold,
+    is_cold_job,
+    is_lost,
+    make_cold,
+    moved,
+    place_of,
+    timed,
+    tries_of,
+)
+from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job
 from dms.job_requests import JobRequest
-from dms.records import TTL, DeadLetter, Reason
+from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.errors import StoreError
 from shared.queues.dedup import SeenKeys
@@ -38,7 +57,7 @@ from shared.queues.runs import RUN_MOST, Run, split_after, split_at, split_by, t
 from shared.queues.unacked import Delivery
 from shared.queues.waiting import Waiting
 from shared.schedules import Due
-from shared.turns import Turn
+from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
@@ -46,9 +65,11 @@ if TYPE_CHECKING:
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
-"""The wall clock is looked at so often where there are schedules."""
+"""The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
+CLOCK_STEP_MS = 1000
+"""The clock was set where it has gone so much more, or less, than time has passed."""
 TRY_AGAIN_MS = 1000
-"""A parked queue tries one dead letter at this interval."""
+"""A parked queue tries again at this interval."""
 RETURNED_MAX = 10_000
 """Dead letters leave the row, and wait in memory, while fewer messages than this have left it and wait."""
 EVER = 1 << 62
@@ -56,8 +77,10 @@ REASON_TEXTS = {Reason.TTL: TTL, Reason.MAX_DELIVERIES: "max_deliveries"}
 """The reason in a dead letter."""
 
 
-WAITING_BYTES = 200
+WAITING_BYTES = 150
 """Memory of a job that waits for its time, beside its bytes: 140 by tracemalloc, 220 with a lifetime."""
+READ_AHEAD = 256
+"""Cold jobs that are read back at once."""
 KNOWN_BYTES = 350
 """Memory of a `dedup` key that is known."""
 FORGET_MS = 1000
@@ -67,8 +90,7 @@ KNOWN_MAX = 1_000_000
 _ONCE = b'"dedup"'
 _EXPIRES = b'"expires"'
 _AT = b'"at"'
-_TO_BE_READ = (_ONCE, _EXPIRES, _AT)
-"""JSON of a waiting job is only read where it has one of these."""
+"""JSON of a job is only read where it has one of these."""
 
 
 class Expiry:
@@ -87,8 +109,10 @@ class Expiry:
         """Messages that left the row and may not be delivered yet, by the first sequence of their run."""
         self._dead: dict[Reason, deque[Run]] = {Reason.TTL: deque(), Reason.MAX_DELIVERIES: deque()}
         """Messages that left the row, and will leave the queue."""
+        self._reading = False
+        """Whether dead jobs are on their way from the log."""
         self._parked_until = 0
-        """When a parked queue next tries one dead letter; 0: not parked."""
+        """When a parked queue tries again; 0: not parked."""
         self._ttl_ms = options.ttl_ms
         self._delay_ms = options.delay_ms
         self._gate()
@@ -180,6 +204,27 @@ class Expiry:
         self._put_off.add(run.first, due, run)
         self.queue.wake_by(due)
 
+    def delayed_run(self, number: int) -> Run | None:
+        """The run of a message that left the row and waits for its time."""
+        return next((run for _, _, run in self._put_off if number in run.numbers), None)
+
+    def hasten(self, number: int) -> None:
+        """A message that left the row, and waits for its time, is delivered now."""
+        run = self.delayed_run(number)
+        assert run is not None
+        due = next(due for first, due, _ in self._put_off if first == run.first)
+        self._put_off.take(run.first)
+        place = number - run.first
+        for part in (run.part(0, place), run.part(place + 1, len(run))):
+            if part.bodies:
+                self.put_off(part, due)
+        one = run.part(place, place + 1)
+        self.queue.ready.requeue(one)
+        if self.queue.log is not None:
+            self.queue.log.note_returned([(number, one.tries, 0)], nacked=True)
+        if self.queue.line:
+            self.queue.dispatch()
+
     def runs(self) -> list[tuple[Run, int]]:
         """The messages that are delayed or dead, each run with the age at which it is due; 0: it is dead."""
         delayed = [(run, due) for _, due, run in self._put_off]
@@ -252,17 +297,13 @@ class Expiry:
         queue = self.queue
         self.released = self.delays.passed(now) or self.released
         self.expired = self.lifetimes.passed(now) or self.expired
-        tries = 0 < self._parked_until <= now
-        if tries:
+        if self._parked_until <= now:
             self.unpark()
         if self.expired:
             self._expire()
         self._gate()
         self._take_due(now)
-        if tries:
-            self._bury_some(1)
-        else:
-            self.bury()
+        self.bury()
         self.arm()
         if queue.line:
             queue.dispatch()
@@ -319,9 +360,7 @@ class Expiry:
         if count > 0 and not queue.may_load_more:
             if parked:
                 return 0
-            target = queue.engine.find(name)
-            room = target.room if target is not None else 0
-            count = min(count, max(room, 0 if any(self._dead.values()) else 1))
+            count = min(count, max(self._room(), 0 if any(self._dead.values()) else 1))
         return max(count, 0)
 
     def _drop_front(self, count: int) -> None:
@@ -338,12 +377,16 @@ class Expiry:
         """Move some dead letters to their queue, or drop them if none is named; the rest follows soon."""
         turn = Turn()
         while not self._parked_until and any(self._dead.values()):
-            self._bury_some(RUN_MOST)
+            if not self._bury_some(max(min(self._room(), RUN_MOST), 1)):
+                return
             if turn.over_now():
                 self._soon()
                 return
 
-    def _bury_some(self, most: int) -> None:
+    def _bury_some(self, most: int) -> bool:
+        """Move or drop so many dead letters. False: jobs among them are on their way from the log."""
+        if self._reads_dead():
+            return False
         for reason, dead in self._dead.items():
             if dead:
                 runs: list[Run] = []
@@ -356,7 +399,29 @@ class Expiry:
                 dead.extendleft(reversed(left))
                 if left:
                     self._park()
-                return
+                break
+        return True
+
+    def _reads_dead(self) -> bool:
+        """Whether dead jobs are read back: those that come to another queue need their bodies."""
+        queue = self.queue
+        if queue.jobs is None or not queue.options.dead_letter:
+            return False
+        cold = [run for dead in self._dead.values() for run in islice(dead, RUN_MOST) if is_cold(run)]
+        if not cold or self._reading:
+            return self._reading
+        self._reading = True
+        queue.jobs.load(cold, partial(self._dead_read, cold))
+        return self._reading
+
+    def _dead_read(self, runs: Sequence[Run]) -> None:
+        self._reading = any(map(is_cold, runs))  # nothing more can be read, and they stay
+        for dead in self._dead.values():
+            lost = [run for run in dead if is_lost(run)]
+            for run in lost:
+                dead.remove(run)
+            self.queue.drop(lost)
+        self._soon()
 
     def _bury(self, runs: list[Run], reason: Reason) -> list[Run]:
         """Move as many as there is room for, the oldest first. Returns those that stay.
@@ -367,7 +432,7 @@ class Expiry:
         queue, engine = self.queue, self.queue.engine
         name = queue.options.dead_letter
         target = engine.find(name) if name else None
-        room = max(target.room, 0) if target is not None else 0
+        room = self._room()
         dropped, moving, left = list[Run](), list[Run](), list[Run]()
         letters: list[bytes] = []
         for run in sorted(runs, key=attrgetter("first")):
@@ -397,8 +462,6 @@ class Expiry:
                 moving = []
         except Refusal:
             pass  # those stay
-        if target is not None and len(letters) and not moving:
-            engine.has_room(target)  # dead letters of another queue may wait for it too
         return sorted([*dropped, *moving, *left], key=attrgetter("first"))
 
     def _letter(self, run: Run, body: bytes, reason: Reason) -> DeadLetter:
@@ -419,17 +482,23 @@ class Expiry:
         engine.counts.held_back += 1
         self._parked_until = engine.times.now_ms() + TRY_AGAIN_MS
         self.queue.wake_by(self._parked_until)
-        engine.park(self.queue)
         engine.tell_held_back(self.queue)
 
     def unpark(self) -> None:
+        """Try again as soon as something dies, or is called."""
         self._parked_until = 0
-        self.queue.engine.unpark(self.queue)
 
-    def on_room(self) -> None:
-        """The dead-letter queue was created, or has room again."""
-        self.unpark()
-        self._soon()
+    @property
+    def parked(self) -> bool:
+        return self._parked_until > 0
+
+    def _room(self) -> int:
+        """How many dead letters have a place."""
+        queue, name = self.queue, self.queue.options.dead_letter
+        if not name:
+            return RUN_MOST
+        target = queue.engine.find(name)
+        return 0 if target is None else max(target.room, 0)
 
     # -- a restart
 
@@ -491,11 +560,10 @@ class AckDeadlines:
             number, consumer = due
             delivery = None if consumer.gone else consumer.unacked.get(number.to_bytes(4))
             if delivery is not None and delivery[1] is queue:
-                consumer.unacked.take_one(number.to_bytes(4))
+                run = consumer.give_back(number.to_bytes(4))
+                assert run is not None
                 queue.engine.counts.overdue += 1
-                if consumer.user:
-                    consumer.gave((delivery[2],))
-                queue.requeue((delivery[2],), nacked=False)
+                queue.requeue((run,), nacked=False)
             if turn.over():
                 break
         if self._held:
@@ -510,8 +578,17 @@ class Jobs:
         self.tail = JOB_FIRST
         """The sequence of the next job."""
         self.waiting: Waiting[bytes] = Waiting()
+        """Cold jobs; in a queue without a log each as it would stand in a record."""
         self.ready = self._new_keys()
         self.held: dict[int, Run] = {}
+        self._aside: dict[int, Run] = {}
+        """Those that were taken out, and nobody holds."""
+        self._reader = None if queue.cold is None else ColdJobs(queue.cold.log, queue.cold)
+        self._reads_front = False
+        self.not_yet = False
+        """The next one is on its way from the log; or some were lost, and who asked was told."""
+        self.record_bytes = 0.0
+        """Bytes of the records of all that are visible: of those that have left it is the mean."""
         self._runs: dict[int, Run] = {}
         """Those that are in `ready`."""
         self._lives: Waiting[bool] = Waiting()
@@ -519,6 +596,13 @@ class Jobs:
         self._seen = SeenKeys()
         self.coming = 0
         """Jobs that the disk does not have yet."""
+        self._by_clock = False
+        """Some job came for a time of the wall clock."""
+        times = queue.engine.times
+        self._wall_ahead_ms = times.wall_ms() - times.now_ms()
+        """What the wall clock was ahead of the age when it was last looked at."""
+        self.memory_bytes = 0
+        """Of the queue's memory: what its jobs take however cold they are."""
         self._known_bytes = 0
         """What the memory of messages was charged for known keys."""
         self._since_row = 0
@@ -562,15 +646,15 @@ class Jobs:
     def _head(self, asked: JobRequest, now: int) -> JobHead:
         """Raises Refusal where the job would die before its time."""
         queue, times = self.queue, self.queue.engine.times
-        options, unix_ms = queue.options, times.unix_ms()
+        options = queue.options
         delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
         if asked.at_ms:
-            delay_ms = max(asked.at_ms - unix_ms, 0)
+            delay_ms = max(asked.at_ms - times.wall_ms(), 0)
         ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
         if 0 < ttl_ms < delay_ms:
             raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
         return JobHead(
-            produced_ms=unix_ms,
+            produced_ms=times.unix_ms(),
             behind=queue.tail,
             expires=due_at(now, ttl_ms) if ttl_ms else 0,
             at_ms=asked.at_ms,
@@ -594,16 +678,16 @@ class Jobs:
         Raises Refusal."""
         queue, engine = self.queue, self.queue.engine
         engine.sync_budget()
-        if queue.crowded and not moved:  # on disk or not: a job is in memory
+        if queue.crowded and not moved:  # on disk or not: something of each job is in memory
             queue.refuse_crowded()
-        if queue.memory.full and not moved:
+        if queue.memory.full and not moved and (queue.log is None or queue.memory.jobs_full):
             raise Refusal(Status.QUEUE_FULL, "the server has no memory for more jobs", limit="memory")
         form = pack_job(0, head, body)
         ticket = None
         if queue.log is not None:
             try:
                 if done is None:
-                    ticket = queue.log.jobs((form,), self.tail)
+                    ticket = queue.log.job(form, self.tail)
                 else:
                     ticket = queue.log.scheduled(form, self.tail, done)
             except StoreError as error:
@@ -612,7 +696,7 @@ class Jobs:
         if ticket is None:
             if engine.durable is not None:
                 engine.count_not_durable()
-            self.arrived(self.tail - 1, (form,))
+            self.arrived(self.tail - 1, (form,), NO_RECORD)
             if queue.line:
                 queue.dispatch()
         return ticket
@@ -652,16 +736,32 @@ class Jobs:
 
     def _charge_known(self) -> None:
         known_bytes = KNOWN_BYTES * len(self._seen)
-        self.queue.charge(known_bytes - self._known_bytes)
+        self._charge(known_bytes - self._known_bytes)
         self._known_bytes = known_bytes
 
-    def arrived(self, first: int, forms: Sequence[bytes]) -> None:
-        """Jobs are visible."""
+    def _charge(self, size: int) -> None:
+        """Memory that jobs take in a durable queue too: so much more, or less."""
+        self.queue.charge(size)
+        self.queue.memory.jobs_bytes += size
+        self.memory_bytes += size
+
+    def arrived(self, first: int, forms: Sequence[bytes], place: int) -> None:
+        """Jobs are visible; `place`: where in the log the first one's record is."""
         self.coming -= len(forms)
         now = self.queue.engine.times.now_ms()
         for seq, form in enumerate(forms, first):
             self._unconfirmed.pop(seq, None)
-            self._enter(seq, form, now)
+            size = JOB_RECORD_BYTES + len(form)
+            if place == NO_RECORD:
+                self._enter(seq, form, now)
+                continue
+            _, due = times_of(form)
+            self.record_bytes += size
+            if due > now or not self.queue.may_load_more:
+                self._enter(seq, cold_job_of(form, place), now)
+            else:
+                self._enter(seq, form, now, place)
+            place += size
         self._charge_known()
         self.arm()
 
@@ -675,19 +775,27 @@ class Jobs:
                 self._seen.undo(unpack_job(form)[1].dedup)
         self._charge_known()
 
-    def _enter(self, seq: int, form: bytes, now: int) -> None:
-        """A job waits from now on, or is ready."""
-        _, due = times_of(form)
-        if _EXPIRES in form:
-            self._lives.add(seq, unpack_job(form)[1].expires, True)
-        if due > now:
-            self.waiting.add(seq, due, form)
-            self._waits(form)
-            self.queue.charge(WAITING_BYTES + len(form))
+    def _enter(self, seq: int, job: bytes, now: int, place: int = NO_RECORD) -> None:
+        """A job waits from now on, or is ready; `place`: of its record, unless it is cold."""
+        due = due_of(job) if is_cold_job(job) else times_of(job)[1]
+        run = None
+        if due <= now:
+            run = _run_of(seq, job, place)
+        if _EXPIRES in job:
+            head = _run_of(seq, job, place).head if run is None else run.head
+            if head.expires:
+                self._lives.add(seq, head.expires, True)
+        if run is None:
+            self._wait(seq, due, job)
         else:
-            run = _run_of(seq, form)
             self.queue.charge_runs((run,))
             self._make_ready(run)
+
+    def _wait(self, seq: int, due: int, job: bytes) -> None:
+        self.waiting.add(seq, due, job)
+        self._by_clock = self._by_clock or _AT in job
+        self._waits(job)
+        self._charge(WAITING_BYTES + len(job))
 
     def _make_ready(self, run: Run) -> None:
         self._runs[run.first] = run
@@ -697,13 +805,13 @@ class Jobs:
 
     def take_next(self) -> Run | None:
         """Take the job that is to be delivered next; None: none is, or a message of the row is."""
-        run = self.ready.first()
+        run = self._first_loaded()
         if run is None:
             return None
         now = self.queue.engine.times.now_ms()
         if 0 < run.head.expires <= now:  # its timer has not come yet
             self.on_time(now)
-            run = self.ready.first()
+            run = self._first_loaded()
             if run is None:
                 return None
         if self.ready.first_priority == 0 and self._row_goes_first(run.head):
@@ -712,6 +820,53 @@ class Jobs:
         del self._runs[run.first]
         self.held[run.first] = run
         return run
+
+    def _first_loaded(self) -> Run | None:
+        """The next job that may be taken, with its body; None: there is none, or `not_yet`."""
+        self.not_yet = False
+        run = self.ready.first()
+        if run is not None and is_cold(run):
+            before = len(self._runs)
+            if not self._reads_front:
+                self._read_front()
+            run = self.ready.first()
+            if len(self._runs) < before or (run is not None and is_cold(run)):
+                self.not_yet = True
+                return None
+        return run
+
+    def _read_front(self) -> None:
+        """Read back the jobs that are to be delivered next."""
+        assert self._reader is not None
+        runs = [run for run in self.ready.upcoming(READ_AHEAD) if is_cold(run)]
+        inside = self._reads_front = True
+
+        def done() -> None:
+            queue, self._reads_front = self.queue, False
+            lost = [run.first for run in runs if is_lost(run)]
+            if lost:
+                queue.drop([run for seq in lost if (run := self.take_out(seq)) is not None])
+                queue.wake_by(queue.engine.times.now_ms())
+            if not inside and queue.line and not queue.deleted:
+                queue.dispatch()
+
+        self.load(runs, done)
+        inside = False
+
+    def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
+        """Have the bodies of jobs in memory; see `ColdJobs.load`. Of copies the memory is not counted."""
+        if self._reader is None:
+            then()
+            return
+        costs = [(run, run.head.cost_bytes) for run in runs if is_cold(run)]
+
+        def done() -> None:
+            for run, cost_bytes in costs:
+                if run.bodies and run in (self._runs.get(run.first), self._aside.get(run.first)):
+                    self.queue.charge(run.head.cost_bytes - cost_bytes)
+            then()
+
+        self._reader.load([run for run, _ in costs], done)
 
     def _row_goes_first(self, head: JobHead) -> bool:
         queue = self.queue
@@ -741,6 +896,7 @@ class Jobs:
         for run in runs:
             if self.held.pop(run.first, None) is not None:
                 self.ready.release(run.head.key)
+                self._aside[run.first] = run
 
     def held_again(self, run: Run) -> None:
         """The acknowledgement of a message is undone."""
@@ -754,39 +910,51 @@ class Jobs:
         queue, head = self.queue, run.head
         now = queue.engine.times.now_ms()
         assert queue.expiry is not None
+        before = self._aside.pop(run.first, run)
+        run.offset = before.offset  # where it was split, a part of it may not know that its record was moved
         if 0 < head.expires <= now:
+            self._aside[run.first] = run
             queue.expiry.died(run, Reason.TTL)
             return 0
         if delay_ms:
             head.due = due_at(now, delay_ms)
         if head.due <= now:
+            if run.offset != NO_RECORD and not (is_cold(run) or queue.may_load_more):
+                queue.uncharge_runs((run,))
+                make_cold(run)
+                queue.charge_runs((run,))
             self._make_ready(run)
             return 0
-        form = pack_job(run.tries, head, run.bodies[0])
-        self.waiting.add(run.first, head.due, form)
-        self.ready.waits(head.key, tried=run.tries > 0)
         queue.uncharge_runs((run,))
-        queue.charge(WAITING_BYTES + len(form))
+        if run.offset == NO_RECORD:
+            self._wait(run.first, head.due, pack_job(run.tries, head, run.bodies[0]))
+        else:
+            self._wait(run.first, head.due, cold_job(run.offset, head.due, run.tries, head))
         self.arm()
         return int(head.due)
 
     def take_out(self, seq: int) -> Run | None:
         """Take out a job that waits or is ready; it stays in the queue. None: it is held, dead or gone."""
-        form = self.waiting.take(seq)
-        if form is not None:
-            return self._unpacked(seq, form)
-        run = self._runs.pop(seq, None)
-        return None if run is None else self.ready.remove(run, run.head.priority, run.head.key)
+        job = self.waiting.take(seq)
+        if job is not None:
+            run = self._aside[seq] = self._no_longer_waiting(seq, job)
+            return run
+        ready = self._runs.pop(seq, None)
+        if ready is None:
+            return None
+        run = self._aside[seq] = self.ready.remove(ready, ready.head.priority, ready.head.key)
+        return run
 
-    def _waits(self, form: bytes) -> None:
+    def _waits(self, job: bytes) -> None:
         """A job waits for its time: one that was tried may hold its key."""
-        if times_of(form)[0] and self.ready.per_key == 1:
-            self.ready.waits(unpack_job(form)[1].key, tried=True)
+        if self.ready.per_key == 1:
+            run = _run_of(0, job)
+            self.ready.waits(run.head.key, tried=run.tries > 0)
 
-    def _unpacked(self, seq: int, form: bytes) -> Run:
-        run = _run_of(seq, form)
+    def _no_longer_waiting(self, seq: int, job: bytes) -> Run:
+        run = _run_of(seq, job)
         self.ready.waits_no_more(run.head.key, tried=run.tries > 0)
-        self.queue.charge(-WAITING_BYTES - len(form))
+        self._charge(-WAITING_BYTES - len(job))
         self.queue.charge_runs((run,))
         return run
 
@@ -797,13 +965,16 @@ class Jobs:
     def take_some(self, most: int) -> list[Run]:
         """Take out so many, in no order."""
         seqs = [*islice(self._runs, most)]
-        seqs += [seq for seq, _, _ in islice(self.waiting, most - len(seqs))]
+        if most > len(seqs):
+            seqs += islice(self.waiting.numbers, most - len(seqs))
         return [run for seq in seqs if (run := self.take_out(seq)) is not None]
 
     def gone(self, runs: Iterable[Run]) -> None:
         """Messages have left the queue."""
         for run in runs:
             if run.first >= JOB_FIRST:
+                self.record_bytes -= self.record_bytes / max(self._visible + 1, 1)
+                self._aside.pop(run.first, None)
                 if run.head.dedup:
                     self._seen.leave(run.head.dedup)
                 if run.head.expires:
@@ -826,11 +997,15 @@ class Jobs:
 
     def find(self, name: MessageName) -> int:
         """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
-        known = seq is not None and (seq in self.waiting or seq in self._runs or seq in self.held)
-        if seq is None or not known:
+        seq = self.sequence_of(name)
+        if seq is None:
             raise malformed(f"no job {name} is in {self.queue.text}")
         return seq
+
+    def sequence_of(self, name: MessageName) -> int | None:
+        """The same; None: there is none."""
+        seq = self._seen.waiting(name.dedup) if name.dedup else name.number
+        return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
 
     def cancel(self, name: MessageName) -> Ticket | None:
         """A job leaves the queue. None: done. Raises Refusal."""
@@ -853,7 +1028,8 @@ class Jobs:
         queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
         head, now = run.head, times.now_ms()
         before = head.due, head.at_ms
-        delay_ms = max(time.due_ms(times.unix_ms()) - times.unix_ms(), 0)
+        wall_ms = times.wall_ms()
+        delay_ms = max(time.due_ms(wall_ms) - wall_ms, 0)
         if 0 < head.expires < now + delay_ms:
             self.place(run)
             raise malformed("it would die undelivered: its ttl_ms ends before that")
@@ -876,12 +1052,14 @@ class Jobs:
             self.place(run)
 
     def get(self, name: MessageName) -> tuple[Run, str]:
-        """A job, as it is now, and its state: `waiting`, `ready` or `held`. Raises Refusal."""
+        """A copy of a job as it is now, which may be cold, and its state: `waiting`, `ready` or `held`.
+        Raises Refusal."""
         seq = self.find(name)
-        form = self.waiting.get(seq)
-        if form is not None:
-            return _run_of(seq, form), "waiting"
-        return (self.held[seq], "held") if seq in self.held else (self._runs[seq], "ready")
+        job = self.waiting.get(seq)
+        if job is not None:
+            return _run_of(seq, job), "waiting"
+        run, state = (self.held[seq], "held") if seq in self.held else (self._runs[seq], "ready")
+        return run.part(0, 1), state
 
     def _taken(self, name: MessageName) -> Run:
         seq = self.find(name)
@@ -895,6 +1073,8 @@ class Jobs:
     def arm(self) -> None:
         """Have `on_time` called when something is due."""
         due = min(self.waiting.next, self._lives.next, self._seen.next + FORGET_MS)
+        if self._by_clock and self.waiting:
+            due = min(due, self.queue.engine.times.now_ms() + CLOCK_LOOK_MS)
         if due < float("inf"):
             self.queue.wake_by(int(due))
 
@@ -902,8 +1082,10 @@ class Jobs:
         """Jobs whose time has come are ready, and those whose life has ended are dead."""
         queue, turn = self.queue, Turn()
         assert queue.expiry is not None
+        self._look_at_clock(now)
         while (due := self.waiting.pop(now)) is not None:
-            self._make_ready(self._unpacked(*due))
+            if not (self._by_clock and self._reckon(*due, now)):
+                self._make_ready(self._no_longer_waiting(*due))
             if turn.over():
                 break
         while (ended := self._lives.pop(now)) is not None:
@@ -916,7 +1098,42 @@ class Jobs:
         self._charge_known()
         self.arm()
 
+    def _look_at_clock(self, now: int) -> None:
+        """Where the wall clock was set, jobs for a time of it are due at another age."""
+        ahead_ms = self.queue.engine.times.wall_ms() - now
+        if self._by_clock and abs(ahead_ms - self._wall_ahead_ms) > CLOCK_STEP_MS:
+            self.queue.engine.long_work.add(self._reckon_anew())
+            self._wall_ahead_ms = ahead_ms
+
+    def _reckon_anew(self) -> Iterator[None]:
+        for seqs in batched(self.waiting.numbers):
+            for seq in seqs:
+                job = self.waiting.get(seq)
+                if job is not None:
+                    self._reckon(seq, job, self.queue.engine.times.now_ms(), always=True)
+            yield
+        self.arm()
+
+    def _reckon(self, seq: int, job: bytes, now: int, *, always: bool = False) -> bool:
+        """Have a job wait until its time of the wall clock, unless that has come, or it was delivered.
+        `always`: also where it has come. Returns whether the job waits."""
+        if _AT not in job:
+            return False
+        run = _run_of(seq, job)
+        left_ms = run.head.at_ms - self.queue.engine.times.wall_ms()
+        if run.tries or not run.head.at_ms or (left_ms <= 0 and not always):
+            return False
+        due = run.head.due = due_at(now, max(left_ms, 0))
+        again = timed(job, 0, due) if is_cold_job(job) else pack_job(0, run.head, run.bodies[0])
+        self.waiting.add(seq, due, again)
+        return True
+
     # -- what the log has
+
+    @property
+    def _visible(self) -> int:
+        """How many there are."""
+        return len(self.waiting) + len(self._runs) + len(self.held) + len(self._aside)
 
     @property
     def count(self) -> int:
@@ -930,41 +1147,92 @@ class Jobs:
     def waiting_spans(self) -> list[tuple[int, int]]:
         """The sequences of those that wait for their time, as pairs (first, count)."""
         spans: list[tuple[int, int]] = []
-        for seq in sorted([seq for seq, _, _ in self.waiting]):
+        for seq in sorted(self.waiting.numbers):
             if spans and sum(spans[-1]) == seq:
                 spans[-1] = spans[-1][0], spans[-1][1] + 1
             else:
                 spans.append((seq, 1))
         return spans
 
-    def waiting_runs(self) -> Iterator[Run]:
-        """All that wait for their time, as copies."""
-        for seq, _, form in self.waiting:
-            yield _run_of(seq, form)
+    def waiting_runs(self, least: int, most: int) -> list[Run]:
+        """Of those that wait for their time the first so many from that sequence on, as copies."""
+        seqs = nsmallest(most, [seq for seq in self.waiting.numbers if seq >= least])
+        return [_run_of(seq, job) for seq in seqs if (job := self.waiting.get(seq)) is not None]
 
-    def seen_keys(self) -> Sequence[Sequence[Any]]:
+    def places(self) -> Iterator[list[tuple[int, bytes]]]:
+        """All jobs, as a start is to find them in the log: in lists, each as of when it is asked for."""
+        for seqs in batched([*self.waiting.numbers, *self._runs, *self.held, *self._aside]):
+            found = [(seq, self.cold(seq)) for seq in seqs]
+            yield [(seq, job) for seq, job in found if job is not None]
+
+    def move(self, seq: int, before: int, place: int) -> None:
+        """The record of a job was at one place, and is at another now."""
+        job = self.waiting.get(seq)
+        if job is not None:
+            if is_cold_job(job) and place_of(job) == before:
+                self.waiting.replace(seq, moved(job, place))
+            return
+        run = self._runs.get(seq) or self.held.get(seq) or self._aside.get(seq)
+        if run is not None and run.offset == before:
+            run.offset = place
+
+    def cold(self, seq: int) -> bytes | None:
+        """A job as a cold one. None: it has left, or has no record."""
+        job = self.waiting.get(seq)
+        if job is not None:
+            return job if is_cold_job(job) else None
+        run = self._runs.get(seq) or self.held.get(seq) or self._aside.get(seq)
+        if run is None or run.offset < 0:
+            return None
+        return cold_job(run.offset, run.head.due, run.tries, run.head)
+
+    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        """The keys of jobs that have left, as a SEEN record has them: in lists."""
         self._seen.forget(self.queue.engine.times.now_ms())
-        return sorted(self._seen.left_keys())
+        return batched(self._seen.left_keys())
 
-    def restore(self, jobs: dict[int, bytes], tail: int, seen: Iterable[Sequence[Any]]) -> None:
-        """What was in the queue when the server ended; `seen`: keys, numbers and ends of windows."""
+    def restore(
+        self, jobs: dict[int, bytes], tail: int, seen: Iterable[Sequence[Any]], record_bytes: float
+    ) -> None:
+        """What was in the queue when the server ended; `seen`: keys, numbers and ends of windows. Empties
+        `jobs`."""
         times = self.queue.engine.times
-        now, unix_ms = times.now_ms(), times.unix_ms()
+        now, wall_ms = times.now_ms(), times.wall_ms()
         self.tail = tail
         for key, seq, until in seen:
             if until > now:
                 self._seen.add(key, seq, until)
                 self._seen.leave(key)
-        for seq, form in sorted(jobs.items()):
-            if any(name in form for name in _TO_BE_READ):
-                tries, head, _ = unpack_job(form)
+        self.record_bytes = record_bytes
+        others: list[tuple[int, bytes]] = []
+        self.waiting.fill(_plain_ones(jobs, now, others))
+        self._charge((WAITING_BYTES + PLAIN_BYTES) * len(self.waiting))
+        while others:
+            seq, job = others.pop()
+            if len(job) > PLAIN_BYTES:
+                head = head_of(job)
                 if head.dedup:
                     self._seen.add(head.dedup, seq, head.known_until)
-                if head.at_ms and not tries:  # the clock went on while no server ran
-                    due = due_at(now, head.at_ms - unix_ms) if head.at_ms > unix_ms else 0
-                    form = with_times(form, tries, due)
-            self._enter(seq, form, now)
+                if head.at_ms and not tries_of(job):  # the clock went on while no server ran
+                    due = due_at(now, head.at_ms - wall_ms) if head.at_ms > wall_ms else 0
+                    job = timed(job, 0, due)
+            self._enter(seq, job, now)
+        self._charge_known()
         self.arm()
+
+
+def _plain_ones(
+    jobs: dict[int, bytes], now: int, others: list[tuple[int, bytes]]
+) -> Iterator[tuple[int, int, bytes]]:
+    """Take out all jobs: those that wait, and of which only numbers are known, with their times; the others
+    are added to that list. There may be a million, and none is twice in memory."""
+    while jobs:
+        seq, job = jobs.popitem()
+        due = due_of(job)
+        if len(job) == PLAIN_BYTES and due > now:
+            yield seq, due, job
+        else:
+            others.append((seq, job))
 
 
 class DueSchedules:
@@ -993,7 +1261,7 @@ class DueSchedules:
         known = {**self._known, **self.done}
         named = {each.name: each for each in (Due(schedule, now_ms) for schedule in schedules)}
         self.due = [
-            Due(each.schedule, min(known[name], now_ms)) if name in known else each
+            Due.going_on(each.schedule, known[name], now_ms) if name in known else each
             for name, each in named.items()
         ]
         if queue.log is not None and self.done.keys() != known.keys():
@@ -1015,6 +1283,8 @@ class DueSchedules:
         """Add the jobs that are due. What has no place is tried again in a second."""
         queue, times = self._queue, self._queue.engine.times
         now_ms = times.wall_ms()
+        if any(each.done_ms > now_ms for each in self.due):
+            self.due = [Due.going_on(each.schedule, each.done_ms, now_ms) for each in self.due]
         for each in self.due:
             before = each.done_ms
             time = each.take(now_ms)
@@ -1041,6 +1311,9 @@ def due_at(now: int, after_ms: int) -> int:
     return now + after_ms + 1
 
 
-def _run_of(seq: int, form: bytes) -> Run:
-    tries, head, body = unpack_job(form)
-    return Run(head, [body], seq, tries)
+def _run_of(seq: int, job: bytes, place: int = NO_RECORD) -> Run:
+    """A job that is cold, or as it stands in a record, which is at `place`."""
+    if is_cold_job(job):
+        return cold_run(seq, job)
+    tries, head, body = unpack_job(job)
+    return Run(head, [body], seq, tries, place)

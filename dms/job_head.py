@@ -62,6 +62,8 @@ class JobHead:
     due: int = 0
     cost_bytes: int = 0
     """Memory of its message."""
+    cold: bool = False
+    """Only what decides about the job is here; the rest, and the body, are in its record."""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -106,9 +108,9 @@ def times_of(form: bytes) -> tuple[int, int]:
     return tries, due
 
 
-def with_times(form: bytes, tries: int, due: int) -> bytes:
-    """The same message with other times."""
-    return _TIMES.pack(tries, due) + form[_TIMES.size :]
+def about_of(form: bytes) -> bytes:
+    """The JSON of a message."""
+    return form[_FORM.size : _FORM.size + int.from_bytes(form[_TIMES.size : _TIMES.size + 4])]
 
 
 def unpack_job(form: bytes) -> tuple[int, JobHead, bytes]:

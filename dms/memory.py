@@ -15,6 +15,13 @@ class MessageMemory(QueueMemory):
     held: Account
     held_full: bool = attrs.field(default=False, init=False)
     """No more may be delivered until some are acknowledged."""
+    jobs_bytes: int = attrs.field(default=0, init=False)
+    """Of `loaded_bytes`: what jobs and their names take however cold they are."""
+
+    @property
+    def jobs_full(self) -> bool:
+        """Cold jobs have their half of what waits in memory."""
+        return self.jobs_bytes * 2 > self.loaded.limit_bytes
 
     def sync(self) -> None:
         self.loaded.charge(self.loaded_bytes - self.loaded_charged)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 import attrs
+import trio
 
 from dms import records
+from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
 from dms.expiry import REASON_TEXTS, Jobs
 from dms.job_head import JOB_FIRST, JobHead
@@ -16,12 +18,13 @@ from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
-from shared.objects import BadArgument, MessageRows
+from shared.objects import BadArgument, MessageRows, ObjectMissing
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
+from shared.turns import batched
 
 READ_BYTES = 1 << 20
 
@@ -53,7 +56,7 @@ class Messages(MessageActions[Queue]):
         cold, jobs, start, end = queue.cold, queue.jobs, max(queue.head, least), queue.end
         runs = [run for run, _ in queue.returned_runs()]
         if jobs is not None:
-            runs += jobs.waiting_runs()
+            runs += jobs.waiting_runs(least, most)
         if held:
             runs += queue.held_runs()
         if held or cold is None or queue.log is None:
@@ -72,8 +75,11 @@ class Messages(MessageActions[Queue]):
             async for message in logged(cold.log, offset, start, min(end, start + most)):
                 most -= 1
                 yield message
-        for run, place in first_of(of_jobs, most):
-            yield run.part(place, place + 1), run.head.produced_ms
+        for batch in batched(first_of(of_jobs, most)):
+            copies = [run for run, _ in batch]
+            await _read_back(queue, copies)
+            for run in copies:
+                yield run, run.head.produced_ms
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         body = message.bodies[0]
@@ -118,6 +124,9 @@ class Messages(MessageActions[Queue]):
             runs = queue.jobs.take_some(most)
         return runs
 
+    async def read(self, queue: Queue, runs: list[Run]) -> None:
+        queue.drop(await _read_back(queue, runs))
+
     def return_front(self, queue: Queue, runs: list[Run]) -> None:
         for run in runs:
             queue.place(run)
@@ -139,19 +148,51 @@ class Messages(MessageActions[Queue]):
         return ticket
 
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
-        run, state = self._jobs(queue, name).get(name)
-        return run, run.head.produced_ms, state
+        if name.dedup or name.number >= JOB_FIRST:
+            run, state = self._jobs(queue, name).get(name)
+            if await _read_back(queue, [run]):
+                raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
+            return run, run.head.produced_ms, state
+        number, expiry = name.number, queue.expiry
+        if (holder := queue.holder_of(number)) is not None:
+            return holder[2], None, "held"
+        waits = expiry is not None and (number >= expiry.released or expiry.delayed_run(number) is not None)
+        async with aclosing(self.look(queue, 1, number)) as messages:
+            found = [each async for each in messages if each[0].first == number]
+        if not found:
+            raise ObjectMissing(f"no message {name} is in {queue.text}")
+        return *found[0], "waiting" if waits else "ready"
 
     def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
         return self._jobs(queue, name).cancel(name)
 
     def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+        if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
+            if queue.expiry is None or queue.expiry.delayed_run(name.number) is None:
+                raise BadArgument(f"{name} waits as its queue says: change its delay_ms")
+            queue.expiry.hasten(name.number)
+            return None
         return self._jobs(queue, name).reschedule(name, time)
 
+    def take_back(self, queue: Queue, name: MessageName, *, dry_run: bool) -> None:
+        number = queue.jobs.find(name) if name.dedup and queue.jobs is not None else name.number
+        holder = queue.holder_of(number)
+        if holder is None:
+            raise BadArgument(f"{name} is not held any more")
+        consumer, delivery_id, _ = holder
+        if consumer.prefetches:
+            raise BadArgument(f"{name} is held by a bridge: pause it, and what it holds goes back")
+        if not dry_run and (run := consumer.give_back(delivery_id)) is not None:
+            queue.requeue((run,), nacked=False)
+
     def _jobs(self, queue: Queue, name: MessageName) -> Jobs:
-        """Raises BadArgument where the queue has none: messages of PRODUCE have no names."""
-        if queue.jobs is None:
-            raise BadArgument(f"no job {name} is in {queue.text}")
+        """Raises ObjectMissing where that is none of them, BadArgument for what PRODUCE has brought."""
+        if not name.dedup and name.number < JOB_FIRST:
+            raise BadArgument(
+                f"{name} is no job: `discard` takes a message of PRODUCE out, and it has no time"
+            )
+        if queue.jobs is None or queue.jobs.sequence_of(name) is None:
+            raise ObjectMissing(f"no job {name} is in {queue.text}")
         return queue.jobs
 
     async def settle(self, ticket: Ticket | None = None) -> None:
@@ -182,6 +223,20 @@ async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[tu
                     yield Run(None, [bodies[number - record.seq]], number), record.time_ms
                 seq = last
         offset += len(data)
+
+
+async def _read_back(queue: Queue, runs: list[Run]) -> Sequence[Run]:
+    """Have jobs in memory. What is lost is taken out of the list, and returned. Raises Refusal."""
+    if queue.jobs is None or not any(map(is_cold, runs)):
+        return ()
+    done = trio.Event()
+    queue.jobs.load(runs, done.set)
+    await done.wait()
+    lost = [run for run in runs if is_lost(run)]
+    runs[:] = [run for run in runs if not is_lost(run)]
+    if any(map(is_cold, runs)):
+        raise Refusal(Status.INTERNAL, f"jobs of {queue.text} cannot be read from the disk")
+    return lost
 
 
 def job_of(run: Run, body: bytes) -> JobHead | None:

@@ -78,7 +78,7 @@ GAUGES = (
     Gauge(
         "messages_dead",
         "Dead messages whose dead-letter queue is missing or full.",
-        lambda engine: sum(queue.expiry.dead for queues in engine.parked.values() for queue in queues),
+        lambda engine: sum(queue.expiry.dead for queue in engine.parked if queue.expiry is not None),
     ),
     Gauge(
         "consumers",

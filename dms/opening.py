@@ -10,8 +10,9 @@ import struct
 from typing import Any
 
 from dms import cold, records
+from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed, tries_of
 from dms.engine import ENGINE_KEY, Engine, Queue
-from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead, pack_job, times_of, unpack_job, with_times
+from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead
 from dms.records import NotOurs, Record, RecordKind, SeqRange
 from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
@@ -29,6 +30,7 @@ _ROWS = Durability("always")
 """Whatever mode queues have: the catalog, with their names, is journaled, and a queue must not be there
 without its options."""
 READ_BYTES = 1 << 20
+_JOBS = int(RecordKind.JOBS)
 
 
 class LogReplay:
@@ -53,7 +55,8 @@ class LogReplay:
         self.heads: dict[int, JobHead] = {}
         """Of messages that are out and have one."""
         self.jobs: dict[int, bytes] = {}
-        """Jobs by sequence: the rest of the entry, with the present times."""
+        self.job_bytes = 0.0
+        """Of the jobs' records, about."""
         self.job_tail = JOB_FIRST
         self.seen: list[list[Any]] = []
         self._kept_jobs: dict[int, bytes] = {}
@@ -64,12 +67,20 @@ class LogReplay:
         """Apply whole records, the first at `offset`. Raises NotOurs."""
         at = 0
         for record in records.unpack(data):
-            self.age_ms = max(self.age_ms, record.age_ms)
-            self._apply(data, record, offset + at)
+            if record.age_ms > self.age_ms:
+                self.age_ms = record.age_ms
+            if record.kind == _JOBS:  # as many as there are jobs
+                for seq, form in records.forms_in(data, record):
+                    self._job(seq, form, offset + at)
+                self.job_tail = record.seq + record.entries
+            else:
+                self._apply(data, record, offset + at)
             at = record.end
 
     def _apply(self, data: bytes, record: Record, offset: int) -> None:
-        if record.kind not in (RecordKind.KEPT, RecordKind.SEEN, RecordKind.SNAPSHOT):
+        if record.kind not in (RecordKind.KEPT, RecordKind.SEEN, RecordKind.SNAPSHOT) and (
+            self._kept or self._kept_jobs
+        ):
             self._kept.clear()
             self._kept_jobs.clear()
         match record.kind:
@@ -101,14 +112,15 @@ class LogReplay:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= JOB_FIRST:
                         if seq in self.jobs:
-                            self.jobs[seq] = with_times(self.jobs[seq], deliveries, due)
+                            self.jobs[seq] = timed(self.jobs[seq], deliveries, due)
                     elif seq >= self.head or seq in self.out:
                         self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
             case RecordKind.KEPT:
                 for seq, form in records.forms_in(data, record):
                     if seq >= JOB_FIRST:
-                        self.jobs[seq] = self._kept_jobs[seq] = form
+                        self._job(seq, form, offset)
+                        self._kept_jobs[seq] = self.jobs[seq]
                 for kept in records.kept_in(data, record, JOB_FIRST):
                     if kept.head is not None:
                         self.heads[kept.seq] = kept.head
@@ -119,28 +131,29 @@ class LogReplay:
                 self.out = dict(self._kept)
                 self.bodies = {seq: self.bodies[seq] for seq in self.out}
                 self.heads = {seq: head for seq, head in self.heads.items() if seq in self.out}
-                self.jobs = dict(self._kept_jobs)
                 self.state = dict(records.object_in(data, record))
+                if not self.state.get("places"):  # of an earlier version, which has copied all jobs
+                    self.jobs = dict(self._kept_jobs)
+                self.job_bytes = self.state.get("job_bytes", self.job_bytes)
                 self.job_tail = self.state.get("jobs", JOB_FIRST)
                 self.scheduled = dict(self.state.get("scheduled", {}))
                 self.state_age_ms = record.age_ms
                 self.head, self.tail = self.state["head"], self.state["tail"]
                 self.homes = [(self.head, self.state["home"])]
                 self.produced.clear()
-            case RecordKind.JOBS:
-                self.jobs.update(records.forms_in(data, record))
-                self.job_tail = record.seq + record.entries
+            case RecordKind.PLACES:
+                for seq, rest in records.places_in(data, record):
+                    self.jobs[seq] = rest
             case RecordKind.TEXTS:
                 for seq, text in records.texts_in(data, record):
                     self._said(seq, text)
             case RecordKind.RESCHEDULED:
                 for seq, due, at_ms in records.rescheduled_in(data, record):
-                    if seq in self.jobs:
-                        tries, about, body = unpack_job(self.jobs[seq])
-                        about.due, about.at_ms = due, at_ms
-                        self.jobs[seq] = pack_job(tries, about, body)
+                    job = self.jobs.get(seq)
+                    if job is not None:
+                        self.jobs[seq] = rescheduled(job, due, at_ms)
             case RecordKind.SEEN:
-                self.seen = list(records.object_in(data, record)["keys"])
+                self.seen += records.object_in(data, record)["keys"]
             case RecordKind.SCHEDULED:
                 self.scheduled = dict(records.object_in(data, record)["done"])
             case RecordKind.IMPORTED:
@@ -148,25 +161,32 @@ class LogReplay:
             case _:
                 raise NotOurs(f"a record of kind {record.kind}")
 
+    def _job(self, seq: int, form: bytes, place: int) -> None:
+        """A job came, or was copied; its record is at `place`."""
+        if seq not in self.jobs:
+            self.job_bytes += records.JOB_RECORD_BYTES + len(form)
+        self.jobs[seq] = cold_job_of(form, place)
+
     def _job_delivered(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
             if seq in self.jobs:
-                self.jobs[seq] = with_times(self.jobs[seq], times_of(self.jobs[seq])[0] + 1, 0)
+                self.jobs[seq] = timed(self.jobs[seq], tries_of(self.jobs[seq]) + 1, 0)
 
     def _jobs_gone(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
-            form = self.jobs.pop(seq, b"")
-            if b'"known_until"' in form:
-                _, head, _ = unpack_job(form)
-                if head.known_until:
-                    self.seen.append([head.dedup, seq, head.known_until])
+            job = self.jobs.pop(seq, None)
+            if job is None:
+                continue
+            self.job_bytes -= self.job_bytes / (len(self.jobs) + 1)
+            head = head_of(job)
+            if head.known_until:
+                self.seen.append([head.dedup, seq, head.known_until])
 
     def _said(self, seq: int, text: str) -> None:
         """What a NACK of a message said."""
-        if seq in self.jobs:
-            tries, head, body = unpack_job(self.jobs[seq])
-            head.text = text
-            self.jobs[seq] = pack_job(tries, head, body)
+        job = self.jobs.get(seq)
+        if job is not None:
+            self.jobs[seq] = said_of(job, text)
         elif seq in self.out:
             self.heads[seq] = JobHead(text=text)
 
@@ -272,7 +292,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     _restore_times(queue, replay)
     queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
-        queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen)
+        queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen, replay.job_bytes)
     queue.cold.lose(lost)
 
 

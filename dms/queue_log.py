@@ -9,9 +9,10 @@ at once, behind the pending ones.
 That a message was delivered or returned is a *note*. Notes need not be durable: they are written with the
 next record, or after a moment.
 
-A *snapshot* tells where the row begins, and copies the few older messages (unacknowledged or returned).
-Opening a queue reads from its last snapshot on. Everything below the snapshot and below the row is dropped,
-so no single old message keeps the disk full.
+A *snapshot* tells where the row begins, and where the record of each job is, and copies the few older
+messages of the row (unacknowledged or returned). Opening a queue reads from where its last snapshot began. A
+snapshot is written in slices, and what happens meanwhile stands between them: each record is true where it
+stands. Everything below the snapshot, the row and the jobs is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
-from dms.records import HEAD, RUN_BYTES, DeadLetter, Reason, RecordKind
+from dms.cold_jobs import place_of, with_decided
+from dms.job_copying import JobCopying
+from dms.records import HEAD, JOB_RECORD_BYTES, RUN_BYTES, DeadLetter, Reason, RecordKind
 from dms.undoing import Undoing
 from shared.errors import StoreError
 from shared.queues.runs import Run, numbers_of, to_spans
@@ -77,13 +80,24 @@ class LogOwner(Protocol):
         """The fields of a SNAPSHOT record, without `home`."""
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
-        """All messages not in the row and not gone, each run with the age at which it is due; 0: now."""
+        """All messages not in the row and not gone, but for jobs: each run with the age at which it is due;
+        0: now."""
 
-    def waiting_jobs(self) -> Iterable[tuple[int, bytes]]:
-        """Each job that waits for its time: its sequence, and the rest of its entry in a record."""
+    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
+        """All jobs that are visible, in lists: sequence, and where its record is. Each as of when it is asked
+        for."""
 
-    def seen_keys(self) -> Sequence[Sequence[Any]]:
-        """The keys of messages that have left, as a SEEN record has them."""
+    def cold_job(self, seq: int) -> bytes | None:
+        """A job as `dms.cold_jobs` has it; None: it has left."""
+
+    def move_job(self, seq: int, before: int, place: int) -> None:
+        """The record of a job was at one place, and is at another now."""
+
+    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        """The keys of jobs that have left, in lists, as a SEEN record has them."""
+
+    def work(self, steps: Iterator[None]) -> None:
+        """Do long work in turns; it begins now."""
 
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         """Append the records together with the table's row that names `offset`. Raises StoreError.
@@ -110,6 +124,8 @@ class QueueLog:
         self._reserved = 0
         self._bodies: list[bytes] = []
         self._bodies_size = self._first = 0
+        self._forms: list[bytes] = []
+        self._forms_first = 0
         self._acked: list[Run] = []
         self._undo_acks: list[Callable[[], None]] = []
 
@@ -126,6 +142,12 @@ class QueueLog:
         """The offset below which the newest snapshot drops the log once it is durable. Not above
         `snapshot_end`."""
         self._snapshot_bytes = self._kept_bytes = 0
+        self._snapshotting = False
+        self._rollbacks = 0
+        """How often the disk has refused what was appended."""
+        self._copying = JobCopying(log, self)
+        self._jobs_start = math.inf
+        """No record of a job is below this offset."""
         log.advanced = self._advanced
         log.rolled_back = self._rolled_back
 
@@ -146,6 +168,21 @@ class QueueLog:
             self._first = first
         self._bodies += bodies
         self._bodies_size += size
+        return pending.ticket
+
+    def job(self, form: bytes, seq: int) -> Ticket:
+        """A job arrives. `form`: its entry without the sequence."""
+        needed = JOB_RECORD_BYTES + len(form)
+        pending = self._pending
+        if pending is None or pending is not self.log.pending or needed > pending.batch.room:
+            needed += _HEADS_BYTES
+            pending = self._pending = self.log.gather(needed, self.write_pending)
+        else:
+            pending.batch.room -= needed
+        self._reserved += needed
+        if not self._forms:
+            self._forms_first = seq
+        self._forms.append(form)
         return pending.ticket
 
     def ack(self, runs: Sequence[Run], undo: Callable[[], None]) -> Ticket:
@@ -170,7 +207,7 @@ class QueueLog:
         batch = pending.batch
         batch.room += self._reserved
         self._reserved = 0
-        bodies, acked = self._bodies, self._acked
+        bodies, forms, acked = self._bodies, self._forms, self._acked
         age_ms, time_ms = self._times.stamp()
         produced = gone = b""
         count = 0
@@ -178,6 +215,10 @@ class QueueLog:
         if bodies:
             produced = records.pack_enqueued(bodies, self._first, age_ms, time_ms)
             count = 1
+        jobs_at = len(produced)
+        if forms:
+            produced += records.pack_jobs(forms, self._forms_first, age_ms, time_ms)
+            count += len(forms)
         if acked:
             if self._ahead:
                 numbers = numbers_of(acked)
@@ -195,6 +236,10 @@ class QueueLog:
             arrival = end, offset, self._first, bodies, self._bodies_size, pending.ticket
             self._arrivals.append(arrival)
             self._bodies, self._bodies_size = [], 0
+        if forms:
+            size = len(produced) - jobs_at
+            self._arrivals.append((end, offset + jobs_at, self._forms_first, forms, size, pending.ticket))
+            self._forms = []
         if acked:
             for undo in self._undo_acks:
                 self._leaving.add(end, undo)
@@ -210,21 +255,15 @@ class QueueLog:
 
     # -- records appended at once
 
-    def jobs(self, forms: Sequence[bytes], first: int) -> Ticket:
-        """Jobs arrive, from sequence `first` on. `forms`: each one's entry without the sequence."""
-        offset, ticket = self.append(self.jobs_record(forms, first), 1)
-        self.appended(forms, sum(map(len, forms)), offset, first, ticket)
-        return ticket
-
-    def jobs_record(self, forms: Sequence[bytes], first: int) -> bytes:
-        """The record of arriving jobs, for the caller to append now; then it calls `appended`."""
+    def arriving_jobs(self, forms: Sequence[bytes], first: int) -> bytes:
+        """The records of arriving jobs, from sequence `first` on, for the caller to append now; then it calls
+        `appended`."""
         self.write_pending()
-        entries = [seq.to_bytes(8) + form for seq, form in enumerate(forms, first)]
-        return self._pack(RecordKind.JOBS, len(forms), first, b"".join(entries))
+        return records.pack_jobs(forms, first, *self._times.stamp())
 
     def scheduled(self, form: bytes, first: int, done: Mapping[str, int]) -> Ticket:
         """A job of a schedule arrives; `done`: up to when each schedule is done, by what it says."""
-        job = self.jobs_record((form,), first)
+        job = self.arriving_jobs((form,), first)
         offset, ticket = self.append(job + self._scheduled_record(done), 2)
         self.appended((form,), len(form), offset, first, ticket)
         return ticket
@@ -400,6 +439,29 @@ class QueueLog:
         self._notes = []
         return packed, len(parts)
 
+    # -- jobs that are there for long
+
+    def work(self, steps: Iterator[None]) -> None:
+        self._owner.work(steps)
+
+    def is_at(self, seq: int, place: int) -> bool:
+        job = self._owner.cold_job(seq)
+        return job is not None and place_of(job) == place
+
+    def copy_of(self, seq: int, form: bytes) -> bytes:
+        """A KEPT record of a job that is there: as it is now."""
+        job = self._owner.cold_job(seq)
+        assert job is not None
+        kept = seq.to_bytes(8) + with_decided(form, job)
+        return self._pack(RecordKind.KEPT, 1, 0, kept)
+
+    def move(self, seq: int, before: int, place: int) -> None:
+        self._owner.move_job(seq, before, place)
+
+    def all_copied(self, below: int) -> None:
+        """No record of a job that counts is below this offset."""
+        self._jobs_start = below
+
     # -- calls of the store
 
     def _advanced(self, log: Log) -> None:
@@ -423,6 +485,7 @@ class QueueLog:
     def _rolled_back(self, log: Log) -> None:
         """What was appended and is not visible has been rolled back."""
         arrivals, self._arrivals = self._arrivals, []
+        self._rollbacks += 1
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
         self._owner.refused(tuple(arrivals), self._leaving)
@@ -431,46 +494,64 @@ class QueueLog:
 
     def snapshot(self) -> None:
         """Write a snapshot, and drop what is older. If the disk refuses it, the next one will do."""
-        self.write_pending()
-        parts = self._kept_records()
-        # Notes are about earlier records, and opening begins behind them.
-        notes, noted = self._take_notes(*self._times.stamp())
-        offset = self.log.end + len(notes)
-        row_start = self._row_start()
-        row_is_empty = row_start == self.log.end
-        if row_is_empty:
-            row_start = offset
-        state = self._owner.snapshot_state()
-        self._kept_bytes = sum([len(part) for part, _ in parts])
-        body = json.dumps({**state, "home": row_start}).encode()
-        parts.append((self._pack(RecordKind.SNAPSHOT, 1, state["head"], body), 1))
-        if notes:
-            parts.insert(0, (notes, noted))
-        try:
-            ticket = self._owner.append_snapshot(parts, offset)
-        except StoreError:
-            return
-        self.snapshot_end = self.log.end
-        self._snapshot_bytes = len(notes) + self._kept_bytes + len(parts[-1][0])
-        if row_is_empty:  # the row will begin behind the snapshot
-            row_start = self.log.end
-        floor = self._snapshot_floor = min(offset, row_start)
-        ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
+        if not self._snapshotting:
+            self._snapshotting = True
+            self._owner.work(self._snapshot_in_slices())
 
-    def _kept_records(self) -> list[tuple[bytes, int]]:
-        """The KEPT records in parts, each with how many records end with it: a head, then its messages."""
+    def _snapshot_in_slices(self) -> Iterator[None]:
+        rollbacks = self._rollbacks
+        try:
+            self.flush_notes()  # they are about earlier records, and opening begins behind them
+            start = self.log.end
+            if self._arrivals:
+                start = min(start, *[arrival[1] for arrival in self._arrivals])
+            lowest, size = float(start), 0
+            for jobs in self._owner.job_places():
+                lowest = min([lowest, *[place_of(job) for _, job in jobs]])
+                size += self._append_part(RecordKind.PLACES, len(jobs), records.pack_places(jobs))
+                yield
+            for keys in self._owner.left_keys():
+                size += self._append_part(RecordKind.SEEN, 1, json.dumps({"keys": keys}).encode())
+                yield
+            if rollbacks == self._rollbacks and not (self.detached or self.log.deleted):
+                self._end_snapshot(start, lowest, size)
+        except StoreError:
+            pass
+        finally:
+            self._snapshotting = False
+
+    def _append_part(self, kind: RecordKind, count: int, body: bytes) -> int:
+        """Append a part of a snapshot; returns its bytes."""
+        record, count = self._with_notes(self._pack(kind, count, 0, body))
+        self.append(record, count, reserved=True)
+        return len(record)
+
+    def _end_snapshot(self, start: int, lowest: float, size: int) -> None:
+        """The last part of the snapshot that begins at `start`. `lowest`: no record of a job is below that;
+        `size`: bytes of the parts before. Raises StoreError."""
+        self.write_pending()
         kept: list[tuple[bytes, int]] = []
         stamp = self._times.stamp()
         for count, messages in records.pack_kept(self._owner.older_than_row(), KEPT_BYTES):
             kept.append((records.pack_head(RecordKind.KEPT, count, 0, *stamp, len(messages)), 0))
             kept.append((messages, 1))
-        for jobs in _pieces(self._owner.waiting_jobs()):
-            messages = b"".join([seq.to_bytes(8) + form for seq, form in jobs])
-            kept.append((records.pack_head(RecordKind.KEPT, len(jobs), 0, *stamp, len(messages)), 0))
-            kept.append((messages, 1))
-        if seen := self._owner.seen_keys():
-            kept.append((self._pack(RecordKind.SEEN, 1, 0, json.dumps({"keys": seen}).encode()), 1))
-        return kept
+        state, row_start = self._owner.snapshot_state(), self._row_start()
+        body = json.dumps({**state, "home": row_start, "places": True}).encode()
+        parts = [
+            self._take_notes(*stamp),
+            *kept,
+            (self._pack(RecordKind.SNAPSHOT, 1, state["head"], body), 1),
+        ]
+        ticket = self._owner.append_snapshot([part for part in parts if part[0]], start)
+        self.snapshot_end = self.log.end
+        self._kept_bytes = size + sum([len(part) for part, _ in kept])
+        self._snapshot_bytes = size + sum([len(part) for part, _ in parts])
+        self._jobs_start = lowest if lowest < start else math.inf
+        floor = self._snapshot_floor = int(min(start, row_start, lowest))
+        pinned, live = min(start, row_start) - lowest, state.get("job_bytes", 0)
+        if pinned > 2 * live + SNAPSHOT_BYTES:
+            self._copying.begin(int(lowest), int(lowest + pinned // 2))
+        ticket.when_done(lambda ticket: self._drop_below(floor) if ticket.error is None else None)
 
     def _row_start(self) -> int:
         """No message of the row is below this offset; the log's end if the row is empty."""
@@ -488,7 +569,7 @@ class QueueLog:
             return True
         least += self._snapshot_bytes  # a snapshot is no reason for another
         floor = max(self._snapshot_floor, self.log.first)
-        return end - floor >= least and self._row_start() - floor >= least
+        return end - floor >= least and min(self._row_start(), self._jobs_start) - floor >= least
 
     def _drop_below(self, offset: int) -> None:
         if offset > self.log.first and not self.log.deleted:
@@ -496,17 +577,3 @@ class QueueLog:
                 self.log.drop_below(offset)
             except StoreError:
                 pass  # the next snapshot does it
-
-
-def _pieces(jobs: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
-    """Jobs in lists of about `KEPT_BYTES`."""
-    piece: list[tuple[int, bytes]] = []
-    size = 0
-    for job in jobs:
-        piece.append(job)
-        size += len(job[1])
-        if size >= KEPT_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece

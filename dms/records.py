@@ -27,6 +27,9 @@ _SEQ_BYTES = 8
 _TEXT = struct.Struct(">QI")
 _RESCHEDULED = struct.Struct(">QQQ")
 _LENGTH = struct.Struct(">I")
+_PLACE = struct.Struct(">QH")
+JOB_RECORD_BYTES = HEAD.size + _SEQ_BYTES
+"""Bytes of a record of one job beside its form."""
 
 
 class RecordKind(IntEnum):
@@ -47,6 +50,7 @@ class RecordKind(IntEnum):
     RESCHEDULED = 13
     SEEN = 14
     SCHEDULED = 15
+    PLACES = 16
 
 
 class Reason(IntEnum):
@@ -161,7 +165,7 @@ class Record(NamedTuple):
     end: int
 
 
-_ENQUEUED = int(RecordKind.ENQUEUED)
+_ENQUEUED, _JOBS = int(RecordKind.ENQUEUED), int(RecordKind.JOBS)
 _ONE_BODY_BYTES = _ONE_BODY.size - _LENGTH_BYTES
 _ONE_RUN_BYTES = _ONE_RUN.size - _LENGTH_BYTES
 
@@ -352,6 +356,44 @@ def forms_in(data: bytes, record: Record) -> Iterator[tuple[int, bytes]]:
         seq = int.from_bytes(data[at : at + _SEQ_BYTES], "big")
         at += _SEQ_BYTES
         size = form_bytes(data, at)
+        yield seq, data[at : at + size]
+        at += size
+
+
+def pack_jobs(forms: Sequence[bytes], first: int, age_ms: int, time_ms: int) -> bytes:
+    """A JOBS record for each job: it is found by where its record begins."""
+    beside = JOB_RECORD_BYTES - _LENGTH_BYTES
+    parts: list[bytes] = []
+    for seq, form in enumerate(forms, first):
+        parts += (
+            HEAD.pack(beside + len(form), _JOBS, VERSION, 0, 1, age_ms, time_ms, seq),
+            seq.to_bytes(_SEQ_BYTES),
+            form,
+        )
+    return b"".join(parts)
+
+
+def form_at(data: bytes, at: int, seq: int) -> bytes | None:
+    """That message in the JOBS or KEPT record that begins at `at`; None: it is not there."""
+    whole = data[at : at + _LENGTH_BYTES + int.from_bytes(data[at : at + _LENGTH_BYTES])]
+    record = next(unpack(whole))
+    if record.kind in (RecordKind.JOBS, RecordKind.KEPT):
+        for number, form in forms_in(whole, record):
+            if number == seq:
+                return form
+    return None
+
+
+def pack_places(jobs: Iterable[tuple[int, bytes]]) -> bytes:
+    """The body of a PLACES record, of (sequence, the rest of the entry)."""
+    return b"".join([_PLACE.pack(seq, len(rest)) + rest for seq, rest in jobs])
+
+
+def places_in(data: bytes, record: Record) -> Iterator[tuple[int, bytes]]:
+    at = record.body
+    for _ in range(record.entries):
+        seq, size = _PLACE.unpack_from(data, at)
+        at += _PLACE.size
         yield seq, data[at : at + size]
         at += size
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dms.cold_jobs import is_cold
 from dms.engine import Queue, deleted, not_held
 from dms.job_head import JobHead
 from dms.job_requests import job_name_untrusted, job_request_untrusted, job_time_untrusted, nack_untrusted
@@ -221,7 +222,7 @@ def _produce_with(session: Session, message_id: int, payload: bytes) -> None:
     name, end = split_name(payload)
     name_untrusted(name)
     text, body = split_object(payload, end)
-    asked = job_request_untrusted(text, session.engine.times.unix_ms())
+    asked = job_request_untrusted(text, session.engine.times.wall_ms())
     queue = _existing(session, WRITE, payload[:end])
     ticket = queue.made_for_jobs().produce(asked, body)
     session.produced += 1
@@ -285,19 +286,31 @@ def _cancel(session: Session, message_id: int, payload: bytes) -> None:
 
 def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
-    name, time = job_time_untrusted(text, session.engine.times.unix_ms())
+    name, time = job_time_untrusted(text, session.engine.times.wall_ms())
     _confirm(session, jobs.reschedule(name, time), Type.RESCHEDULE, message_id)
 
 
 def _get_job(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, READ, payload)
     run, state = jobs.get(job_name_untrusted(text))
-    about = {"seq": run.first, "state": state, "deliveries": run.tries, **run.head.shown}
-    if state == "waiting":
-        about["due_ms"] = session.engine.times.unix_ms_of(run.head.due)
-    if run.head.text:
-        about["text"] = run.head.text
-    session.reply(pack(Type.GET_JOB_OK, message_id, pack_object(about) + run.bodies[0]))
+    due_ms = session.engine.times.unix_ms_of(run.head.due)
+    slot = session.replies.slot()
+
+    def answer() -> None:
+        if session.lost:
+            return
+        if is_cold(run):
+            refusal = Refusal(Status.INTERNAL, "the job cannot be read from the disk")
+            slot.resolve(refusal.frames((message_id.to_bytes(4),)))
+            return
+        about = {"seq": run.first, "state": state, "deliveries": run.tries, **run.head.shown}
+        if state == "waiting":
+            about["due_ms"] = due_ms
+        if run.head.text:
+            about["text"] = run.head.text
+        slot.resolve(pack(Type.GET_JOB_OK, message_id, pack_object(about) + run.bodies[0]))
+
+    jobs.load((run,), answer)
 
 
 def _check_named(session: Session, message_id: int, payload: bytes) -> None:

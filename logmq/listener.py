@@ -99,6 +99,9 @@ class LogmqService:
         self.objects = Admin(broker).objects
         self.definitions = definitions_of(broker)
 
+    async def look_anew(self) -> None:
+        await self.broker.topics.look_anew()
+
     async def take_settings(self, settings: LogmqSettings) -> None:
         await self.broker.take_settings(settings)
 

@@ -4,7 +4,7 @@ An id is never used again, so a row that is left of a deleted topic counts for n
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import attrs
@@ -60,12 +60,19 @@ class Retentions:
     async def open(cls, namespace: Namespace) -> Self:
         """Read the table, if there is one. Raises StoreError."""
         retentions = cls(namespace)
-        if RETENTIONS in namespace.logs:
-            table = retentions._table = await Table.open(namespace, RETENTIONS)
-            retentions._own = {
-                int.from_bytes(key, "big"): OwnRetention(*json.loads(value)) for key, value in table.items()
-            }
+        await retentions.look_anew()
         return retentions
+
+    async def look_anew(self) -> Collection[int]:
+        """Take what the table has by now; returns the logs' ids for which it changed. Raises StoreError."""
+        if self._table is None and RETENTIONS in self._namespace.logs:
+            self._table = await Table.open(self._namespace, RETENTIONS)
+        rows = () if self._table is None else self._table.items()
+        before, self._own = (
+            self._own,
+            {int.from_bytes(key, "big"): OwnRetention(*json.loads(value)) for key, value in rows},
+        )
+        return {key for key, _ in before.items() ^ self._own.items()}
 
     def of(self, log: Log) -> OwnRetention:
         return self._own.get(log.id, NOTHING_SET)

@@ -61,6 +61,15 @@ class Topics:
         log.retention = usual if own == NOTHING_SET else own.over(usual or self._settings.retention_usual)
         log.local_retention = own.over_local(self._settings.local_retention(log.name))
 
+    async def look_anew(self) -> None:
+        """Take what topics keep from the table, which another server has written. All else shows by itself.
+        Raises StoreError."""
+        by_id, turn = self.by_id(), TaskTurn()
+        for log_id in await self.retentions.look_anew():
+            if (log := by_id.get(log_id)) is not None:
+                self.set_retention(log)
+            await turn.item()
+
     async def retain(self, log: Log, own: OwnRetention) -> Ticket:
         """Have a topic keep as much as that, from now on. Raises StoreError."""
         ticket = await self.retentions.set(log, own)

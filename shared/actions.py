@@ -119,6 +119,13 @@ RESCHEDULE = changing(
     },
     answers=("rescheduled",),
 )
+REQUEUE = changing(
+    "requeue",
+    "Have one message delivered now: one that waits for its time, or one that a client holds, which goes "
+    "back to its queue. (What an AMQP client holds goes back when its connection is kicked.)",
+    takes=NAMED,
+    answers=("requeued",),
+)
 PAUSE = changing(
     "pause",
     "Stop deliveries; publishing goes on. A durable queue stays paused over a restart.",
@@ -151,6 +158,13 @@ BODY: Mapping[str, Argument] = {
 """The arguments that `shared.objects.a_body` reads."""
 
 
+WHEN: Mapping[str, Argument] = {
+    "delay_ms": Argument("milliseconds until it may be delivered", "number"),
+    "priority": Argument("its priority; the highest goes first", "number"),
+}
+"""Arguments of a message that a queue gets, for which one need not know how its protocol says them."""
+
+
 def putting(properties: str) -> Declared:
     """Declare the action that puts a message in a queue, whose arguments `a_body` reads.
 
@@ -159,6 +173,11 @@ def putting(properties: str) -> Declared:
     return changing(
         "messages",
         "Put one in.",
-        takes={**BODY, "properties": Argument(properties, "table")},
+        takes={
+            **BODY,
+            **WHEN,
+            "key": "its key, where a queue goes by keys",
+            "properties": Argument(properties, "table"),
+        },
         answers=("published",),
     )

@@ -62,6 +62,9 @@ class Service(Protocol):
 
     `async def trace(self, tap)`: copy passing messages to a `shared.tracing.Tap`, until cancelled.
 
+    `async def look_anew(self)`: have `objects` show what was applied where the store follows another one.
+    Without it the service is opened once more for that, now and then.
+
     `async def take_settings(self, settings)`: apply new settings at a reload. Fields with `restart` in their
     metadata have their old values. It must accept all. Without it, only `tls` and `access` of its section
     change before the next start.

@@ -19,6 +19,10 @@ EVERY_MS_MAX = 10 * 365 * 86_400_000
 CRON_CHARS_MAX = 200
 BODY_BYTES_MAX = 4000
 """Of a body in UTF-8."""
+STEP_MS = 1000
+"""A clock that goes back by more was set."""
+BACK_MS = 3 * 3_600_000
+"""A clock that was set back by more was wrong before, and is right now."""
 SCHEDULES_MAX = 32
 """Of one queue."""
 _KEYS = ("every", "cron", "zone", "body")
@@ -160,6 +164,14 @@ class Due:
     def __attrs_post_init__(self) -> None:
         self.next_ms = self.schedule.next_after(self.done_ms)
         self.name = json.dumps(self.schedule.said)
+
+    @classmethod
+    def going_on(cls, schedule: Schedule, done_ms: int, now_ms: int) -> Self:
+        """One that is done up to then. Where the clock was set back since, `every` begins anew, and cron's
+        times do not come again, unless it was by more than three hours: as crond has it."""
+        back_ms = done_ms - now_ms
+        anew = back_ms > (STEP_MS if schedule.every_ms else BACK_MS)
+        return cls(schedule, now_ms if anew else done_ms)
 
     def take(self, now_ms: int) -> int | None:
         """The time to do now, which counts as done from here on. None: none has come."""

@@ -5,7 +5,7 @@ over what he has not. The owner of the server, by its token or its control socke
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,15 @@ RULES = Argument("<protocol or *>:<action or *>:<pattern>, or admin:<read, manag
 
 
 class UserObjects:
-    """The users of a server. `path`: of the users file, as the settings are now."""
+    """The users of a server. `path`: of the users file, as the settings are now. `changed` is awaited when
+    the file was changed."""
 
-    def __init__(self, access: Access, path: Callable[[], Path]) -> None:
+    def __init__(
+        self, access: Access, path: Callable[[], Path], changed: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self._access = access
         self._path = path
+        self._changed = changed
         self._in_thread = Threads()
         self.objects = Objects(
             USERS,
@@ -211,6 +215,8 @@ class UserObjects:
         except OSError as error:
             raise ConfigError("access.users_file", f"cannot write {path}: {error.strerror}") from None
         self._access.replace(loaded)
+        if self._changed is not None:
+            await self._changed()
 
 
 def _replace(path: Path, name: str, before: User | None, after: User | None) -> Mapping[str, User]:

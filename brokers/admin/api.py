@@ -295,6 +295,10 @@ async def _run_action(
 ) -> Response:
     """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
+    for argument, value in arguments.items():
+        choices = action.takes[argument].choices
+        if choices and value is not None and value not in choices:
+            raise HTTPException(400, f"{argument}: it is one of {', '.join(choices)}")
     given = {key: arguments[key] for key in action.paths if isinstance(arguments.get(key), str)}
     paths = {key: str(server_path(request, backups, text)) for key, text in given.items()}
     arguments = {**arguments, **paths}

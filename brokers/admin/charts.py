@@ -30,7 +30,7 @@ import trio
 
 from brokers.admin.listing import reader
 from shared.actions import HISTORY, SPANS
-from shared.objects import ObjectKind, Objects, ObjectsByProtocol, time_text
+from shared.objects import ObjectKind, Objects, ObjectsByProtocol, a_text, time_text
 from shared.storage.threads import Threads
 from shared.task_turns import TaskTurn
 
@@ -254,9 +254,9 @@ class Charts:
             return objects
 
         async def history(found: Any, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
-            span, after = str(arguments.get("span", "15m")), str(arguments.get("after", ""))
+            span, after = a_text(arguments, "span", SPANS[0]), a_text(arguments, "after", "")
             key = _key(objects.kind, protocol, objects.name(found))
-            return self.history(objects.kind, key, span if span in LEVELS else "15m", after)
+            return self.history(objects.kind, key, span, after)
 
         return attrs.evolve(objects, actions=(*objects.actions, HISTORY.done_by(history)))
 

@@ -44,7 +44,10 @@ async def search(everything: ObjectsByProtocol, query: Mapping[str, str]) -> Map
     left, until = int(limit), trio.current_time() + SECONDS
     items: list[Mapping[str, Any]] = []
     partly: list[str] = []
+    turn = TaskTurn()
     for key, protocol, objects, action, found in await _searched(everything, after):
+        if turn.over_now():  # what is in memory is searched in one go
+            await turn.others()
         arguments: dict[str, Any] = {"contains": contains, "limit": min(left, OF_ONE_MAX)}
         if "records_back" in action.takes:
             arguments["records_back"] = SEARCHED_MAX

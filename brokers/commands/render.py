@@ -43,7 +43,10 @@ GROUPED_FROM = 10_000
 NUMBERS = frozenset({"count", "bytes", "seconds", "rate", "bytes_rate"})
 """Units of columns that are aligned as numbers."""
 PLACES = frozenset(
-    {"offset", "first", "end", "last", "committed", "seq", "id", "pid", "port", "delivery", "value"}
+    (
+        *("offset", "first", "end", "last", "committed", "seq", "position", "delivery", "id"),
+        *("pid", "port", "value"),
+    )
 )
 """Numbers in these columns are not grouped, because users copy them into commands and settings."""
 

@@ -18,6 +18,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -42,17 +43,19 @@ from brokers.admin.tracing import Traces
 from brokers.admin.troubles import ENDS_DAYS, ServerReading
 from brokers.bridges.bridges import Bridges
 from brokers.bridges.making import OwnBridges
-from brokers.bridges.settings import ends_of
+from brokers.bridges.own import NAME as BRIDGES_NAME
+from brokers.bridges.settings import BridgeSettings, ends_of
 from brokers.commands import control
 from brokers.errors import SPACE_ADVICE, ExitCode, Failure, copy_errors, folder_errors
 from brokers.host import logs
 from brokers.host.fairness import LoopWatch, Stretches
 from brokers.host.service import Bound, SupervisedService
-from brokers.settings.config import Config
+from brokers.settings.config import USERS_NAME, Config
 from brokers.settings.objects import SettingObjects
 from brokers.settings.reloading import Apply, Prepare, Reloader
+from brokers.ship.folder_files import FolderFiles, content_of
 from brokers.ship.link import BucketLink
-from shared.access import Access
+from shared.access import Access, written_users
 from shared.budget import Account
 from shared.errors import ConfigError, StoreError, StoreFull, StoreReadOnly
 from shared.metrics import Sample, figures
@@ -141,7 +144,9 @@ class Host:
         loaded = users.load(config, log.warning)
         denied = logs.Gathered(partial(users.tell_denied, log), "user", "protocol", "rule")
         self._access = Access(loaded, audit=logs.audit, denied=denied)
-        self._users = UserObjects(self._access, lambda: self._config.users_file)
+        self._users = UserObjects(self._access, lambda: self._config.users_file, lambda: self._keep_files())
+        self._files: FolderFiles | None = None
+        """Where the store is shipped."""
         self._access.user_share = config.access.user_share
         self._budget.percent_of = self._access.share_of
         self._in_thread = Threads()
@@ -266,13 +271,19 @@ class Host:
                 await self._open_admin(nursery, reloader)
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
+                if store.shipping is not None:
+                    with suppress(StoreError):  # it is full, or read-only, which is told
+                        self._files = await FolderFiles.open(store, self._log)
+                        await self._keep_files()
                 nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._charts.run)
                 nursery.start_soon(self.traces.run)
                 for service in self._services:
                     await nursery.start(service.run)
-                if not self._link.follows:
+                if self._link.follows:
+                    nursery.start_soon(self._link.show_what_comes, self._look_anew)
+                else:
                     await bridges.change(self._config.bridges)
                 nursery.start_soon(bridges.run)
                 nursery.start_soon(reloader.run)
@@ -315,6 +326,17 @@ class Host:
             text = f"{service.name} cannot be opened: {error}; {repair} says more and puts right what can be"
             raise Failure(text) from error
 
+    async def _look_anew(self) -> None:
+        for service in tuple(self._services):
+            try:
+                await service.look_anew()
+            except Exception as error:  # of what is only looked at: all else goes on
+                self._log.warning(
+                    "lists of a protocol show what they did before: it is tried again with what comes next",
+                    protocol=service.name,
+                    reason=repr(error),
+                )
+
     def _make_bridges(self, store: Store) -> Bridges:
         def service(protocol: str) -> Service | None:
             return next((each.service for each in self._services if each.name == protocol), None)
@@ -338,12 +360,29 @@ class Host:
             self._config.serve.data_dir,
             bridges.ends,
             lambda: reloader.config.bridges,
-            lambda every: reloader.take_bridges(bridges.prepare, every),
+            partial(self._take_bridges, bridges, reloader),
         )
         return (
             ("bridges", own.added_to(bridges.objects)),
             ("users", self._users.objects),
             ("settings", settings.objects),
+        )
+
+    async def _take_bridges(
+        self, bridges: Bridges, reloader: Reloader, every: tuple[BridgeSettings, ...]
+    ) -> None:
+        await reloader.take_bridges(bridges.prepare, every)
+        await self._keep_files()
+
+    async def _keep_files(self) -> None:
+        """Have the bucket get what is in the files beside the logs, without secrets."""
+        if self._files is None:
+            return
+        named = self._access.users
+        users = {name: attrs.evolve(user, password=None) for name, user in (named or {}).items()}
+        bridges = await self._in_thread(content_of, self._config.serve.data_dir / BRIDGES_NAME)
+        await self._files.keep(
+            {BRIDGES_NAME: bridges, USERS_NAME: None if named is None else written_users(users).encode()}
         )
 
     async def _prepare(self, config: Config) -> Apply:
@@ -370,6 +409,7 @@ class Host:
             self._access.replace(loaded)
             if self._store is not None:  # what ends with a right is in no connection's turn, which commits
                 self._store.commit_pending()
+            await self._keep_files()
 
         return apply
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+import structlog
 import trio
 
 from brokers.errors import ExitCode, Failure
@@ -35,6 +36,14 @@ PICKS_MAX = 16
 """Tries to find a port that is free for both TCP and UDP."""
 
 State = Literal["starting", "serving", "restarting", "draining"]
+
+
+def _dropped(*_: Any) -> Any:
+    raise structlog.DropEvent
+
+
+_SILENT = structlog.wrap_logger(None, processors=[_dropped])
+"""For a service that is opened again and again: the first one has told all."""
 
 
 @attrs.frozen
@@ -80,6 +89,8 @@ class SupervisedService:
         self._service: Service | None = None
         self._group: Group | None = None
         self._told_samples: Service | None = None
+        self._shown: Service | None = None
+        """On a store that follows another one: what `objects` shows, opened anew on what has come since."""
 
     @property
     def service(self) -> Service | None:
@@ -89,7 +100,7 @@ class SupervisedService:
     @property
     def objects(self) -> Sequence[Objects]:
         """What it has, its connections too."""
-        own = getattr(self._service, "objects", ())
+        own = getattr(self._shown or self._service, "objects", ())
         return (*([self._group.objects()] if self._group else ()), *own)
 
     @property
@@ -121,6 +132,21 @@ class SupervisedService:
             raise
         # A port that the system picked stays ours over a restart: clients know it by now.
         self._ports = {bound.endpoint: bound.port for bound in self.bound}
+
+    async def look_anew(self) -> None:
+        """Have `objects` show what the store has by now; clients stay with what serves them. For a store that
+        follows another one, whose service does not see by itself what comes. Raises StoreError.
+        """
+        look = getattr(self._service, "look_anew", None)
+        if self._service is None or look is not None:
+            if look is not None:
+                await look()
+            return
+        budget = self._context.budget
+        name = f"{self.name}-shown"
+        budget.account(name).close()  # the one before goes with this
+        context = attrs.evolve(self._context, log=_SILENT, budget=budget.account(name), access=self._guard())
+        self._shown = await self._plugin.open(context, self._settings)
 
     async def prepare(self, config: Config) -> Apply:
         """`reloading.Prepare`: certificates, the networks of datagrams, whether to log in, its section."""

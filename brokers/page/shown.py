@@ -14,6 +14,7 @@ from markupsafe import Markup
 from brokers.commands.render import NUMBERS, PLACES
 from brokers.escape import escape
 from brokers.page import files
+from shared.objects import time_text
 from shared.units import named_unit, readable
 
 TEXT_MAX = 256
@@ -22,8 +23,9 @@ NARROW = 24
 """A value of so many characters fits any cell."""
 SECONDS_MAX = 600
 """From here on an age is shown in minutes."""
-MS_MAX = 1e13
-"""From here on milliseconds are no duration, but a number that a publisher has chosen."""
+MS_MOMENT, MS_MAX = 1e12, 1e13
+"""From the first on milliseconds are a time (since 2001), from the second on a number that a publisher has
+chosen."""
 BODY_MAX = 4096
 """Characters of a message that a list shows."""
 NOTHING = Markup('<span class="nothing">&ndash;</span>')
@@ -116,6 +118,8 @@ def age(moment: str) -> str:
 
 def statistic(value: Any, name: str) -> str | Markup:
     """A figure whose name gives its unit."""
+    if _is_number(value) and MS_MOMENT <= value < MS_MAX and (name == "time" or name.endswith("_ms")):
+        return age(time_text(value))
     if _is_number(value) and name.endswith("_ms") and abs(value) < MS_MAX:
         return cell(value / 1000, "seconds", name)
     if _is_number(value) and (unit := named_unit(name)) in ("bytes", "seconds"):
@@ -144,6 +148,8 @@ def label(name: str) -> str:
     """An API name as a heading: cells show units themselves, so `lag_bytes` becomes `Lag size`."""
     if name in _LABELS:
         return _LABELS[name]
+    if name.startswith("x-"):  # AMQP's own words
+        return name
     *first, last = [_WORDS.get(word, word) for word in name.split("_") if word != "ms"] or [name]
     words = [*(word for word in first if word != "seconds"), _UNITS.get(last, last)]
     return " ".join(words)[:1].upper() + " ".join(words)[1:]
@@ -166,7 +172,7 @@ def prose(words: str) -> Markup:
 
 
 _UNITS = {"bytes": "size", "seconds": "time"}
-_LABELS = {"oldest_seconds": "Oldest age"}
+_LABELS = {"oldest_seconds": "Oldest age", "job": "One by its name"}
 _WORDS = {"ttl": "TTL", "tls": "TLS", "id": "ID"}
 
 

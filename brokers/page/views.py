@@ -81,7 +81,12 @@ RELATED = {
 
 DANGEROUS = frozenset({"purge", "trim", "delete", "discard", "cancel", "kick", "reset"})
 """Actions that delete data or disconnect clients."""
-LABELS = {"messages": "Publish", "discard": "Delete message", "passwd": "Password"}
+LABELS = {
+    "messages": "Publish",
+    "discard": "Delete message",
+    "cancel": "Cancel message",
+    "passwd": "Password",
+}
 """Button texts of actions whose names are no verbs."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -134,9 +139,10 @@ class ActionForm:
 
     @property
     def of_one(self) -> bool:
-        """Whether it is about one message of the object, which its form must be told. What finds a message by
-        its name has a form for any."""
-        return "position" in self.action.takes and "dedup" not in self.action.takes
+        """Whether it is about one message of the object, which its form must be told. What else finds a
+        message by its name has a form for any."""
+        takes = self.action.takes
+        return "position" in takes and ("dedup" not in takes or self.action.name == "requeue")
 
     @property
     def of_all(self) -> bool:
@@ -146,8 +152,11 @@ class ActionForm:
     def fits(self, message: Mapping[str, Any]) -> bool:
         """Whether it does something to this message."""
         found = message.get("properties") or {}
-        died = "dead_letter" in found or "x-death" in (found.get("headers") or {})
-        return self.of_one and (died or self.action.name != "redrive")
+        suits = {
+            "redrive": "dead_letter" in found or "x-death" in (found.get("headers") or {}),
+            "requeue": "due" in message or "due_ms" in found or message.get("state") in ("held", "waiting"),
+        }
+        return self.of_one and suits.get(self.action.name, True)
 
     @property
     def changes(self) -> bool:

@@ -82,7 +82,8 @@ def restore_bucket(
         "fetched_bytes": report.fetched_bytes,
         "stays_in_bucket_bytes": report.stays_in_bucket_bytes,
         "seconds": round(report.seconds, 3),
-        "users": "not in the bucket: put users.toml back, or make users anew with brokers user",
+        "files": ", ".join(report.files) or "none",
+        "users": "passwords are not in the bucket: put users.toml back, or set them with brokers user passwd",
     }
     if report.check is not None:
         summary["verified"] = "in order" if report.check.ok else "damaged"

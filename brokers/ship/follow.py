@@ -20,6 +20,7 @@ import trio
 
 from brokers.ship import epochs
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
+from brokers.ship.folder_files import put_back
 from brokers.ship.formats import (
     SHIP_PATH,
     BadObject,
@@ -29,6 +30,7 @@ from brokers.ship.formats import (
     Wal,
     WalHead,
     continues,
+    left_in,
     unpack_snapshot,
     unpack_wal,
     wal_key,
@@ -93,6 +95,8 @@ class Follow:
     writer: str = attrs.Factory(epochs.new_writer)
     _even_at: float = attrs.Factory(time.monotonic)
     """All that was shipped then is here."""
+    applying: trio.Lock = attrs.Factory(trio.Lock)
+    """Whoever has it sees all of a batch, or nothing."""
     _follower: Follower = attrs.field(init=False)
     _sections: Mapping[int, Sequence[tuple[str, Section]]] = attrs.Factory(dict)
     """Of the newest snapshot, where somebody has read what only the bucket has."""
@@ -200,9 +204,10 @@ class Follow:
         await self._write(chunk, referred, whole)
 
     async def _write(self, chunk: list[Came], referred: Mapping[Any, Any], position: Position) -> None:
-        ticket = self._follower.apply(chunk, referred, position)
-        await self.store.wait(ticket)
-        self.position = position
+        async with self.applying:
+            ticket = self._follower.apply(chunk, referred, position)
+            await self.store.wait(ticket)
+            self.position = position
 
     # -- what only the bucket has
 
@@ -239,6 +244,7 @@ class Follow:
         await self._apply_next()
         self.position = self._follower.known(self.position)
         assert self.store.folder is not None
+        await put_back(self.store, self.store.folder)
         await self.store.in_thread(_save, self.store.folder, self.url, self.position)
         await self.store.wait(self._follower.forget())
         self._say("promoted")
@@ -315,6 +321,7 @@ def finish_promotion(folder: Path, follow: Follow) -> None:
             position.next_lsn,
             starts=((position.next_lsn, made.replay_lsn),),
             writers=(follow.writer,),
+            left=left_in(made),
         )
         replace_file(disk, SHIP_PATH, mark.pack())
         replace_file(disk, catalog_file.PATH, made.pack())

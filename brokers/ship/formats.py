@@ -517,9 +517,19 @@ class FolderMark:
     anew: bool = False
     starts: tuple[tuple[int, int], ...] = ()
     writers: tuple[str, ...] = ()
+    left: tuple[int, ...] = ()
+    """Ids of logs that have left bytes to the bucket: it says so before the catalog does."""
 
     def pack(self) -> bytes:
-        return pack_lines([{"ship": FORMAT, **attrs.asdict(self)}])
+        fields = attrs.asdict(self)
+        if not self.left:  # as older versions know it
+            del fields["left"]
+        return pack_lines([{"ship": FORMAT, **fields}])
+
+
+def left_in(catalog: Catalog) -> tuple[int, ...]:
+    """The logs that have left bytes to the bucket."""
+    return tuple(line.id for line in catalog.logs if line.local > line.first)
 
 
 def unpack_mark(data: bytes) -> FolderMark | None:
@@ -530,8 +540,8 @@ def unpack_mark(data: bytes) -> FolderMark | None:
         if fields.pop("ship") != FORMAT:
             return None
         starts = tuple((end, begin) for end, begin in fields.pop("starts"))
-        writers = tuple(fields.pop("writers"))
-        return FolderMark(**fields, starts=starts, writers=writers)
+        writers, left = tuple(fields.pop("writers")), tuple(fields.pop("left", ()))
+        return FolderMark(**fields, starts=starts, writers=writers, left=left)
     except (KeyError, TypeError, ValueError):
         return None
 

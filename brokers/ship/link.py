@@ -3,7 +3,7 @@
 What ships and follows is imported only where there is a bucket.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shared.storage.following import Position
     from shared.storage.shipping import Ships
 
+SHOWN_SECONDS = 0.5
+"""How often a follower's lists are made anew, if something came."""
 DRILL_AGAIN_SECONDS = 3600.0
 """A drill that could not be made is tried again so much later, or sooner where drills are more frequent."""
 
@@ -176,6 +178,21 @@ class BucketLink:
     @property
     def follows(self) -> bool:
         return self._position is not None
+
+    async def show_what_comes(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Call `look` when something was applied; nothing is applied meanwhile. It has a tenth of the time at
+        most, so that a follower with much in its queues goes on."""
+        assert self.follow is not None
+        seen = self.follow.position.lsn
+        while True:
+            await trio.sleep(SHOWN_SECONDS)
+            if self.follow.position.lsn == seen:
+                continue
+            began = trio.current_time()
+            async with self.follow.applying:
+                seen = self.follow.position.lsn
+                await look()
+            await trio.sleep(9 * (trio.current_time() - began))
 
     @property
     def stands(self) -> str | None:

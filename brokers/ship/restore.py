@@ -24,6 +24,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
 from brokers.ship.bucket import Bucket, Missing
 from brokers.ship.epochs import wal_head
+from brokers.ship.folder_files import put_back
 from brokers.ship.follow import pack_follow
 from brokers.ship.formats import (
     MANIFEST_KEY,
@@ -38,6 +39,7 @@ from brokers.ship.formats import (
     Wal,
     WalHead,
     continues,
+    left_in,
     section_entries,
     unpack_manifest,
     unpack_snapshot,
@@ -118,7 +120,8 @@ class Stands:
 class Restored:
     """The end of a restore. All below `lsn` is there, and nothing else; `time_ms` is that of its last batch.
 
-    `missing`: what could not be had, by name. `check`: what reading all of it found, if that was asked for.
+    `missing`: what could not be had, by name. `files`: those that were made beside the logs. `check`: what
+    reading all of it found, if that was asked for.
     """
 
     folder: str
@@ -132,6 +135,7 @@ class Restored:
     stays_in_bucket_bytes: int
     stands: Sequence[Stands]
     missing: Sequence[str]
+    files: Sequence[str]
     seconds: float
     check: FsckReport | None = None
 
@@ -289,6 +293,7 @@ class Restore:
                 made.abandon()
         time_ms = made.time_ms or found.snapshot.time_ms
         store = await Store.open(self._folder, _STORAGE)
+        files = await put_back(store, self._folder)
         await store.close()
         self.missing += await self._in_thread(self._still_missing)
         catalog = await self._in_thread(self._mark, found, lsn)
@@ -305,6 +310,7 @@ class Restore:
             stays_in_bucket_bytes=sum(self._remote(found).values()),
             stands=await self._in_thread(_stands, self._folder, catalog),
             missing=self.missing,
+            files=files,
             seconds=time.monotonic() - began,
             check=report,
         )
@@ -532,6 +538,7 @@ class Restore:
                     self.head.number,
                     self.head.next_lsn,
                     starts=((lsn, catalog.replay_lsn),),
+                    left=left_in(catalog),
                 )
                 replace_file(disk, SHIP_PATH, mark.pack())
             else:

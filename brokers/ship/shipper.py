@@ -332,6 +332,7 @@ class Shipper:
             anew,
             tuple(each for each in starts if each[0] >= lsn),
             tuple(dict.fromkeys(writers))[-WRITERS_KEPT:],
+            tuple(log.id for log in shipping.logs() if log.local > log.first),
         )
         await self._save_mark()
         new = Manifest(1, self._writer, journal_id, 1, number + 1, written_ms=now_ms, url=self.settings.url)
@@ -430,6 +431,14 @@ class Shipper:
             await self.store.in_thread(self.shipping.let_go, lsn)
         except OSError as error:
             self.log.warning("segments that are shipped stay for now", reason=str(error))
+
+    async def note_left(self, log_id: int) -> None:
+        """Note that a log leaves bytes to the bucket; as `ShippedJournal.note_left`."""
+        assert self._mark is not None
+        left = {log.id for log in self.shipping.logs() if log.local > log.first} | {log_id}
+        if not left <= {*self._mark.left}:
+            self._mark = attrs.evolve(self._mark, left=tuple(sorted(left)))
+            await self._save_mark()
 
     async def _look_at_backlog(self) -> None:
         """Begin anew if more waits than may. Raises _Forgotten."""
@@ -583,7 +592,7 @@ class Shipper:
                     self._has_snapshot(await snapshots.make(self))
                     await self._write_mark()
                 if self._restorable and self.settings.fencing == "required":
-                    await snapshots.leave()
+                    await snapshots.leave(self)
                 await snapshots.delete_doomed()
                 if not anew:
                     self.fold_requests = self._requests_besides - before

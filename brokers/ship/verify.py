@@ -24,6 +24,7 @@ from brokers.ship.formats import (
     WalHead,
     check_part,
     continues,
+    left_in,
     unpack_snapshot,
     unpack_wal,
 )
@@ -139,7 +140,16 @@ async def adopt_bucket(bucket: Bucket, url: str, folder: Path) -> Mapping[str, A
                 except Stale:
                     continue
                 break
-            mark = FolderMark(url, journal_id, manifest.epoch, number, 0, anew=True, writers=(writer,))
+            mark = FolderMark(
+                url,
+                journal_id,
+                manifest.epoch,
+                number,
+                0,
+                anew=True,
+                writers=(writer,),
+                left=left_in(catalog),
+            )
             replace_file(disk, SHIP_PATH, mark.pack())
     finally:
         lock.release()

@@ -28,12 +28,12 @@ RUN_MAX = 1 << 16
 
 PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED = "produced", "delivered", "acknowledged", "returned"
 GONE, MOVED, KEPT, SNAPSHOT, IMPORTED = "gone", "moved", "kept", "snapshot", "imported"
-TEXTS, RESCHEDULED, SEEN, SCHEDULED = "texts", "rescheduled", "seen", "scheduled"
+TEXTS, RESCHEDULED, SEEN, SCHEDULED, PLACES = "texts", "rescheduled", "seen", "scheduled", "places"
 NAMES = (
     None,
     *(PRODUCED, PRODUCED, DELIVERED, ACKNOWLEDGED, RETURNED),
     *(GONE, MOVED, KEPT, SNAPSHOT, IMPORTED),
-    *(PRODUCED, TEXTS, RESCHEDULED, SEEN, SCHEDULED),
+    *(PRODUCED, TEXTS, RESCHEDULED, SEEN, SCHEDULED, PLACES),
 )
 """Event names, by kind of record."""
 REASONS = (None, "nack", "connection lost", "ttl", "max_deliveries", "purged", "redriven", "cancelled")
@@ -158,6 +158,7 @@ class _Records:
             self._one_by_one(RecordKind.JOBS, self._jobs),
             self._alone(RecordKind.SNAPSHOT, RecordKind.IMPORTED),
             self._alone(RecordKind.TEXTS, RecordKind.RESCHEDULED, RecordKind.SEEN, RecordKind.SCHEDULED),
+            self._alone(RecordKind.PLACES),
         ]
         bad = sorted(self.faults)
         found.append(_Rows(bad, np.full(len(bad), _NONE), _NONE))

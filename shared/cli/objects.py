@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, RESUME
+from shared.actions import DISCARD, MOVE, PAUSE, PEEK, PEEK_MAX, REDRIVE, REQUEUE, RESUME
 from shared.cli.commands import keyed
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.options import Json
@@ -34,7 +34,7 @@ Unset = Annotated[
     tuple[str, ...],
     Parameter(
         name="--unset",
-        help="Have this be as the settings say: the name of a flag.",
+        help="Take back what a flag has set: its name.",
         negative="",
         show_default=False,
     ),
@@ -121,6 +121,7 @@ def queue_commands(add: Callable[..., Callable[[Any], Any]], protocol: str, *, o
     add("redrive dead --dry-run", "redrive dead --age 10m --rate 100/s", name="redrive")(made(REDRIVE))
     add("move jobs --to others", "move jobs --to others --max 5 --dry-run", name="move")(made(MOVE))
     add("discard jobs --position 7", name="discard")(made(DISCARD))
+    add("requeue jobs --position 7", name="requeue")(made(REQUEUE))
     add("pause jobs", name="pause")(made(PAUSE))
     add("resume jobs", name="resume")(made(RESUME))
 

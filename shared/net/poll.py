@@ -186,7 +186,7 @@ class PollConnection(DrivenConnection):
         if self._input_over or not self._reading:
             if hangs_up:
                 self.hang_up()
-            if flags & select.EPOLLERR:
+            if flags & select.EPOLLERR and not self.closed:  # what was sent here may have ended it
                 number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if number:  # 0: the event was about an earlier owner of the descriptor
                     self._broken(OSError(number, os.strerror(number)))

@@ -68,12 +68,16 @@ class SeenKeys:
         self._numbers[key] = number
         self._inside.add(number)
 
-    def forget(self, now: float) -> None:
-        """Forget the keys whose windows have ended, and whose messages have left."""
+    def forget(self, now: float) -> list[str]:
+        """Forget the keys whose windows have ended, and whose messages have left. Returns those whose windows
+        have ended."""
+        keys: list[str] = []
         while (ended := self._windows.pop(now)) is not None:
             number, key = ended
+            keys.append(key)
             if number not in self._inside:
                 del self._numbers[key]
+        return keys
 
     def left_keys(self) -> Iterator[tuple[str, int, int]]:
         """Key, number and end of the window of each message that has left."""

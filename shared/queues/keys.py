@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 
 from shared.queues.runs import Run
 
@@ -54,6 +55,10 @@ class _Lane:
         while not self.runs[0][1].bodies:
             heappop(self.runs)
         return self.runs[0][1]
+
+    def upcoming(self, most: int) -> Iterator[Run]:
+        """About the first of its runs, as many as that."""
+        return (run for _, run in islice(self.runs, most) if run.bodies)
 
     def put(self, run: Run) -> None:
         heappush(self.runs, (run.first, run))
@@ -124,6 +129,10 @@ class _InOrder:
         """How many the front lane may give in its turn."""
         return wanted
 
+    def __iter__(self) -> Iterator[_Lane]:
+        """The lanes, about in order."""
+        return (lane for number, lane in self._heap if lane.place == number)
+
     def __len__(self) -> int:
         return self._standing
 
@@ -146,6 +155,9 @@ class _InTurn:
 
     def pop(self) -> None:
         self._lanes.popleft().place = None
+
+    def __iter__(self) -> Iterator[_Lane]:
+        return iter(self._lanes)
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -200,6 +212,14 @@ class Keys:
         """The run of the next message that may be taken. None: none may."""
         lane = self._front()
         return None if lane is None else lane.first()
+
+    def upcoming(self, most: int) -> list[Run]:
+        """The run of the next message that may be taken, and about those behind it, as many as that."""
+        if self._front() is None:
+            return []
+        line = self._lines[self._top]
+        of_each = max(most // max(len(line), 1), 1)
+        return [run for lane in islice(line, most) if lane.count for run in lane.upcoming(of_each)]
 
     @property
     def first_priority(self) -> int:
@@ -263,6 +283,19 @@ class Keys:
             line.put(lane)
         return run
 
+    def take_oldest(self, most: int) -> Run:
+        """Take messages from the smallest number on, up to `most` of one run, whatever their key may have.
+        Some must be there. They count as unacknowledged, as all that is taken."""
+        lanes = [lane for key in self._keys.values() for lane in key.lanes.values() if lane.count]
+        lane = min(lanes, key=lambda lane: lane.first().first)
+        run, key = lane.take(most), lane.key
+        self._count(key, -len(run.bodies))
+        if self.per_key and key.name:
+            key.unacked += len(run.bodies)
+        if not lane.count:
+            self._drop(lane)
+        return run
+
     def release(self, key: str, count: int = 1) -> None:
         """So many messages of a key are not unacknowledged any more: they have left, or return."""
         found = self._keys.get(key)
@@ -307,9 +340,12 @@ class Keys:
         return message
 
     def _find(self, number: int) -> tuple[_Lane, Run] | None:
-        lanes = (lane for key in self._keys.values() for lane in key.lanes.values())
-        found = ((lane, run) for lane in lanes for _, run in lane.runs if number in run.numbers)
-        return next(found, None)
+        for key in self._keys.values():
+            for lane in key.lanes.values():
+                for first, run in lane.runs:
+                    if first <= number < first + len(run.bodies):
+                        return lane, run
+        return None
 
     def waits(self, key: str, *, tried: bool) -> None:
         """A message that was released waits for its time. One that was tried holds its key meanwhile, if that

@@ -24,6 +24,7 @@ from shared.actions import (
     PEEK_MAX,
     RATED_SECONDS,
     REDRIVE,
+    REQUEUE,
     RESCHEDULE,
     SIFTED_MAX,
 )
@@ -106,6 +107,10 @@ class MessageActions(Generic[Q]):
         """Take the next messages, as far as they are in memory. They are still in the queue."""
         raise NotImplementedError
 
+    async def read(self, queue: Q, runs: list[Run]) -> None:
+        """Have messages that were taken in memory, bodies and all, where they need not be. What is lost is no
+        more among them."""
+
     def return_front(self, queue: Q, runs: list[Run]) -> None:
         """Messages that were taken return to their places."""
         raise NotImplementedError
@@ -134,6 +139,11 @@ class MessageActions(Generic[Q]):
 
     def reschedule_named(self, queue: Q, name: MessageName, time: NewTime) -> Ticket | None:
         """A message is not to be delivered before that. Raises as `cancel_named`."""
+        raise NotImplementedError
+
+    def take_back(self, queue: Q, name: MessageName, *, dry_run: bool) -> None:
+        """A message that a client holds is in its place again. Raises BrokerError, and then nothing has
+        changed."""
         raise NotImplementedError
 
     async def settle(self, ticket: Ticket | None = None) -> None:
@@ -227,7 +237,9 @@ class MessageActions(Generic[Q]):
 
     @DISCARD
     async def discard(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        wanted = a_count(arguments, "position", -1, 0, 1 << 63)
+        wanted = an_optional_count(arguments, "position")
+        if wanted is None:
+            raise BadArgument("position is missing: of the message to delete")
         discarded, _ = await self.sift(
             queue, lambda run, place: queue if run.first + place == wanted else None, 1, dry_run=dry_run
         )
@@ -260,6 +272,18 @@ class MessageActions(Generic[Q]):
             await self.settle(self.reschedule_named(queue, name, time))
         return {"rescheduled": 1}
 
+    @REQUEUE
+    async def requeue(self, queue: Q, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
+        name = MessageName.of(arguments)
+        _, _, state = await self.named(queue, name)
+        if state == "ready":
+            raise BadArgument(f"{name} is ready: nothing keeps it from being delivered")
+        if state == "held":
+            self.take_back(queue, name, dry_run=dry_run)
+        elif not dry_run:
+            await self.settle(self.reschedule_named(queue, name, NewTime(0)))
+        return {"requeued": 1}
+
     async def _not_held(self, queue: Q, name: MessageName) -> None:
         if (await self.named(queue, name))[2] == "held":
             raise BadArgument(f"{name} is held by a client")
@@ -267,7 +291,7 @@ class MessageActions(Generic[Q]):
     @property
     def on_messages(self) -> Sequence[Action]:
         """All of them, as a list of queues has them."""
-        one = self.job, self.cancel, self.reschedule
+        one = self.job, self.cancel, self.reschedule, self.requeue
         return self.peek, *one, self.move, self.redrive, self.discard
 
     # -- how
@@ -342,6 +366,11 @@ class _Sift(Generic[Q]):
                     continue
                 break
             left -= sum(map(len, taken))
+            try:
+                await actions.read(queue, taken)
+            except BaseException:
+                self.stay += taken
+                raise
             while taken:
                 run = taken.pop(0)
                 try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -41,9 +41,10 @@ class Waiting(Generic[T]):
         return number in self._items
 
     def __iter__(self) -> Iterator[tuple[int, int, T]]:
-        """Number, time and item of each, in no order."""
+        """Number, time and item of each, in no order; of those that are here when their turn comes, so that
+        this may take several turns of the loop."""
         again = set[int]()
-        for entry in self._heap:
+        for entry in [*self._heap]:
             number = entry & _NUMBER
             if not self._stands(entry) or number in again:
                 continue
@@ -53,6 +54,15 @@ class Waiting(Generic[T]):
 
     def get(self, number: int) -> T | None:
         return self._items.get(number)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of all items, in no order."""
+        return [*self._items]
+
+    def replace(self, number: int, item: T) -> None:
+        """Have another item at the time of the one of this number, which is here."""
+        self._items[number] = item
 
     @property
     def next(self) -> float:
@@ -66,9 +76,17 @@ class Waiting(Generic[T]):
         """Put in an item, or give the one of this number another time."""
         if number in self._items or number in self._changed:
             self._changed[number] = due
+        number = int.from_bytes(number.to_bytes(8))  # a sum has room for a carry: 48 bytes, and not 32
         self._items[number] = item
         heappush(self._heap, due << NUMBER_BITS | number)
         self._rebuild_if_stale()
+
+    def fill(self, items: Iterable[tuple[int, int, T]]) -> None:
+        """Put in very many: number, time and item of each. No number may be here already."""
+        for number, due, item in items:
+            self._items[number] = item
+            self._heap.append(due << NUMBER_BITS | number)
+        heapify(self._heap)
 
     def take(self, number: int) -> T | None:
         """Take out an item before its time. None: it is not here."""

@@ -9,7 +9,7 @@ import structlog
 
 from shared.storage import format, index, replay
 from shared.storage.catalog import Catalog, LogLine, name_of
-from shared.storage.disk import Disk, opened, size_of
+from shared.storage.disk import Disk, opened, read_file, size_of
 from shared.storage.format import INDEX_ENTRY_BYTES, IndexEntry
 from shared.storage.journal import FOLDER as JOURNAL_FOLDER
 from shared.storage.replay import JournalChanges, Pieces, Segments
@@ -19,7 +19,7 @@ QUARANTINE = "quarantine"
 BACKUPS = "backups"
 """Files written at a network client's request: copies of the folder, exported queues."""
 SHIP = "SHIP"
-"""The file that says how far a bucket has this folder."""
+"""The file that says how far a bucket has this folder, and which logs have left bytes to it."""
 LOST_AND_FOUND = "lost+found"
 """The file system's own folder at the top of a volume, which only its owner may read."""
 NO_LOGS = frozenset({JOURNAL_FOLDER, QUARANTINE, BACKUPS, LOST_AND_FOUND})
@@ -35,8 +35,8 @@ def rebuild_catalog(disk: Disk, now_ms: int) -> Catalog:
 
     Replay starts at the oldest batch in the journal; replaying too much writes bytes to where they already
     are. What only the catalog knew is lost. A log's mode becomes `always` unless the journal says otherwise,
-    and its first offset is where the hole at its head ends; where the folder is shipped the bucket may have
-    what was there.
+    and its first offset is where the hole at its head ends, or begins where the log has left bytes to a
+    bucket.
     """
     batches = sorted((batch.lsn, batch.journal_id) for batch in replay.every_batch(disk))
     journal_id = random.getrandbits(64)
@@ -99,9 +99,18 @@ def line_of(disk: Disk, namespace: str, file: str) -> LogLine | None:
     first = _first(disk, f"{namespace}/{file}.log", entries)
     end = max((entry.end for entry in entries), default=first)
     local = 0
-    if entries and entries[0].offset < first and SHIP in disk.names(""):
-        first, local = entries[0].offset, first  # the bucket may have it; if not, reading it tells
+    if entries and entries[0].offset < first and _left_bytes(disk, log_id):
+        first, local = entries[0].offset, first
     return LogLine(log_id, namespace, name_of(file), file, "always", created_ms, first, end, local)
+
+
+def _left_bytes(disk: Disk, log_id: int) -> bool:
+    """Whether a log has left bytes to a bucket; also where the file that says so is damaged."""
+    data = read_file(disk, SHIP)
+    if data is None:
+        return False
+    lines = format.unpack_lines(data)
+    return not lines or log_id in lines[0].get("left", ())
 
 
 def _owner(disk: Disk, fd: int) -> int | None:

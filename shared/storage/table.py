@@ -66,8 +66,7 @@ class Table:
         """
         log = namespace.logs.get(name)
         if log is None:
-            log, _ = namespace.create(name, reserved=True)
-        log.retention = KEEP_ALL  # the table drops dead records itself, and nothing else
+            return cls.create(namespace, name)
         table = cls(log)
         reader = WholeRecords(log, log.first, _READ_BYTES)
         while data := await reader.read():
@@ -90,9 +89,23 @@ class Table:
                 path=log.file.path,
                 **describe_lost(table.lost),
             )
-        log.fold = table._fold
-        log.rolled_back = table._rolled_back
+        table._begin()
         return table
+
+    @classmethod
+    def create(cls, namespace: Namespace, name: str) -> Self:
+        """A new table, which is empty. Raises StoreError."""
+        log, _ = namespace.create(name, reserved=True)
+        table = cls(log)
+        table._begin()
+        return table
+
+    def _begin(self) -> None:
+        """What is appended from now on is in the map."""
+        log = self.log
+        log.retention = KEEP_ALL  # the table drops dead records itself, and nothing else
+        log.fold = self._fold
+        log.rolled_back = self._rolled_back
 
     @property
     def hides_keys(self) -> bool:

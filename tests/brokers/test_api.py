@@ -117,6 +117,7 @@ def test_a_queue_is_paused_and_resumed(served: Api, protocol: str) -> None:
 
 
 def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None:
+    served.post("queues", {"protocol": "dms", "name": "spanned"})
     for path, body, status in (
         ("queues/dms/none", None, 404),
         ("queues/dms", None, 404),
@@ -127,6 +128,7 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         (f"queues?limit={'9' * 5000}", None, 400),
         (f"queues?limit={'0' * 8}1{'0' * 5000}", None, 400),
         ("queues?colour=red", None, 400),
+        ("queues/dms/spanned/history?span=9h", None, 400),
         ("subscriptions?topic=%FF%FE/q", None, 400),
         ("queues?match=%C3", None, 400),
         ("queues", {}, 400),

@@ -1,8 +1,11 @@
 """What needs a person: each kind of trouble with fakes and a clock of the test's, then on a real server."""
 
+import base64
 import json
 import os
+import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
@@ -14,7 +17,7 @@ import pytest
 import structlog
 import trio
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
 from structlog.testing import capture_logs
 
 from brokers.admin.attention import FEW, HOLD_SECONDS, ROWS_MAX, Attention
@@ -406,11 +409,38 @@ def on_the_page(api: Api, made: Mapping[str, str]) -> None:
             expect(rows.filter(has_text=name).filter(has_text=label(kind))).to_have_count(1)
         faults = Axe().run(page).response["violations"]
         assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == []
-        rows.filter(has_text=label("paused")).get_by_role("link").click()
-        expect(page.get_by_role("button", name="Resume")).to_be_enabled()
         page.goto(f"{root}attention?kind=bridge")
         page.get_by_role("link", name="carrier").click()
         expect(page.get_by_role("heading", name="carrier")).to_be_visible()
+        questions(api, page)
+
+
+def questions(api: Api, page: Page) -> None:
+    """A person's first five questions are answered in two clicks each."""
+    main = page.locator("main")
+    wrong = base64.b64encode(b"ann:wrong").decode()
+    assert api.answer("overview", Authorization=f"Basic {wrong}")[0] == 401
+
+    def ask(question: str) -> None:
+        page.goto(api.server.ready["page"])
+        page.get_by_role("navigation", name="Questions").get_by_role("link", name=question).click()
+
+    ask("What is stuck?")
+    main.get_by_role("row").filter(has_text=label("paused")).get_by_role("link").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_enabled()
+    with socket.create_connection(api.server.address("logmq")):
+        ask("Who is slow?")
+        main.get_by_role("link", name=re.compile("logmq-")).first.click()
+        expect(page.get_by_role("button", name="Kick")).to_be_visible()
+    ask("Where is this message?")
+    expect(page.get_by_label("Contains")).to_be_focused()
+    page.keyboard.type("hello")
+    page.get_by_role("button", name="Find").click()
+    expect(main.get_by_role("link", name="orders")).to_have_attribute("href", "/topics/orders?contains=hello")
+    ask("Why was it refused?")
+    expect(page.locator("[data-stream] tbody")).to_contain_text("action=login")
+    ask("Is it safe to restart?")
+    expect(main).to_contain_text("Yes.")
 
 
 def test_the_document_names_every_kind() -> None:

@@ -41,6 +41,7 @@ class FakeStore:
     close_error: StoreError | None = None
     broken: trio.Event = attrs.field(factory=trio.Event)
     folder: Path | None = None
+    shipping: None = None
     settings: StorageSettings | None = None
     sync_times: Histogram = attrs.field(factory=lambda: Histogram(()))
 
@@ -62,6 +63,9 @@ class FakeStore:
 
     def has_log(self, *_: str) -> bool:
         return False
+
+    def in_bucket_only(self) -> list[str]:
+        return []
 
     def statistics(self) -> Any:
         """Every figure is 3."""

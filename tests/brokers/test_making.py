@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.brokers.asking import Api
-from tests.support.server import Server
+from tests.support.server import Server, until
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def test_options_are_those_that_were_asked_for(served: Api) -> None:
     served.post("queues", {"protocol": "dms", "name": "optional", "ttl_ms": 5000, "depth_limit": 7})
     settings = served.get("queues/dms/optional")["settings"]
     assert (settings["ttl_ms"], settings["depth_limit"]) == (5000, 7)
-    served.post("queues", {"protocol": "dmp", "name": "limited", "x-max-length": 9, "auto_delete": False})
-    assert served.get("queues/dmp/limited")["settings"]["x-max-length"] == 9
+    served.post("queues", {"protocol": "dmp", "name": "bounded", "x-max-length": 9, "auto_delete": False})
+    assert served.get("queues/dmp/bounded")["settings"]["x-max-length"] == 9
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,12 @@ def test_options_are_those_that_were_asked_for(served: Api) -> None:
         ("queues", {"protocol": "dmp", "name": "x", "x-expires": 0}, 409, "x-expires"),
         ("queues/dmp/limited/change", {"x-max-priority": 3}, 400, "x-max-priority: no such"),
         ("queues/dmp/limited/change", {"x-retry-max-ms": 5}, 409, "x-retry-max-ms"),
-        ("queues/dmp/limited/change", {"x-overflow": "burn"}, 409, "x-overflow"),
+        (
+            "queues/dmp/limited/change",
+            {"x-overflow": "burn"},
+            400,
+            "x-overflow: it is one of",
+        ),
         ("queues", {"protocol": "dmp", "name": "x", "arguments": []}, 400, "arguments is an object"),
         ("topics", {"name": ".x"}, 409, "a name is 1 to 200"),
         ("topics", {"name": "x", "durability": "maybe"}, 400, "durability"),
@@ -67,6 +72,8 @@ def test_options_are_those_that_were_asked_for(served: Api) -> None:
 def test_what_is_wrong_is_refused_by_its_name(
     served: Api, kind: str, body: dict[str, Any], status: int, says: str
 ) -> None:
+    if kind.endswith("/change"):
+        served.post("queues", {"protocol": "dmp", "name": "limited"})
     for query in ("?dry_run=1", ""):
         found, problem = served.ask(f"{kind}{query}", body, "POST")
         assert (found, says in problem["detail"]) == (status, True), problem
@@ -139,6 +146,32 @@ def test_a_record_is_written_and_a_topic_deleted(served: Api) -> None:
     assert "written" in names(served, "topics")
     served.delete("topics/written")
     assert "written" not in names(served, "topics")
+
+
+@pytest.mark.parametrize("protocol", ["dms", "dmp"])
+def test_a_message_is_given_a_time_a_key_and_a_priority(served: Api, protocol: str) -> None:
+    path = f"queues/{protocol}/timed"
+    served.post("queues", {"protocol": protocol, "name": "timed"})
+    said = {"delay_ms": 60_000, "key": "ann", "priority": 3, "properties": {"headers": {"a": 1}}}
+    assert served.post(f"{path}/messages", {"text": "later", **said}) == {"published": 1}
+    row = served.get(path)
+    assert (row["ready"], row["delayed"]) == (0, 1)
+    (found,) = served.get(f"{path}/peek")["items"]
+    properties = found["properties"]
+    assert properties["priority"] == 3
+    headers = {"a": 1, "x-key": "ann", "x-delay": 60_000}
+    assert properties["headers"] == (headers if protocol == "dmp" else {"a": 1})
+    assert "ann" in (properties.get("key"), properties["headers"].get("x-key"))
+    for wrong in (
+        {"delay_ms": -1},
+        {"delay_ms": "soon"},
+        {"priority": "high"},
+        {"key": 5},
+        {"properties": []},
+    ):
+        assert served.ask(f"{path}/messages", {"text": "x", **wrong}, "POST")[0] in (400, 409), wrong
+    assert served.post(f"{path}/requeue", {"position": found["position"]}) == {"requeued": 1}
+    until(lambda: served.get(path)["ready"] == 1)
 
 
 def test_what_is_published_to_an_exchange_goes_where_it_routes(served: Api) -> None:

@@ -1,12 +1,18 @@
 """Messages of queues and topics: looked for, moved, deleted one by one, and shown the newest first."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from brokers.admin.searching import search
+from shared.actions import PEEK
+from shared.objects import QUEUES, Objects, key_of
+from shared.turns import CLOCK
 from tests.brokers.asking import Api
 from tests.support.server import Server, speak, until
 
@@ -146,6 +152,36 @@ def test_a_message_is_found_wherever_it_is(served: Api) -> None:
     view = served.answer("/find?contains=needle&limit=3", Accept="text/html")[2].decode()
     assert len(re.findall('<td><bdi><a href="/queues/dm', view)) == 3
     assert "after=queues%2Fdms%2Ff1" in view
+
+
+async def test_a_search_of_many_queues_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "now", count().__next__)  # each turn is over when somebody looks
+
+    async def peek(name: str, arguments: Mapping[str, Any], _: bool) -> Mapping[str, Any]:
+        return {"items": [], "next": None}
+
+    names = [f"q{number}" for number in range(1000)]
+    queues = Objects(
+        QUEUES,
+        lambda: names,
+        key_of,
+        lambda parts: parts[0],
+        lambda name: {"name": name},
+        (PEEK.done_by(peek),),
+    )
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        assert await search([("dms", queues)], {"contains": "x"}) == {"items": [], "next": None, "partly": []}
+        nursery.cancel_scope.cancel()
+    assert turns > 500
 
 
 def test_commands_do_the_same(served: Api) -> None:

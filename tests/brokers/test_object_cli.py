@@ -170,8 +170,6 @@ def test_what_only_the_protocol_can_do_goes_to_the_same_server_as_the_rest(
     group = ("--group", "h", "--commit", "--max", "1")
     for message in ("one", "two"):
         assert command("logmq", "consume", "near", *group, *named)[:2] == (0, f"{message}\n")
-    assert command("dmp", "declare", "queue", "near", *named)[0] == 0
-    assert command("dmp", "delete", "queue", "near", "--if-empty", *named)[0] == 0
 
 
 def test_a_watched_list_is_shown_anew_until_it_is_interrupted(

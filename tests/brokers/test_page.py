@@ -1,12 +1,10 @@
 """The page in a real browser, on a real server: what it shows, what it does, and who else may not."""
 
-import base64
 import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -52,8 +50,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         for text in ("one", EVIL, "three"):
             api.post("queues/dms/jobs/messages", {"text": text})
         speak(server.address("logmq"), b"PRODUCE orders hello\nCOMMIT billing orders 0\n")
-        make_queues(api, "stuck")
-        api.post("queues/dms/stuck/pause")
         yield api
 
 
@@ -233,9 +229,12 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
 def test_a_server_that_is_gone_is_not_called_ready(browser: Browser, tmp_path: Path) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
+        page.clock.install()
+        page.reload()
         state = page.locator("[data-state]")
         expect(state).to_have_text("Ready")
         server.kill()
+        page.clock.fast_forward(6000)
         expect(state).to_have_text("No answer", timeout=30_000)
         expect(state).to_have_class("bad")
 
@@ -494,7 +493,7 @@ def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callabl
     ("scheme", "width", "paths"),
     [
         ("light", 1400, ("/", "/queues", "/queues/dms/jobs")),
-        ("dark", 400, ("/", "/topics/orders", "/logs")),
+        ("dark", 400, ("/find?contains=one", "/topics/orders", "/logs")),
     ],
 )
 def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
@@ -509,6 +508,10 @@ def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
         assert not serious, f"{path}: {json.dumps(serious, indent=1)[:3000]}"
         assert visit.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
         expect(visit.page.locator("nav [aria-current]")).to_be_in_viewport(ratio=1)
+    if width == 1400:
+        visit.page.get_by_role("button", name="Publish").click()
+        found = axe.run(visit.page, options=AXE).response["violations"]
+        assert not found, json.dumps(found, indent=1)[:3000]
 
 
 @needs_browser
@@ -674,6 +677,52 @@ def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Call
 
 
 @needs_browser
+def test_a_job_is_published_looked_at_and_delivered_at_once_and_dead_letters_go_back_by_their_key(
+    served: Api, visits: Callable[..., Visit]
+) -> None:
+    make_queues(served, "work")
+    served.post("queues", {"protocol": "dms", "name": "ends", "ttl_ms": 1, "dead_letter": "work"})
+    for key in ("ann", "bob"):
+        served.post("queues/dms/ends/messages", {"text": f"of {key}", "key": key})
+    until(lambda: served.get("queues/dms/work")["ready"] == 2)
+    visit = visits()
+    visit.go("/queues/dms/work")
+    page, dialog, told = visit.page, visit.page.get_by_role("dialog"), visit.page.locator("#told")
+
+    def fill(button: str, **fields: str) -> None:
+        page.locator(".actions").get_by_role("button", name=button, exact=True).click()
+        for name, value in fields.items():
+            dialog.get_by_label(name, exact=True).fill(value)
+
+    fill("Publish", Text="a job", Delay="3600000", Priority="12", Key="eve")
+    dialog.get_by_role("button", name="Publish").click()
+    expect(dialog.locator(".wrong:visible")).to_contain_text("priority")
+    dialog.get_by_label("Priority").fill("2")
+    dialog.get_by_role("button", name="Publish").click()
+    row = page.locator(".messages tr", has_text="a job")
+    expect(row).to_contain_text("key eve")
+    expect(row).to_contain_text("due in 59 min")
+    assert served.get("queues/dms/work")["delayed"] == 1
+    row.get_by_role("button", name=re.compile("Requeue")).click()
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.get_by_role("status")).to_contain_text("1 requeued")
+    dialog.get_by_role("button", name="Requeue").click()
+    expect(told).to_contain_text("1 requeued")
+    until(lambda: served.get("queues/dms/work")["delayed"] == 0)
+    served.post("queues/dms/ends/change", {"ttl_ms": 0})
+    fill("Redrive", Key="bob", Reason="ttl", Age="1ms", Rate="x")
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.locator(".wrong:visible")).to_contain_text("rate")
+    dialog.get_by_label("Rate").fill("10/s")
+    dialog.get_by_role("button", name="Try").click()
+    expect(dialog.get_by_role("status")).to_contain_text("1 moved")
+    dialog.get_by_role("button", name="Redrive").click()
+    expect(told).to_contain_text("1 moved")
+    expect(page.locator(".messages pre")).to_have_text(["of ann", "a job"])
+    assert served.get("queues/dms/ends")["ready"] == 1
+
+
+@needs_browser
 def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_searched(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
@@ -717,39 +766,3 @@ def test_an_object_has_charts_of_several_spans(served: Api, visits: Callable[...
     visit.page.get_by_role("link", name="24h").click()
     expect(visit.page.get_by_role("link", name="24h")).to_have_attribute("aria-current", "true")
     assert "span=24h" in visit.page.url
-
-
-@needs_browser
-def test_a_persons_first_questions_are_answered_in_two_clicks(
-    served: Api, visits: Callable[..., Visit]
-) -> None:
-    served.post("queues/dms/jobs/messages", {"text": "order 4711"})
-    wrong = base64.b64encode(b"ann:wrong").decode()
-    assert served.answer("overview", Authorization=f"Basic {wrong}")[0] == 401
-    until(lambda: served.get("attention?kind=paused")["items"])  # 10 s after the server's start
-    visit = visits()
-    page = visit.page
-    main = page.locator("main")
-
-    def ask(question: str) -> None:
-        visit.go("/")
-        page.get_by_role("navigation", name="Questions").get_by_role("link", name=question).click()
-
-    ask("What is stuck?")
-    main.get_by_role("link", name="dms/stuck").click()
-    expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    with closing(socket.create_connection(served.server.address("logmq"))):
-        ask("Who is slow?")
-        main.get_by_role("link", name=re.compile("logmq-")).first.click()
-        expect(page.get_by_role("button", name="Kick")).to_be_visible()
-    ask("Where is this message?")
-    expect(page.get_by_label("Contains")).to_be_focused()
-    page.keyboard.type("order 4711")
-    page.get_by_role("button", name="Find").click()
-    expect(main.get_by_role("link", name="jobs")).to_have_attribute(
-        "href", "/queues/dms/jobs?contains=order%204711"
-    )
-    ask("Why was it refused?")
-    expect(page.locator("[data-stream] tbody")).to_contain_text("action=login")
-    ask("Is it safe to restart?")
-    expect(main).to_contain_text("Yes.")

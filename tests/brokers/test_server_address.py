@@ -222,8 +222,8 @@ def test_a_context_in_use_counts_for_verbs_that_know_two_ways_but_not_before_a_h
 ) -> None:
     assert command("context", "add", "gone", "http://127.0.0.1:1")[0] == ExitCode.OK
     assert command("context", "use", "gone")[0] == ExitCode.OK
-    assert "http://127.0.0.1:1 cannot be reached" in command("dmp", "purge", "jobs")[2]
-    assert "127.0.0.1:2: " in command("dmp", "purge", "jobs", "--port", "2")[2]
+    assert "http://127.0.0.1:1 cannot be reached" in command("logmq", "consume", "jobs")[2]
+    assert "127.0.0.1:2: " in command("logmq", "consume", "jobs", "--port", "2")[2]
 
 
 SPEAKING = (

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dmp import queue_log, row
 from dmp.settings import DmpSettings
+from shared.queues import copying
 from shared.queues.runs import Run
 from tests.dmp.world import PERSISTENT, World, singles
 
@@ -33,6 +34,7 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_log, "SLACK_BYTES", 1000)
         patch.setattr(queue_log, "COPIES", 5)
+        patch.setattr(copying, "COPIES", 5)
         patch.setattr(queue_log, "READ_BYTES", 1500)
         patch.setattr(row, "HOT_LEAST_BYTES", 1000)
         yield

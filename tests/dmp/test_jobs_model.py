@@ -1,5 +1,6 @@
 """Jobs over restarts beside a plain model: delays, failed tries, retries, keys, and what is taken once."""
 
+import math
 import random
 
 import attrs
@@ -16,7 +17,7 @@ from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import World
 
-LIMIT, RETRY_MS = 2, 1000
+LIMIT, RETRY_MS, WINDOW_MS = 2, 1000, 4000
 STEPS = 150
 HEADER = "x-deduplication-header"
 ARGUMENTS = {
@@ -44,6 +45,9 @@ class Jobs:
     hot_bytes: int
     there: dict[bytes, Job] = attrs.Factory(dict)
     dead: list[bytes] = attrs.Factory(list)
+    seen: dict[bytes, float] = attrs.Factory(dict)
+    """When each body came."""
+    window: float = 0.0
     now: float = 0.0
 
     @property
@@ -65,7 +69,10 @@ class Jobs:
             b"", b"q", body, properties=read({"properties": {"headers": headers}}, persistent=True)
         )
         self.world.settle()
-        self.there.setdefault(body, Job(self.now + delay_ms / 1000, key))
+        known = body in self.there or self.seen.get(body, -math.inf) + self.window > self.now + 1e-6
+        if not known:
+            self.there[body] = Job(self.now + delay_ms / 1000, key)
+            self.seen[body] = self.now
 
     async def get(self) -> None:
         run = self.queue.get(no_ack=False)
@@ -144,7 +151,7 @@ class Jobs:
             job.held = None
 
 
-@pytest.mark.parametrize("kind", ["once", "once by key", "cold"])
+@pytest.mark.parametrize("kind", ["once", "once by key", "window", "cold"])
 @pytest.mark.parametrize("seed", range(6))
 async def test_no_job_is_lost_doubled_early_or_tried_more_often(
     world: World, seed: int, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -158,20 +165,23 @@ async def test_no_job_is_lost_doubled_early_or_tried_more_often(
         monkeypatch.setattr(queue_log, "READ_BYTES", 1000)
     else:
         arguments["x-message-deduplication"] = True
+    if kind == "window":
+        arguments["x-cache-ttl"] = WINDOW_MS
     for name, table in (("q", arguments), ("dead", {})):
         assert (
             peer.ask(commands.Queue.Declare(queue=name, durable=True, arguments=table)).name
             == "Queue.DeclareOk"
         )
     jobs = Jobs(world, per_key, hot_bytes=0 if kind == "cold" else 1 << 30)
+    jobs.window = WINDOW_MS / 1000 if kind == "window" else 0.0
     jobs.bound()
     for number in range(STEPS):
         held = [body for body, job in jobs.there.items() if job.held is not None]
         what = chance.random()
         if what < 0.35:
             again = jobs.there and kind != "cold" and chance.random() < 0.2
-            body = chance.choice([*jobs.there]) if again else b"%04d" % number
-            if body not in jobs.dead:
+            body = chance.choice([*(jobs.seen if jobs.window else jobs.there)]) if again else b"%04d" % number
+            if body not in jobs.dead or jobs.window:
                 jobs.publish(body, chance.choice("abc"), chance.choice([0, 0, 500, 5000]))
         elif what < 0.6:
             await jobs.get()

@@ -8,7 +8,7 @@ from pamqp import commands
 from dmp import row
 from dmp.queues import Queue
 from dmp.shown_properties import read
-from shared.objects import BadArgument, time_text
+from shared.objects import BadArgument, ObjectMissing, time_text
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import WALL_MS, World, ready
@@ -47,16 +47,17 @@ async def test_a_message_is_found_put_off_and_cancelled_wherever_it_waits(
         publish(world, body, x_key="k")
     assert [await state(world, queue, name) for name in ("late", "b")] == ["waiting", "ready"]
     for dry_run in (True, False):
-        answer = await call(world, queue, "reschedule", dedup="b", delay="10s", dry_run=dry_run)
+        answer = await call(world, queue, "reschedule", dedup="b", at=f"{WALL_MS + 10_000}", dry_run=dry_run)
         assert answer == {"rescheduled": 1}
     (shown,) = (await call(world, queue, "job", dedup="b"))["items"]
     assert (shown["state"], shown["due"]) == ("waiting", time_text(WALL_MS + 10_000))
-    assert await call(world, queue, "reschedule", dedup="late", at=f"{WALL_MS}") == {"rescheduled": 1}
+    assert await call(world, queue, "requeue", dedup="late", dry_run=True) == {"requeued": 1}
+    assert await call(world, queue, "requeue", dedup="late") == {"requeued": 1}
     assert await call(world, queue, "cancel", dedup="a", dry_run=True) == {"cancelled": 1}
     assert await call(world, queue, "cancel", dedup="a") == {"cancelled": 1}
     assert (ready(queue), queue.later.count) == ([b"late", b"c"], 1)
     for name in ("a", "none"):
-        with pytest.raises(BadArgument, match=f"no message '{name}'"):
+        with pytest.raises(ObjectMissing, match=f"no message '{name}'"):
             await call(world, queue, "job", dedup=name)
     publish(world, b"a")
     assert queue.depth == 3, "its name is free"
@@ -85,6 +86,9 @@ async def test_what_a_consumer_holds_is_seen_and_stays(world: World) -> None:
         for dry_run in (True, False):
             with pytest.raises(BadArgument, match="held by a client"):
                 await call(world, queue, action, dry_run=dry_run, dedup="a", **said)
+    for name, why in (("a", "kick its connection"), ("b", "is ready")):
+        with pytest.raises(BadArgument, match=why):
+            await call(world, queue, "requeue", dedup=name)
     peer.method(commands.Basic.Nack(1, requeue=True))
     world.settle()
     assert await state(world, queue, "a") == "waiting"

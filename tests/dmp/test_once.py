@@ -7,6 +7,7 @@ from pamqp import commands
 
 from dmp.queues import Queue
 from dmp.shown_properties import read
+from shared.errors import StoreFull
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import World, ready
@@ -75,6 +76,7 @@ async def test_a_purge_a_death_and_a_move_make_a_key_new(world: World) -> None:
 
 async def test_keys_are_known_after_a_restart(world: World) -> None:
     declared(world)
+    assert world.broker.known_keys.table is None, "nothing asks for one"
     publish(world, "a", b"1")
     publish(world, "gone", b"2")
     world.settle()
@@ -123,3 +125,109 @@ async def test_an_argument_that_cannot_be_is_refused(world: World, value: Any) -
     arguments = {"x-message-deduplication": value}
     answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments=arguments))
     assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
+
+
+def windowed(world: World, **arguments: Any) -> Queue:
+    table = {"x-message-deduplication": True, "x-cache-ttl": 60_000, **arguments}
+    Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=table))
+    return world.broker.queues[b"q"]
+
+
+def rows(world: World) -> int:
+    table = world.broker.known_keys.table
+    assert table is not None
+    return len(table)
+
+
+def taken(world: World) -> list[bytes]:
+    """What is in the queue, which leaves."""
+    queue, bodies = world.broker.queues[b"q"], list[bytes]()
+    while (run := queue.get(no_ack=True)) is not None:
+        bodies += run.bodies
+    world.settle()
+    return bodies
+
+
+async def test_a_key_is_known_for_its_window_whoever_has_taken_its_message_also_over_kills() -> None:
+    world = await World.open()
+    windowed(world)
+    publish(world, "a", b"1")
+    publish(world, "stays", b"2")
+    world.settle()
+    assert taken(world) == [b"1", b"2"]
+    publish(world, "a", b"known")
+    publish(world, "there", b"3")
+    world.settle()
+    for _ in range(2):
+        world = await world.again(later_seconds=10)
+        publish(world, "a", b"known")
+        publish(world, "there", b"known")
+        world.settle()
+    assert world.broker.memory.total_bytes > 3 * 600
+    world.advance(42)
+    publish(world, "a", b"4")
+    publish(world, "there", b"inside")
+    world.settle()
+    assert taken(world) == [b"3", b"4"]
+    world.advance(61)
+    world.settle()
+    assert (world.broker.memory.total_bytes, rows(world)) == (0, 1)
+
+
+async def test_what_another_queue_of_the_name_knew_is_not_known(world: World) -> None:
+    queue = windowed(world)
+    publish(world, "a", b"1")
+    world.settle()
+    taken(world)
+    world.topology.delete_queue(queue)
+    assert world.broker.memory.total_bytes == 0
+    windowed(world)
+    world.settle()
+    publish(world, "a", b"2")
+    world.settle()
+    world = await world.again()
+    assert taken(world) == [b"2"]
+    assert rows(world) == 2, "those of the other are dropped"
+
+
+@pytest.mark.parametrize("window", [0, 60_000])
+async def test_a_key_whose_message_the_disk_refused_was_never_seen(world: World, window: int) -> None:
+    if window:
+        windowed(world)
+    else:
+        declared(world)
+    world.refuse_a_write()
+    ticket = publish(world, "a", b"refused")
+    world.settle()
+    assert ticket.error is not None
+
+    publish(world, "a", b"1")
+    world.settle()
+    assert taken(world) == [b"1"]
+    world = await world.again()
+    publish(world, "a", b"again")
+    world.settle()
+    assert taken(world) == ([] if window else [b"again"])
+
+
+async def test_a_key_whose_message_the_store_does_not_take_was_never_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = windowed(world)
+
+    def full(*_: object) -> None:
+        raise StoreFull("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "append_all", full)
+        with pytest.raises(StoreFull):
+            publish(world, "a", b"refused")
+    publish(world, "a", b"1")
+    world.settle()
+    assert ready(queue) == [b"1"]
+
+
+async def test_a_window_needs_the_argument_that_it_is_of(world: World) -> None:
+    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments={"x-cache-ttl": 5}))
+    assert answer.name == "Channel.Close"
+    assert b"x-cache-ttl" in str(answer.reply_text).encode()

@@ -185,6 +185,7 @@ def test_arguments_that_change_nothing_are_accepted_and_ignored(channel: Blockin
         "x-queue-version": 2,
         "x-queue-leader-locator": "balanced",
         "x-dead-letter-strategy": "at-least-once",
+        "x-max-in-memory-length": 5,
         "mine": True,
     }
     name = channel.queue_declare("", exclusive=True, arguments=arguments).method.queue

@@ -30,6 +30,7 @@ NAMES = {
     RecordKind.RESCHEDULED: "rescheduled",
     RecordKind.SEEN: "seen",
     RecordKind.SCHEDULED: "scheduled",
+    RecordKind.PLACES: "places",
 }
 REASONS = {
     1: "nack",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dms import job_requests, wire
 from dms.settings import MS_MAX, DmsSettings
 from dms.wire import Refusal, Status, Type
-from shared.objects import BadArgument
+from shared.objects import BadArgument, ObjectMissing
 from tests.dms.world import NAME, Peer, World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.commits import fail, journal_write
 
@@ -245,7 +245,7 @@ def test_a_job_is_looked_at_put_off_and_cancelled_by_its_name(world: World) -> N
 def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None:
     peer = with_queue(world)
     peer.produce("orders", b"plain")
-    with pytest.raises(BadArgument, match="no job 'd'"):
+    with pytest.raises(ObjectMissing, match="no job 'd'"):
         world.call("job", queue="orders", dedup="d")
     peer.produce_with("orders", b"one", dedup="d", delay_ms=5000)
     (shown,) = world.call("job", queue="orders", dedup="d")
@@ -263,6 +263,50 @@ def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None
     peer.nack(held)
     assert world.call("cancel", **said) == {"cancelled": 1}
     assert world.depths() == {"orders": 1}
+    for action, more in (("cancel", {}), ("reschedule", {"delay": "1s"})):
+        with pytest.raises(BadArgument, match="1 is no job"):
+            world.call(action, queue="orders", position=1, **more)
+
+
+def test_a_message_that_waits_or_is_held_is_delivered_now_by_hand(world: World) -> None:
+    peer = with_queue(world, options=b'{"retry_ms":60000}')
+    for body in (b"tried", b"held", b"row"):
+        peer.produce("orders", body)
+    peer.produce_with("orders", b"later", dedup="d", delay_ms=90_000)
+    (tried, held) = [held for held, _ in peer.consume("orders", 2)]
+    peer.nack(tried)
+
+    def requeue(**said: Any) -> Any:
+        return world.call("requeue", queue="orders", **said)
+
+    states = [world.call("job", queue="orders", position=number)[0]["state"] for number in (1, 2, 3)]
+    assert states == ["waiting", "held", "ready"]
+    for said in ({"position": 1}, {"position": 2}, {"dedup": "d"}):
+        assert requeue(**said, dry_run=True) == {"requeued": 1}
+    assert world.depths() == {"orders": 4}
+    assert [body for _, body in peer.consume("orders", 4)] == [b"row"]
+    assert requeue(position=1) == {"requeued": 1}
+    assert [body for _, body in deliveries(peer.take())] == [b"tried"]
+    assert requeue(position=2) == {"requeued": 1}
+    assert [body for _, body in deliveries(peer.take())] == [b"held"]
+    assert statuses(peer.ack(held)) == [Status.PROTOCOL_ERROR]
+    assert requeue(dedup="d") == {"requeued": 1}
+    world.advance(0.01)
+    assert [body for _, body in deliveries(peer.take())] == [b"later"]
+    assert requeue(dedup="d") == {"requeued": 1}
+    assert requeue(position=3) == {"requeued": 1}
+    with pytest.raises(ObjectMissing, match="no message 9"):
+        requeue(position=9)
+
+
+def test_what_a_whole_queue_delays_and_what_is_ready_is_not_requeued(world: World) -> None:
+    peer = with_queue(world, options=b'{"delay_ms":1000}')
+    peer.produce("orders", b"one")
+    with pytest.raises(BadArgument, match="change its delay_ms"):
+        world.call("requeue", queue="orders", position=1)
+    world.advance(1.1)
+    with pytest.raises(BadArgument, match="is ready"):
+        world.call("requeue", queue="orders", position=1)
 
 
 def test_a_message_that_is_no_job_has_no_name(world: World) -> None:

@@ -1,12 +1,13 @@
 """What a snapshot says, and what stands beside it in the log, make the queue that it was."""
 
 import json
+from itertools import chain
 
 import pytest
 import trio
 
 from dms import queue_log, records
-from dms.job_head import JOB_FIRST, times_of, unpack_job
+from dms.cold_jobs import due_of, head_of, place_of, tries_of
 from dms.opening import LogReplay
 from dms.records import KeptMessage, RecordKind
 from dms.settings import DmsSettings
@@ -127,21 +128,22 @@ def test_a_snapshot_and_the_records_behind_it_say_what_is_there(
             for seq, body in zip(run.numbers, run.bodies, strict=True)
         }
         for seq, each in kept.items():
-            if seq >= JOB_FIRST:
-                deliveries, due = times_of(replay.jobs.pop(seq))
-            else:
-                deliveries, due = replay.out.pop(seq, (0, 0))
+            deliveries, due = replay.out.pop(seq, (0, 0))
             assert deliveries == each.deliveries or not each.deliveries  # no record says that
             assert each.due == due or due <= now
             assert replay.bodies.get(seq, each.body) == each.body
         assert replay.out == {}
-        assert {seq: body_of(form) for seq, form in replay.jobs.items()} == {
-            seq: body_of(form) for seq, form in queue.waiting_jobs()
-        }
+        jobs = dict(chain.from_iterable(queue.job_places()))
+        assert replay.jobs.keys() == jobs.keys()
+        for seq, job in jobs.items():
+            found = replay.jobs[seq]
+            assert place_of(found) == place_of(job)
+            assert tries_of(found) == tries_of(job)
+            assert head_of(found).about == head_of(job).about
+            assert due_of(found) == due_of(job) or due_of(found) <= now
+            record = trio.run(read_records, log, place_of(job), 1)
+            ((number, _),) = records.forms_in(record, next(records.unpack(record)))
+            assert number == seq
         assert replay.head <= queue.head
         assert kept.keys() >= set(range(replay.head, queue.head))
     assert snapshots
-
-
-def body_of(form: bytes) -> bytes:
-    return unpack_job(form)[2]

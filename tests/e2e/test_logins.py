@@ -236,7 +236,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "dms": ("list",),
     "kqmsgq": ("produce", "-q", "queue", "hello"),
     "pubsub": ("subscriber", "cli"),
-    "dmp": ("declare", "queue", "of-a-command"),
+    "dmp": ("put", "", "hello", "-k", "jobs"),
 }
 
 
@@ -245,6 +245,8 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
     protocol: str, plain: Place, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words, printed = (protocol, *COMMANDS[protocol]), []
+    for where in (plain, place):
+        run_here("dmp", "declare", "queue", "jobs", "--data-dir", str(where.server.data))
 
     def ran(where: Place, *more: str, url: str = "", refused: bool = False) -> None:
         host, port = where.server.address(protocol)
@@ -262,7 +264,8 @@ def test_a_command_logs_in_and_no_output_of_its_or_the_servers_shows_a_password(
     ran(plain, refused=True)
     ran(plain, "--user", "ann", refused=True)
     ran(plain, "--password-file", str(plain.right), url=f"{protocol}://ann:planted@", refused=True)
-    ours = ("--ca", str(place.ca), "--certificate", str(place.certificate), "--key", str(place.key))
+    key = "--key-file" if protocol == "dmp" else "--key"  # `put` has a routing key
+    ours = ("--ca", str(place.ca), "--certificate", str(place.certificate), key, str(place.key))
     ran(place, "--tls", *ours, url=f"{protocol}+tls://")
     ran(place, *ours, "--user", "ann", "--password-file", str(place.right))
     monkeypatch.setenv("BROKERS_USER", "ann")

@@ -15,7 +15,7 @@ from pubsub.wire import Kind, datagram
 from shared.storage.format import length_at
 from shared.tables.table import tables_of
 from tests.support.recorded import batch_of
-from tests.support.server import Server, run, run_here, until
+from tests.support.server import Server, run_here, until
 
 NewServer = Callable[..., Server]
 
@@ -115,19 +115,3 @@ def test_what_was_written_is_there_after_kill_9_and_its_tables_say_all_of_it(new
         ("amq.topic", "stocks.acme", b"17.30", None),
         ("amq.topic", "stocks.else", b"1", None),
     ] * 2
-
-
-def test_nothing_is_recorded_unless_it_is_said(new_server: NewServer) -> None:
-    server = new_server("--enable", "kqmsgq").start()
-    produce(server, b"1")
-    assert "brokers_recorded" not in run_here("metrics", "--data-dir", str(server.data)).stdout
-    assert server.stop() == 0
-    assert not (server.data / "recorded").exists()
-
-
-def test_what_cannot_be_recorded_is_refused_by_name(tmp_path: Path) -> None:
-    done = run("serve", "--record", "kqmsgq,logmq,mail", "--data-dir", str(tmp_path / "data"))
-    assert done.returncode == 2
-    assert "logmq cannot be recorded: its topics are logs already (--record)" in done.stderr
-    assert "no protocol 'mail' is installed; there are dmp, kqmsgq, pubsub" in done.stderr
-    assert not (tmp_path / "data").exists()

@@ -13,6 +13,10 @@ MAGIC = 0xDEADBEEF
 HANDSHAKE, HANDSHAKE_ACK, HANDSHAKE_NACK = 0x01, 0x02, 0x04
 CREATE, DELETE, LIST = 0x11, 0x13, 0x15
 PRODUCE, CONSUME, DELIVER = 0x21, 0x31, 0x34
+PRODUCE_WITH, CONSUME_WITH, DELIVER_WITH = 0x23, 0x33, 0x36
+CANCEL, RESCHEDULE, GET_JOB = 0x47, 0x49, 0x4B
+WITH_BYTES_MAX = 16384
+"""Of a payload with an object, of a server beyond the specification."""
 ACK, NACK, DISCONNECT, ERROR = 0x41, 0x43, 0x51, 0xFE
 FULL, NOT_FOUND, EXISTS, TIMEOUT, PROTOCOL, BAD_MAGIC, VERSION, TOO_LARGE, TYPE, INTERNAL = range(1, 11)
 """Of an ERROR."""
@@ -24,6 +28,11 @@ Reply = tuple[int, int, int, bytes]
 
 def frame(type_: int, message_id: int, payload: bytes = b"", *, version: int = 1, status: int = 0) -> bytes:
     return HEADER.pack(MAGIC, len(payload), type_, version, status, message_id) + payload
+
+
+def answer_to(type_: int) -> int:
+    """The type of a request's good answer."""
+    return PRODUCE + 1 if type_ == PRODUCE_WITH else type_ + 1
 
 
 def name(queue: str, rest: bytes = b"") -> bytes:
@@ -38,13 +47,13 @@ def split(payload: bytes) -> tuple[str, bytes]:
     return payload[2:end].decode(), payload[end:]
 
 
-def parse(data: bytearray) -> list[Reply]:
-    """Take whole frames off the front of `data`. Raises ValueError for what is not DMS."""
+def parse(data: bytearray, bytes_max: int = 4096) -> list[Reply]:
+    """Take whole frames off the front of `data`. Raises ValueError for what is not DMS, or longer."""
     replies = []
     at = 0
     while len(data) - at >= HEADER.size:
         magic, length, type_, version, status, message_id = HEADER.unpack_from(data, at)
-        if magic != MAGIC or version != 1 or length > 4096:
+        if magic != MAGIC or version != 1 or length > bytes_max:
             raise ValueError(f"not a frame: {bytes(data[at : at + 16]).hex()}")
         end = at + HEADER.size + length
         if end > len(data):
@@ -68,7 +77,11 @@ def listed(payload: bytes) -> tuple[int, list[tuple[str, int]]]:
 class SpecClient:
     """A connection. `greet`: with its handshake made."""
 
-    def __init__(self, address: tuple[str, int], *, greet: bool = True, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, address: tuple[str, int], *, greet: bool = True, seconds: float = SECONDS, bytes_max: int = 4096
+    ) -> None:
+        """`bytes_max`: of a payload that may come."""
+        self._bytes_max = bytes_max
         self.socket = socket.create_connection(address, timeout=seconds)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._data = bytearray()
@@ -99,7 +112,7 @@ class SpecClient:
             if not received:
                 raise Ended(f"closed behind {bytes(self._data)!r}")
             self._data += received
-            self._replies = parse(self._data)
+            self._replies = parse(self._data, self._bytes_max)
         return self._replies.pop(0)
 
     def rest(self) -> list[Reply]:

@@ -8,6 +8,7 @@ from brokers import plugins
 from tests.trials.dmp_folder import DmpAdapter
 from tests.trials.dms_folder import DmsAdapter
 from tests.trials.folder import Adapter, storage_settings
+from tests.trials.jobs_folder import JobsAdapter
 from tests.trials.logmq_folder import LogmqAdapter
 from tests.trials.pubsub_folder import PubsubAdapter
 from tests.trials.recorded_folder import RecordedAdapter
@@ -16,6 +17,7 @@ from tests.trials.serving import TrialServer
 ADAPTERS: Mapping[str, type[Adapter]] = {
     "logmq": LogmqAdapter,
     "dms": DmsAdapter,
+    "jobs": JobsAdapter,
     "dmp": DmpAdapter,
     "pubsub": PubsubAdapter,
     "kqmsgq": RecordedAdapter,
@@ -23,10 +25,10 @@ ADAPTERS: Mapping[str, type[Adapter]] = {
 
 
 def chosen(protocol: str) -> Sequence[str]:
-    """The protocols to try: that one, or with `all` every one that is installed."""
+    """The works to try, a protocol's or its jobs: that one, or with `all` every one that is installed."""
     if protocol != "all":
         return [protocol]
-    return [name for name in ADAPTERS if name in plugins.names()]
+    return [name for name, kind in ADAPTERS.items() if kind.protocol in plugins.names()]
 
 
 def adapter_on(
@@ -43,5 +45,5 @@ def adapter_on(
     kind = ADAPTERS[protocol]
     settings = place / "brokers.toml"
     settings.write_text("\n".join([*storage_settings(source), *kind.settings(modes, source), ""]))
-    server = TrialServer(place, data, "--enable", protocol, "--config", str(settings), bug=bug)
+    server = TrialServer(place, data, "--enable", kind.protocol, "--config", str(settings), bug=bug)
     return kind(server, modes, source, load_factor=load_factor)

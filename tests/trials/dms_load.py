@@ -9,6 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 import attrs
 
@@ -25,6 +26,7 @@ _HELD_MAX = 400
 class DmsPeer(RawPeer):
     """A connection, its requests in order, and its faults."""
 
+    bytes_max: ClassVar[int] = 4096
     _waiting: deque[tuple[int, int, Asked, str]] = attrs.field(factory=deque, init=False)
     _greeted: bool = attrs.field(default=False, init=False)
     _next_id: int = attrs.field(default=0, init=False)
@@ -35,7 +37,7 @@ class DmsPeer(RawPeer):
 
     def account(self, now: float) -> None:
         try:
-            for reply in spec.parse(self._in):
+            for reply in spec.parse(self._in, self.bytes_max):
                 self._account(now, *reply)
         except ValueError as error:
             self.faults.append(f"{self.name}: {error}")
@@ -52,6 +54,8 @@ class DmsPeer(RawPeer):
             self._greeted = True
         elif type_ == spec.DELIVER:
             self.delivered(now, message_id, payload)
+        elif type_ == spec.DELIVER_WITH:
+            self.delivered_with(now, message_id, payload)
         elif type_ == spec.ERROR and self.not_delivered(status, message_id):
             pass
         elif type_ == spec.DISCONNECT:
@@ -67,8 +71,9 @@ class DmsPeer(RawPeer):
                 self.faults.append(f"{self.name}: {what}: id {message_id}, not {sent}")
             if type_ == spec.ERROR:
                 asked.refused = f"status {status}: {payload[:80]!r}"
-                self.refusals.append((now, f"{self.name}: {what}: {asked.refused}"))
-            elif type_ != asked_type + 1:
+                if not self.may_refuse(asked_type, status):
+                    self.refusals.append((now, f"{self.name}: {what}: {asked.refused}"))
+            elif type_ != spec.answer_to(asked_type):
                 self.faults.append(f"{self.name}: {what}: type {type_:#x}")
 
     def stored(self, message: Message) -> None:
@@ -76,6 +81,13 @@ class DmsPeer(RawPeer):
 
     def delivered(self, now: float, delivery: int, body: bytes) -> None:
         self.faults.append(f"{self.name}: a message that was not asked for")
+
+    def delivered_with(self, now: float, delivery: int, payload: bytes) -> None:
+        self.faults.append(f"{self.name}: a message that was not asked for")
+
+    def may_refuse(self, type_: int, status: int) -> bool:
+        """Whether such a request may be refused so."""
+        return False
 
     def not_delivered(self, status: int, message_id: int) -> bool:
         """A CONSUME that ended without a message? Anything else is not ours."""

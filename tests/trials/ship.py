@@ -15,6 +15,8 @@ server showed just before its end; what is later may be lost, but then all that 
 there that was sent after something lost was acknowledged, of whatever protocol. Of two servers that run the
 older one becomes fenced, and nothing that it takes then comes to the bucket.
 
+Some topics leave what was shipped to the bucket, and are read there.
+
 Nobody acknowledges what passes through pub/sub and recording: there it is always what the lag says.
 """
 
@@ -36,7 +38,7 @@ import attrs
 from brokers.commands import control
 from brokers.settings.config import as_served
 from brokers.ship.stores import open_store
-from tests.support.server import NotReadyError, Server, run, speak
+from tests.support.server import NotReadyError, Server, counter, run, speak
 from tests.trials import beside_ship, cuts, outcomes, s3_stores
 from tests.trials.adapters import chosen
 from tests.trials.dmp_folder import DmpAdapter
@@ -60,8 +62,6 @@ _INTERVAL_SECONDS = 0.1
 _FAULTS_SHARE = 0.06
 _APART_SECONDS = 1.5
 _WAIT_SECONDS = 60.0
-_REMOTE = "local_retention_bytes = 1"
-_REMOTE_SECONDS = 4.0
 _ANSWERED = ("logmq", "dms", "dmp")
 _EXPECTED = ("the bucket does not do what is asked", "the bucket does not answer")
 """What a server says of a store that does badly."""
@@ -119,8 +119,8 @@ class Losses:
     """Acknowledged before the instant that was promised, and compared; by `ack`."""
     lost: Counter[str] = attrs.field(factory=Counter)
     """Acknowledged after that instant, and not there; by `ack`."""
-    remote_bytes: int = 0
-    """Of topics, in the bucket only when machines were lost."""
+    left_bytes: int = 0
+    """What only the bucket had by then."""
 
 
 @attrs.define(eq=False)
@@ -191,9 +191,9 @@ class ShippedFolder(Folder):
         if how == "parted":
             self._proxies[old.folder].away = True
             load.run(_APART_SECONDS)
-        self._until_something_is_remote(load.run)
         shown_at = time.monotonic()
         lag = old.ships()["lag_seconds"]
+        self.losses.left_bytes += counter(old.data, "store_left_to_bucket_bytes_total")
         shipped = shown_at - lag - 0.001  # it is shown in milliseconds
         self.losses.lag_seconds = max(self.losses.lag_seconds, lag)
         load.run(self.source.choice((0, self.source.uniform(0, 0.3))))
@@ -218,18 +218,6 @@ class ShippedFolder(Folder):
             self._come_back(old, new, how)
         self._throw_away(old)
         return done
-
-    def _until_something_is_remote(self, go_on: Callable[[float], None]) -> None:
-        """Where old records are in the bucket only, the ledger is worth something if some of it is there."""
-        if _REMOTE not in self.base:
-            return
-        give_up = time.monotonic() + _REMOTE_SECONDS
-        while time.monotonic() < give_up:
-            topics = control.socket_client(self.machine.data).rows("topics")
-            if found := sum(topic["bytes"] - topic["local_bytes"] for topic in topics):
-                self.losses.remote_bytes += found
-                return
-            go_on(0.2)
 
     def _follower(self) -> Machine:
         """One that follows. The bucket must have something to follow from."""
@@ -361,6 +349,14 @@ class ShipPlan:
     load: float = 1.0
 
 
+def _leaving(lines: Sequence[str], source: random.Random) -> Iterator[str]:
+    """Settings with which topics leave most of what they have to the bucket, or nothing."""
+    for line in lines:
+        yield line
+        if line == "[logmq]":
+            yield f"local_retention_bytes = {source.choice((0, 1, 20_000))}"
+
+
 def ship_settings(url: str, ack: Ack, source: random.Random) -> list[str]:
     """The section `[ship]`, drawn, but for the store's own lines."""
     return [
@@ -371,14 +367,6 @@ def ship_settings(url: str, ack: Ack, source: random.Random) -> list[str]:
         f'part_bytes = "{source.choice(("64KiB", "1MiB"))}"',
         f'ack = "{ack}"',
     ]
-
-
-def with_old_records_remote(settings: list[str], source: random.Random) -> list[str]:
-    """The same settings, and now and then what topics had before the last snapshot is in the bucket only."""
-    if "[logmq]" in settings and source.random() < 0.5:
-        at = settings.index("[logmq]") + 1
-        return [*settings[:at], _REMOTE, *settings[at:]]
-    return settings
 
 
 def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: None) -> tuple[Tally, Losses]:
@@ -394,8 +382,7 @@ def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: N
         url = f"file://{place}/bucket" if plan.upstream is None else f"s3://{s3_stores.BUCKET}/{name}"
         ack = plan.acks[number % len(plan.acks)]
         said: Ack = "disk" if plan.planted == "ack" else ack
-        settings = with_old_records_remote(settings_of(plan.works, source), source)
-        base = [*settings, *ship_settings(url, said, source)]
+        base = [*_leaving(settings_of(plan.works, source), source), *ship_settings(url, said, source)]
         words = ("--enable", ",".join(plan.works))
         server = TrialServer(place, place / "data")  # until there is a machine
         adapter = together_on(plan.works, source, server, load_factor=plan.load)
@@ -509,7 +496,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 losses.done += other.done
                 losses.promise += other.promise
                 losses.lost += other.lost
-                losses.remote_bytes += other.remote_bytes
+                losses.left_bytes += other.left_bytes
                 losses.lag_seconds = max(losses.lag_seconds, other.lag_seconds)
         print(*tally.lines("machines lost", started), sep="\n")
         print(*_lines(losses), sep="\n")
@@ -531,7 +518,7 @@ def _lines(losses: Losses) -> Iterator[str]:
             f"ack = {ack}: {count:,} records were promised, and compared; "
             f"{losses.lost[ack]:,} that were answered later are not there"
         )
-    yield f"{losses.remote_bytes:,} bytes of topics were in the bucket only"
+    yield f"{losses.left_bytes:,} bytes of topics were left to the bucket"
     yield f"the longest lag shown before an end: {losses.lag_seconds:.3f} s"
     if losses.done:
         yield "requests: " + ", ".join(f"{count:,} {fault}" for fault, count in sorted(losses.done.items()))

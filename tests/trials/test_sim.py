@@ -13,6 +13,7 @@ SEEDS = {
     "queues that need no sync": 4,
     "one worker": 4,
     "queues of mortals": 8,
+    "queues of jobs": 6,
     "bridges": 4,
     "bridges by AMQP": 4,
     "bridges to logs that drop": 2,
@@ -37,6 +38,7 @@ def test_a_seed_settles_everything() -> None:
     [
         *("dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"),
         *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
+        *("jobs-come-early", "jobs-have-no-name", "jobs-are-left-out-of-snapshots"),
         *("bridge-position-is-late", "refused-tail-forgotten", "tail-cut-within-a-record"),
         "tail-forgotten-where-the-front-is-dropped",
     ],

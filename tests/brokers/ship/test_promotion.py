@@ -9,6 +9,7 @@ import pytest
 
 from brokers.commands import cli
 from brokers.ship.formats import SHIP_PATH
+from shared.access import parse_users
 from tests.brokers.conftest import Run
 from tests.support.server import NotReadyError, Server, until
 
@@ -30,6 +31,12 @@ def until_there(command: Run, server: Server, topic: str, messages: list[str]) -
         assert time.monotonic() < give_up, (code, out, said)
 
 
+def queues(command: Run, server: Server) -> dict[str, int]:
+    """The queues that a server lists, with how much is ready in each."""
+    out = command("queues", "--json", "--data-dir", str(server.data))[1]
+    return {row["name"]: row["ready"] for row in map(json.loads, out.splitlines())}
+
+
 def ready(server: Server) -> dict[str, Any]:
     """What the ready file says; nothing while there is none."""
     try:
@@ -40,7 +47,11 @@ def ready(server: Server) -> dict[str, Any]:
 
 def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: Run) -> None:
     url = f"file://{tmp_path}/bucket"
-    first = Server(tmp_path / "first", *LOGMQ, environ=shipping(url, BROKERS_SHIP_ACK="bucket"))
+    first = Server(
+        tmp_path / "first",
+        *("--enable", "logmq,dms,dmp", "--port", "logmq=0"),
+        environ=shipping(url, BROKERS_SHIP_ACK="bucket"),
+    )
     for name in ("first", "second", "third"):
         (tmp_path / name).mkdir()
     with first:
@@ -49,7 +60,7 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
         second = Server(
             tmp_path / "second",
             url,
-            *("--enable", "logmq,dms", "--port", "logmq=0", "--port", "dms=0"),  # of DMS there is nothing yet
+            *("--enable", "logmq,dms,dmp,pubsub", "--port", "logmq=0", "--port", "dms=0"),
             command=("follow",),
             environ={"BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_SHIP_FOLD": "1"},
         )
@@ -60,7 +71,21 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             assert command("logmq", "produce", "new", "topic", "--port", at)[0] == 0
             until_there(command, second, "orders", ["one", "two", "three"])
             until_there(command, second, "new", ["topic"])
+            where = ("--data-dir", str(first.data))
+            assert command("dms", "create", "jobs", *where)[0] == 0
+            jobs = ("jobs", "1", "2", "3", "--port", str(first.address("dms")[1]))
+            assert command("dms", "produce", *jobs)[0] == 0
+            assert command("dmp", "declare", "queue", "work", *where)[0] == 0
+            assert command("logmq", "create", "kept", "--retention-bytes", "5", *where)[0] == 0
+            until(lambda: queues(command, second) == {"jobs": 3, "work": 0})
+            assert command("dms", "purge", "jobs", *where)[0] == 0
+            until(lambda: queues(command, second) == {"jobs": 0, "work": 0})
+            topics = command("topics", "kept", "--json", "--data-dir", str(second.data))[1]
+            assert '"retention_bytes": 5' in topics
             there = str(second.address("logmq")[1])
+            ends = ("--from", "logmq:orders", "--to", "logmq:copy")
+            assert command("bridge", "create", "copied", *ends, *where)[0] == 0
+            assert command("user", "add", "ann", "--allow", "*:*:*", "--certificate", *where)[0] == 0
             code, _, said = command("logmq", "produce", "orders", "no", "--port", there)
             assert code != 0
             assert "read-only" in said
@@ -72,12 +97,15 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             until(lambda: ready(second).get("addresses", before) != before)
             second.ready = ready(second)
             assert {each["protocol"] for each in second.ready["addresses"]} >= {"logmq", "dms"}
+            bridges = json.loads((second.data / "bridges.json").read_text())
+            assert [each["name"] for each in bridges] == ["copied"]
             there = str(second.address("logmq")[1])
             assert command("logmq", "produce", "orders", "four", "--port", there)[0] == 0
             until_there(command, second, "orders", ["one", "two", "three", "four"])
             assert second.stop() == 0
     code, out, said = command("restore", url, "--data-dir", str(tmp_path / "back"), "--verify", "full")
-    assert (code, "in order" in out) == (0, True), (out, said)
+    assert (code, "in order" in out, "bridges.json, users.toml" in out) == (0, True, True), (out, said)
+    assert list(parse_users((tmp_path / "back/users.toml").read_text())) == ["ann"]
     with Server(tmp_path / "third", *LOGMQ, data=tmp_path / "back") as third:
         until_there(command, third, "orders", ["one", "two", "three", "four"])
     assert cli.run(["ship", "verify", url]) == 0

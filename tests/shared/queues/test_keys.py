@@ -98,6 +98,17 @@ class Machine(RuleBasedStateMachine):
             self.waiting[number] = priority, key
             self.keys.requeue(self.runs[number], priority, key)
 
+    @precondition(lambda self: self.waiting)
+    @rule(most=st.integers(1, 3))
+    def drop_oldest(self, most: int) -> None:
+        run = self.keys.take_oldest(most)
+        assert run.first == min(self.waiting)
+        assert 1 <= len(run) <= most
+        assert run.bodies == [b"%d" % number for number in run.numbers]
+        for number in run.numbers:
+            _, key = self.waiting.pop(number)
+        self.keys.release(key, len(run))
+
     @precondition(lambda self: self.held)
     @rule(pick=st.integers(0, 99))
     def wait(self, pick: int) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BucketAway, CorruptRecord, OutOfRange, StoreError
-from shared.storage import catalog
+from shared.storage import catalog, format
+from shared.storage.disk import replace_file
 from shared.storage.log import Log
 from shared.storage.os_disk import OsDisk
 from shared.storage.store import Retention, Store
@@ -226,16 +227,19 @@ async def test_tools_say_what_is_in_the_bucket_only(tmp_path: Path, live: bool) 
     assert lines.logs[0].local == local
 
 
-async def test_a_catalog_that_is_lost_keeps_what_the_bucket_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize("says", ["left", "nothing", "damaged"])
+async def test_a_catalog_that_is_lost_keeps_what_the_bucket_has(says: str) -> None:
+    """The folder's mark says whether the hole at a log's head is retention's."""
     store = await open_store(disk := FakeDisk())
     log, bucket, written = await filled(store, [20_000] * 30)
     await leave(store, log, local := boundaries(log)[-3])
     await store.close()
     disk.unlink("CATALOG")
-    fd = disk.open("SHIP", create=True)
-    disk.close(fd)
+    mark = format.pack_lines([{"ship": 1, **({"left": [log.id]} if says == "left" else {})}])
+    replace_file(disk, "SHIP", b"?" if says == "damaged" else mark)
     store = await open_store(disk)
     log = store.namespace("logmq", ALWAYS).logs["orders"]
     store.read_remotely(bucket.read)
-    assert (log.first, log.local) == (0, local)
-    assert await read_all(log) == [payload for _, payload in written]
+    first = local if says == "nothing" else 0
+    assert (log.first, log.local) == (first, local - first)
+    assert await read_all(log) == [payload for offset, payload in written if offset >= first]

@@ -10,10 +10,10 @@ from unittest.mock import patch
 import attrs
 
 from brokers.bridges.bridge import Bridge
-from dms import opening
+from dms import expiry, opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
-from dms.expiry import Expiry
+from dms.expiry import Expiry, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.records import unpack
@@ -22,6 +22,8 @@ from logmq.bridge import LogmqSource
 from logmq.groups import Groups
 from logmq.writers import Writers
 from shared.bridging import MessageRun
+from shared.queues.dedup import SeenKeys
+from shared.queues.keys import Keys
 from shared.queues.runs import Ready, Run
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
@@ -582,6 +584,68 @@ def dms_skips_what_is_cold() -> list[Change]:
 
 
 # -- bridges
+
+
+# -- jobs
+
+
+@bug("queues of jobs")
+def jobs_come_early() -> list[Change]:
+    """A delay is over at its half."""
+    due_at = expiry.due_at
+    return [(expiry, "due_at", lambda now, after_ms: due_at(now, after_ms // 2))]
+
+
+@bug("queues of jobs")
+def jobs_are_cancelled_in_word_alone() -> list[Change]:
+    """CANCEL looks whether the job is there."""
+    return [(Jobs, "cancel", lambda self, name: self.find(name) and None)]
+
+
+@bug("queues of jobs")
+def jobs_have_no_name() -> list[Change]:
+    """A name that is known is taken again."""
+    return [(SeenKeys, "number_of", lambda self, key, now: None)]
+
+
+@bug("queues of jobs")
+def jobs_of_a_key_go_at_once() -> list[Change]:
+    """`per_key` is one more than it says."""
+    return [(Jobs, "_new_keys", lambda self: Keys(self.queue.options.per_key + 1))]
+
+
+@bug("queues of jobs")
+def jobs_before_sync() -> list[Change]:
+    """PRODUCE_OK of a job is sent before the sync."""
+    return _done_at_once("job")
+
+
+@bug("queues of jobs")
+def jobs_are_left_out_of_snapshots() -> list[Change]:
+    """A snapshot leaves out the jobs that stand first in its slices."""
+    places = Jobs.places
+
+    def some(self: Jobs) -> Iterator[list[tuple[int, bytes]]]:
+        return (jobs[1:] for jobs in places(self))
+
+    return [(Jobs, "places", some)]
+
+
+@bug("queues of jobs")
+def jobs_come_back_from_the_log() -> list[Change]:
+    """Replay forgets that jobs have left."""
+    return [(LogReplay, "_jobs_gone", lambda self, run: None)]
+
+
+@bug("queues of jobs")
+def jobs_are_dropped_with_the_front() -> list[Change]:
+    """The front of the log is dropped though jobs stand there."""
+    end = QueueLog._end_snapshot
+
+    def forgetful(self: QueueLog, start: int, lowest: float, size: int) -> None:
+        end(self, start, start, size)
+
+    return [(QueueLog, "_end_snapshot", forgetful)]
 
 
 @bug("bridges")

@@ -35,7 +35,7 @@ class DmsDialog(Talk):
         came, status, came_id, payload = await self.frame()
         if (
             came_id != message_id
-            or came not in (type_ + 1, dms.ERROR)
+            or came not in (dms.answer_to(type_), dms.ERROR)
             or (came == dms.ERROR) != (status != 0)
         ):
             raise BrokenPromiseError(

@@ -39,6 +39,8 @@ class FaultProfile:
     episodes: Mapping[str, int] = EPISODES
     queues: tuple[str, ...] = ("a", "ab", "abc")
     dms_episodes: Mapping[str, int] = DMS_EPISODES
+    jobs: bool = False
+    """DMS serves jobs, and nothing else (`sim/jobs.py`)."""
     dms_modes: tuple[str, ...] = ("always",)
     """Others promise less at a power cut, and the same at a kill."""
     hot_bytes: tuple[int, ...] = (0, 2000, 1 << 20)
@@ -319,6 +321,15 @@ FAULT_PROFILES = MappingProxyType(
             stall_seconds=(0.0,),
             sync_seconds=(0.0, 0.0002, 0.002),
             dms_episodes=MappingProxyType({"produce": 8, "consume": 8, "delete": 2, "inquire": 0}),
+        ),
+        "queues of jobs": FaultProfile(
+            protocols=("dms",),
+            jobs=True,
+            lives=(2, 3, 4),
+            endings=(3, 3, 1),
+            faults=("",),
+            stall_seconds=(0.0,),
+            snapshot_bytes=(1500, 8_000),
         ),
         "queues that come and go": FaultProfile(
             protocols=("dms",),

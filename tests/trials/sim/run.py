@@ -19,6 +19,7 @@ from tests.trials.sim.disk import CALM
 from tests.trials.sim.dms_clients import DmsClient
 from tests.trials.sim.dms_verify import DmsVerifier
 from tests.trials.sim.fault_profiles import FAULT_PROFILES, drawn
+from tests.trials.sim.jobs import WEIGHTS, JobClient, JobsModel, JobsVerifier
 from tests.trials.sim.machine import Machine
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
@@ -77,6 +78,8 @@ class Simulation:
         self._dms_verifier = DmsVerifier(
             world, self._network, self._dms_model, self._queues, world.source("dms verifier")
         )
+        self._jobs_model = JobsModel(world)
+        self._jobs_verifier = JobsVerifier(world, self._network, self._jobs_model)
         self._lived = 0
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
         """Of the lives since the last start."""
@@ -101,7 +104,7 @@ class Simulation:
             self._threads.close()
         if broken is None and self.world.failures:
             broken = _in_words(self.world.failures[0])
-        models, trace = (self._model, self._dms_model), self.world.trace
+        models, trace = (self._model, self._dms_model, self._jobs_model), self.world.trace
         checked = sum(model.records_checked for model in models) + self._bridge_verifier.records_checked
         return Verdict(
             seed=self.world.seed,
@@ -132,7 +135,9 @@ class Simulation:
         if "logmq" in self._protocols:
             name, weights = f"client {number}", self._temper.episodes
             yield Client(world, network, name, over, weights, self._model, number, self._topics)
-        if "dms" in self._protocols:
+        if self._temper.jobs:
+            yield JobClient(world, network, f"worker {number}", over, WEIGHTS, self._jobs_model, number)
+        elif "dms" in self._protocols:
             name, weights = f"worker {number}", self._temper.dms_episodes
             yield DmsClient(world, network, name, over, weights, self._dms_model, number, self._queues)
 
@@ -140,7 +145,9 @@ class Simulation:
         if "logmq" in self._protocols:
             await self._verifier.verify(accept)
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
-        if "dms" in self._protocols:
+        if self._temper.jobs:
+            await self._jobs_verifier.verify(accept)
+        elif "dms" in self._protocols:
             await self._dms_verifier.verify(accept, self._machine)
         if self._temper.bridged:
             await self._bridge_verifier.verify(accept, over=self._over.is_set())
