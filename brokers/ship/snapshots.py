@@ -43,14 +43,15 @@ from shared.storage.inventory import KEEP_ALL
 from shared.storage.log import Log
 from shared.storage.shipping import Shipping
 from shared.storage.store import Store
+from shared.task_turns import TaskTurn
 
 GRACE_SECONDS = 600.0
 """What the manifest no longer names is deleted so much later: somebody may be reading it."""
 THIN_SECONDS = 3600.0
 """Of older snapshots one is kept for each span of this length; the journal has what is between."""
 DELETED_AT_ONCE = 1000
-JOINED_SECONDS = 3600.0
-"""A small section of late stays on the disk: it will be joined to a longer one."""
+JOINED_FOLDS = 12
+"""A small section stays on the disk for so many folds, an hour usually: it is joined to what follows."""
 _SMALL_SHARE = 4
 """A section is small that is shorter than this share of `part_bytes`."""
 STALE_LEAST_BYTES = 1 << 20
@@ -348,7 +349,9 @@ class Snapshots:
         """Have logs leave to the bucket what their local retention lets go, as far as the snapshot that the
         manifest names has it: whole sections, whose bytes are compared, and found in the bucket.
         """
+        turn = TaskTurn()
         for log in self._shipping.logs():
+            await turn.item()
             if log.deleted or log.local_retention == KEEP_ALL:
                 continue
             try:
@@ -384,16 +387,20 @@ class Snapshots:
         """Whether a section is a small one of late: what follows is joined to it, so that a log has few."""
         if section.length * _SMALL_SHARE >= self._settings.part_bytes:
             return False
-        (newest,) = log.index_entries(section.end - 1, section.end)
-        return self._wall_ms() - newest.last_ms < JOINED_SECONDS * 1000
+        newest = log.index_entries(section.end - 1, section.end)
+        if not newest:  # it was dropped just now
+            return True
+        return self._wall_ms() - newest[-1].last_ms < JOINED_FOLDS * self._settings.fold * 1000
 
     async def _is_there(self, log: Log, key: str, section: Section) -> bool:
         """Whether the disk has a section's bytes as they were written, and the bucket has them, too."""
         entries = log.index_entries(section.first, section.end)
-        last = entries[-1]
-        if last.end != section.end:
+        if not entries or entries[-1].end != section.end:
             return False
+        last = entries[-1]
         if not await self._store.in_thread(self._is_same, section, entries):
+            if log.first > entries[0].offset:
+                return False  # retention was faster, and made a hole
             self._log.error(
                 "a log's bytes on this disk and in the bucket are not the same: this disk keeps its own; "
                 "brokers fsck and brokers ship verify say which are damaged",
@@ -418,9 +425,12 @@ class Snapshots:
         return False
 
     def _is_same(self, section: Section, entries: Sequence[IndexEntry]) -> bool:
+        """Whether a section's bytes are those that were sent, and written; `entries` say which are kept."""
         data = memoryview(self._shipping.log_bytes(section.log_id, section.first, section.length))
         start = section.first
-        return crc32c(data) == section.crc32c and all(
+        if entries[0].offset <= start and crc32c(data) != section.crc32c:
+            return False
+        return all(
             entry.damaged
             or entry.offset < start
             or crc32c(data[entry.offset - start : entry.end - start]) == entry.crc32c

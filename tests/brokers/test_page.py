@@ -229,9 +229,12 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
 def test_a_server_that_is_gone_is_not_called_ready(browser: Browser, tmp_path: Path) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
+        page.clock.install()
+        page.reload()
         state = page.locator("[data-state]")
         expect(state).to_have_text("Ready")
         server.kill()
+        page.clock.fast_forward(6000)
         expect(state).to_have_text("No answer", timeout=30_000)
         expect(state).to_have_class("bad")
 

@@ -15,6 +15,8 @@ server showed just before its end; what is later may be lost, but then all that 
 there that was sent after something lost was acknowledged, of whatever protocol. Of two servers that run the
 older one becomes fenced, and nothing that it takes then comes to the bucket.
 
+Some topics leave what was shipped to the bucket, and are read there.
+
 Nobody acknowledges what passes through pub/sub and recording: there it is always what the lag says.
 """
 
@@ -36,7 +38,7 @@ import attrs
 from brokers.commands import control
 from brokers.settings.config import as_served
 from brokers.ship.stores import open_store
-from tests.support.server import NotReadyError, Server, run, speak
+from tests.support.server import NotReadyError, Server, counter, run, speak
 from tests.trials import beside_ship, cuts, outcomes, s3_stores
 from tests.trials.adapters import chosen
 from tests.trials.dmp_folder import DmpAdapter
@@ -117,6 +119,8 @@ class Losses:
     """Acknowledged before the instant that was promised, and compared; by `ack`."""
     lost: Counter[str] = attrs.field(factory=Counter)
     """Acknowledged after that instant, and not there; by `ack`."""
+    left_bytes: int = 0
+    """What only the bucket had by then."""
 
 
 @attrs.define(eq=False)
@@ -189,6 +193,7 @@ class ShippedFolder(Folder):
             load.run(_APART_SECONDS)
         shown_at = time.monotonic()
         lag = old.ships()["lag_seconds"]
+        self.losses.left_bytes += counter(old.data, "store_left_to_bucket_bytes_total")
         shipped = shown_at - lag - 0.001  # it is shown in milliseconds
         self.losses.lag_seconds = max(self.losses.lag_seconds, lag)
         load.run(self.source.choice((0, self.source.uniform(0, 0.3))))
@@ -344,6 +349,14 @@ class ShipPlan:
     load: float = 1.0
 
 
+def _leaving(lines: Sequence[str], source: random.Random) -> Iterator[str]:
+    """Settings with which topics leave most of what they have to the bucket, or nothing."""
+    for line in lines:
+        yield line
+        if line == "[logmq]":
+            yield f"local_retention_bytes = {source.choice((0, 1, 20_000))}"
+
+
 def ship_settings(url: str, ack: Ack, source: random.Random) -> list[str]:
     """The section `[ship]`, drawn, but for the store's own lines."""
     return [
@@ -369,7 +382,7 @@ def run_lane(plan: ShipPlan, progress: Callable[[Tally], None] = lambda tally: N
         url = f"file://{place}/bucket" if plan.upstream is None else f"s3://{s3_stores.BUCKET}/{name}"
         ack = plan.acks[number % len(plan.acks)]
         said: Ack = "disk" if plan.planted == "ack" else ack
-        base = [*settings_of(plan.works, source), *ship_settings(url, said, source)]
+        base = [*_leaving(settings_of(plan.works, source), source), *ship_settings(url, said, source)]
         words = ("--enable", ",".join(plan.works))
         server = TrialServer(place, place / "data")  # until there is a machine
         adapter = together_on(plan.works, source, server, load_factor=plan.load)
@@ -483,6 +496,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 losses.done += other.done
                 losses.promise += other.promise
                 losses.lost += other.lost
+                losses.left_bytes += other.left_bytes
                 losses.lag_seconds = max(losses.lag_seconds, other.lag_seconds)
         print(*tally.lines("machines lost", started), sep="\n")
         print(*_lines(losses), sep="\n")
@@ -504,6 +518,7 @@ def _lines(losses: Losses) -> Iterator[str]:
             f"ack = {ack}: {count:,} records were promised, and compared; "
             f"{losses.lost[ack]:,} that were answered later are not there"
         )
+    yield f"{losses.left_bytes:,} bytes of topics were left to the bucket"
     yield f"the longest lag shown before an end: {losses.lag_seconds:.3f} s"
     if losses.done:
         yield "requests: " + ", ".join(f"{count:,} {fault}" for fault, count in sorted(losses.done.items()))

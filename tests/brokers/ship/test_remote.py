@@ -6,17 +6,21 @@ from typing import Any
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokers.ship.assembling import Cut
+from brokers.ship.cipher import Cipher
 from brokers.ship.follow import Follow, read_follow
+from brokers.ship.formats import MANIFEST_KEY, SHIP_PATH, unpack_manifest, unpack_mark
 from brokers.ship.remote import ANSWER_SECONDS, BLOCK_BYTES, CACHE_BYTES, RemoteReader
 from brokers.ship.restore import Restore
 from shared.budget import Account
 from shared.errors import BucketAway, CorruptRecord, StoreError
 from shared.storage import catalog, format
+from shared.storage.disk import replace_file
 from shared.storage.log import Log, read_records
 from shared.storage.os_disk import OsDisk
 from shared.storage.settings import Retention
@@ -57,19 +61,24 @@ def held(disk: FakeDisk) -> bytes:
     return next(data for name, data in disk.contents().items() if name.endswith("/a.log"))
 
 
-async def test_what_the_bucket_has_leaves_the_disk_and_is_read_there(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("cipher", [None, Cipher(bytes(32))])
+async def test_what_the_bucket_has_leaves_the_disk_and_is_read_there(
+    autojump_clock: Any, cipher: Cipher | None
+) -> None:
     disk, store = FakeDisk(), FakeStore()
-    async with shipped(disk, store, LEAVES, STORAGE) as ship:
+    async with shipped(disk, store, LEAVES, STORAGE, cipher) as ship:
         await fill(ship, 0, 60)
         log = await left(ship)
         assert 200_000 < log.local < log.end
         assert not any(held(disk)[: log.local // 4096 * 4096])
         asked = len(store.asked)
         assert await read_all(log) == [record(number) for number in range(60)]
-        assert len(store.asked) - asked < 10
+        assert len(store.asked) - asked < 20
         asked = len(store.asked)
         await read_records(log, 0, 1 << 20)
         assert len(store.asked) == asked, "it is kept"
+    if cipher is not None:
+        return
     assert assembled(store.objects).logs["logs", "a"] == b"".join(
         format.record(record(number)) for number in range(60)
     )
@@ -268,3 +277,79 @@ async def test_a_follower_reads_it_in_the_bucket_wherever_snapshots_put_it(
             assert len(store.asked) == asked
             nursery.cancel_scope.cancel()
         await opened.close()
+
+
+async def test_a_start_without_a_bucket_serves_what_is_local_and_the_rest_once_it_is_back(
+    autojump_clock: Any,
+) -> None:
+    disk, store = FakeDisk(), FakeStore()
+    async with shipped(disk, store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 60)
+        await left(ship)
+    store.away = True
+    async with shipped(disk.kill(), store, LEAVES, STORAGE) as ship:
+        log = ship.log("a")
+        assert await read_records(log, log.local, 1 << 20)
+        with pytest.raises(BucketAway):
+            await read_records(log, 0, 1 << 20)
+        await fill(ship, 60, 70)
+        store.away = False
+        await ship.even()
+        await trio.sleep(2 * LEAVES.fold)
+        assert await read_all(log) == [record(number) for number in range(70)]
+    assert assembled(store.objects).logs["logs", "a"] == b"".join(
+        format.record(record(number)) for number in range(70)
+    )
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_shipping_that_begins_anew_goes_on_with_what_only_the_bucket_has(
+    autojump_clock: Any, waits: bool
+) -> None:
+    """After an adoption, and where more waited than may."""
+    disk, store = FakeDisk(), FakeStore()
+    settings = attrs.evolve(LEAVES, backlog=100_000)
+    async with shipped(disk, store, settings, STORAGE) as ship:
+        await fill(ship, 0, 60)
+        await left(ship)
+        if waits:
+            store.away = True
+            await fill(ship, 60, 100)
+            await trio.sleep(100)
+            assert ship.shipper.forgotten
+            store.away = False
+            await ship.even()
+    after = disk.kill()
+    if not waits:
+        manifest = unpack_manifest(store.objects[MANIFEST_KEY])
+        mark = unpack_mark(after.contents()[SHIP_PATH])
+        assert mark is not None
+        assert mark.left
+        adopted = attrs.evolve(mark, anew=True, lsn=0, starts=())
+        replace_file(after, SHIP_PATH, adopted.pack())
+        assert manifest.epoch == mark.epoch
+    async with shipped(after, store, settings, STORAGE) as ship:
+        await ship.even()
+        await trio.sleep(2 * LEAVES.fold)
+        stop = 100 if waits else 60
+        assert ship.log("a").local
+        assert await read_all(ship.log("a")) == [record(number) for number in range(stop)]
+    assert assembled(store.objects).logs["logs", "a"] == b"".join(
+        format.record(record(number)) for number in range(stop)
+    )
+
+
+async def test_both_retentions_go_on_beside_each_other(autojump_clock: Any) -> None:
+    store = FakeStore()
+    async with shipped(FakeDisk(), store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 1)
+        log = ship.log("a")
+        log.retention, log.local_retention = Retention(bytes_kept=150_000), Retention(bytes_kept=20_000)
+        with structlog.testing.capture_logs() as told:
+            for number in range(1, 90, 3):
+                await fill(ship, number, number + 3)
+                await trio.sleep(LEAVES.fold)
+        assert log.first > 200_000
+        assert log.local > log.first
+        assert await read_all(log) == [record(number) for number in range(91)][-len(await read_all(log)) :]
+    assert [line for line in told if line["log_level"] in ("warning", "error")] == []
