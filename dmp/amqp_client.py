@@ -558,17 +558,21 @@ class Client:
         await channel.publish_many(messages, mandatory)
 
     @asynccontextmanager
-    async def consume(self, queue: str, *, prefetch: int = 16) -> AsyncIterator[Deliveries]:
+    async def consume(
+        self, queue: str, *, prefetch: int = 16, arguments: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Deliveries]:
         """What the queue delivers, with at most `prefetch` (1 to 65,535) messages unacknowledged at a time.
 
-        At the end of the block, what is not acknowledged goes back to the queue.
+        `arguments`: of the consumer, as `x-priority` and `x-consumer-timeout`; Refused where the server has
+        another. At the end of the block, what is not acknowledged goes back to the queue.
         """
         if not 1 <= prefetch <= PREFETCH_MAX:
             raise ValueError(f"prefetch is {prefetch}, and must be from 1 to {PREFETCH_MAX}")
         channel = await self._connection.open_channel()
         try:
             await channel.call(commands.Basic.Qos(0, prefetch, False), commands.Basic.QosOk)
-            await channel.call(commands.Basic.Consume(queue=queue), commands.Basic.ConsumeOk)
+            consume = commands.Basic.Consume(queue=queue, arguments=dict(arguments or {}))
+            await channel.call(consume, commands.Basic.ConsumeOk)
             yield Deliveries(channel)
         finally:
             self._connection.end_channel(channel)

@@ -186,7 +186,11 @@ class Messages(MessageActions[Queue]):
             queue.requeue((run,), nacked=False)
 
     def _jobs(self, queue: Queue, name: MessageName) -> Jobs:
-        """Raises ObjectMissing where that is none of them, as no message of PRODUCE is."""
+        """Raises ObjectMissing where that is none of them, BadArgument for what PRODUCE has brought."""
+        if not name.dedup and name.number < JOB_FIRST:
+            raise BadArgument(
+                f"{name} is no job: `discard` takes a message of PRODUCE out, and it has no time"
+            )
         if queue.jobs is None or queue.jobs.sequence_of(name) is None:
             raise ObjectMissing(f"no job {name} is in {queue.text}")
         return queue.jobs

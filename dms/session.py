@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dms import intake, requests, runs
+from dms.ack_lag import AckLag
 from dms.engine import Consumer, Credit, Engine, Outcome, Queue
 from dms.refusals import Refusals
 from dms.requests import NO_NAME
@@ -89,7 +90,7 @@ class Session(SessionBase):
     """
 
     __slots__ = (
-        "_acking",
+        "_ack_lag",
         "_credit_due",
         "_out",
         "_refusals",
@@ -126,8 +127,7 @@ class Session(SessionBase):
         self._out: list[bytes] | None = None  # output collected while input is applied
         self._skip = self._skip_id = 0  # bytes left of a too large payload
         self._credit_due = math.inf
-        self._acking: Ticket | None = None
-        """What the newest ACK waits for."""
+        self._ack_lag = AckLag(connection)
         self.untried: Callable[[bytes], bool] | None = None
         """Whether a delivery, by its id, cannot have been tried when the connection ended. None: all were."""
         engine.log.debug("client connected", peer=connection.peer)
@@ -438,15 +438,23 @@ class Session(SessionBase):
         if waiting > consumer.credits_room and not consumer.may_wait(count):
             self.refuse_all(ids, Refusal(Status.INTERNAL, _TOO_MANY_WAIT, limit="memory"))
             return
+        lag = self._ack_lag
+        asked = waiting + consumer.unacked.count
+        if asked > lag.credits_most:
+            lag.credits_most = asked
+        behind = lag.acking and lag.is_behind
         if (
             count == 1
-            and not (consumer.credits or queue.line or queue.stops)
+            and not (behind or consumer.credits or queue.line or queue.stops)
             and (queue.ready.loaded or queue.ready.requeued)
             and queue.deliver_next(1, consumer)
         ):
             return
         credit = Credit(consumer, queue, ids, self.connection.now + engine.settings.consume_seconds)
-        queue.line_up(credit)
+        if behind or lag.deferred:
+            lag.defer(credit)
+        else:
+            queue.line_up(credit)
         if consumer.credits:
             if engine.draining:
                 self.expire_credits(math.inf)
@@ -501,7 +509,7 @@ class Session(SessionBase):
         """Answer `count` ACKs once the disk has them."""
         self.replies.reply_after(ticket, reply, count)
         self.connection.expect()
-        self._acking = ticket
+        self._ack_lag.expect(ticket, count)
 
     # -- login and access
 
@@ -552,8 +560,8 @@ class Session(SessionBase):
             data = DELIVER[len(bodies[0])] + ids[0] + bodies[0]
         else:
             data = runs.deliveries(ids, bodies)
-        resolving = self.engine.resolving
-        if resolving is not None and self._acking is resolving:
+        resolving, acking = self.engine.resolving, self._ack_lag.acking
+        if resolving is not None and acking and acking[-1] is resolving:
             self.replies.reply_after(resolving, data, 0)  # with the answers to ACKs, in one write
         elif self._out is None:
             self.connection.write(data)

@@ -340,9 +340,12 @@ class Keys:
         return message
 
     def _find(self, number: int) -> tuple[_Lane, Run] | None:
-        lanes = (lane for key in self._keys.values() for lane in key.lanes.values())
-        found = ((lane, run) for lane in lanes for _, run in lane.runs if number in run.numbers)
-        return next(found, None)
+        for key in self._keys.values():
+            for lane in key.lanes.values():
+                for first, run in lane.runs:
+                    if first <= number < first + len(run.bodies):
+                        return lane, run
+        return None
 
     def waits(self, key: str, *, tried: bool) -> None:
         """A message that was released waits for its time. One that was tried holds its key meanwhile, if that

@@ -206,7 +206,10 @@ class Ready:
         at = self._place(number)
         if at >= 0:
             return self.runs[at]
-        return next((run for _, run in self.requeued if number in run.numbers), None)
+        for first, run in self.requeued:
+            if first <= number < first + len(run.bodies):
+                return run
+        return None
 
     def take_out(self, number: int) -> Run | None:
         """Take a message, wherever it stands. None: it is not here. The row has a gap then."""

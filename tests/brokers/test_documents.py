@@ -139,6 +139,15 @@ def test_the_certificates_in_the_document_are_those_that_its_file_names_wherever
         checked(file, ports=False)
 
 
+def test_the_settings_for_jobs_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "brokers.toml"
+    page = (TOP / "brokers" / "docs" / "jobs.md").read_text()
+    file.write_text("\n".join(re.findall(r"^```toml\n(.*?)^```", page, re.M | re.DOTALL)))
+    protocols = load(plugins.load_all()[0], file=file, environ={}).protocols
+    assert len(protocols["dms"].for_queue("nightly").schedule.all) == 2
+    assert str(protocols["dmp"].eta_header) == "celery*=eta"
+
+
 def test_the_exit_codes_in_the_document_are_those_there_are() -> None:
     table = OPERATING.partition("| exit code | meaning |")[2].partition("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == sorted(ExitCode)

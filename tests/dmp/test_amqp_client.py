@@ -44,6 +44,21 @@ async def test_many_tasks_publish_at_once_and_each_hears_of_its_own(server: Serv
         assert await client.delete_queue("some") == 200
 
 
+async def test_a_consumer_has_arguments_and_those_that_nobody_knows_are_refused(server: Served) -> None:
+    async with open_amqp(port=server.port) as client:
+        await client.declare_queue("ranked")
+        async with (
+            client.consume("ranked"),
+            client.consume("ranked", arguments={"x-priority": 5}) as first,
+        ):
+            await client.publish("ranked", b"to the first in rank")
+            assert await bodies(first, 1) == [b"to the first in rank"]
+        with pytest.raises(Refused, match="x-rank"):
+            async with client.consume("ranked", arguments={"x-rank": 5}):
+                pass
+        await client.delete_queue("ranked")
+
+
 async def test_a_message_that_need_not_arrive_is_not_taken_for_its_twin_that_came_back(
     server: Served,
 ) -> None:

@@ -263,6 +263,9 @@ def test_the_api_looks_at_a_job_puts_it_off_and_cancels_it(world: World) -> None
     peer.nack(held)
     assert world.call("cancel", **said) == {"cancelled": 1}
     assert world.depths() == {"orders": 1}
+    for action, more in (("cancel", {}), ("reschedule", {"delay": "1s"})):
+        with pytest.raises(BadArgument, match="1 is no job"):
+            world.call(action, queue="orders", position=1, **more)
 
 
 def test_a_message_that_waits_or_is_held_is_delivered_now_by_hand(world: World) -> None:
