@@ -800,7 +800,8 @@ class Queue(RunQueue):
         if self.expiry is not None:
             self.expiry.row_grew()
         if self.line:
-            engine.resolving = arrivals[-1][-1]
+            # An answer that waits for the bucket, too, goes out much later than what is delivered now.
+            engine.resolving = None if cold.log.mode.shipped else arrivals[-1][-1]
             self.dispatch()
             engine.resolving = None
 

@@ -64,7 +64,7 @@ class LogOwner(Protocol):
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """One commit made these messages as durable as the log's mode asks; the last one's ticket is about to
-        resolve.
+        resolve, unless it waits for the bucket.
         """
 
     def refused(self, arrivals: Sequence[Arrival], leaving: Undoing) -> None:

@@ -21,6 +21,7 @@ from shared.access import ANONYMOUS, Guard
 from shared.budget import Account, unbounded
 from shared.plugin import Context
 from shared.storage.settings import StorageSettings
+from shared.storage.shipping import Ships
 from shared.storage.store import Store
 from tests.support.commits import leave_free
 from tests.support.connections import MemoryConnection
@@ -46,7 +47,9 @@ class World:
         disk: FakeDisk | None = None,
         storage: StorageSettings = SMALL,
         budget: Account | None = None,
+        ships: Ships | None = None,
     ) -> None:
+        self.ships = ships
         self.budget = budget or unbounded()
         self.settings = settings or DmsSettings()
         self.storage = storage
@@ -68,7 +71,7 @@ class World:
 
     async def _open(self) -> None:
         self.budget.account("dms").close()  # of the run before
-        self.store: Store = await open_store(self.disk, self.storage, HandClock())
+        self.store: Store = await open_store(self.disk, self.storage, HandClock(), ships=self.ships)
         self.times = Times(lambda: self.now, lambda: self.unix_ms + int(1000 * self.now))
         self.engine: Engine = await open_engine(
             Context(self.store, LOG, budget=self.budget.account("dms")), self.settings, self.times

@@ -96,7 +96,7 @@ class Course:
     ) -> Iterator[str]:
         """What is wrong with a delivery, read at `now`.
 
-        `leaving`: its consumer had sent DISCONNECT, so it may not count.
+        `leaving`: its consumer had sent DISCONNECT, or is lost later and holds more, so it may not count.
 
         `most`, `least`: the message's age, at the most when it came and at the least when it was asked for.
         `late`: how much later than it is due something may happen.

@@ -13,6 +13,7 @@ from shared.storage import format
 from shared.storage.disk import Disk
 from shared.storage.log import Log
 from shared.storage.settings import Durability, StorageSettings
+from shared.storage.shipping import Ships
 from shared.storage.store import Store
 from shared.units import KIB
 from tests.support.fake_disk import FakeDisk
@@ -72,8 +73,11 @@ async def open_store(
     settings: StorageSettings = SMALL,
     clock: HandClock | None = None,
     folder: Path = Path("unused"),
+    ships: Ships | None = None,
 ) -> Store:
-    return await Store.open(folder, settings, disk=disk, clock=clock or HandClock(), in_thread=inline)
+    return await Store.open(
+        folder, settings, disk=disk, clock=clock or HandClock(), in_thread=inline, ships=ships
+    )
 
 
 async def fresh_store(

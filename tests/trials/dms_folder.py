@@ -162,8 +162,8 @@ def _hold_all(
                 shown[name].append(body)
                 message, owner = book.queues[name].find(body)
                 if message is not None:
-                    wrong = book.deliveries_wrong(book.queues[name], message, owner, asked, time.monotonic())
-                    faults.extend(wrong)
+                    queue, now = book.queues[name], time.monotonic()
+                    faults += book.deliveries_wrong(queue, message, owner, asked, now, leaving=True)
     raise ValueError(f"of {missing} messages nothing comes")
 
 

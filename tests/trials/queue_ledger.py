@@ -145,9 +145,17 @@ class DmsBook:
         return [*found, dead]
 
     def deliveries_wrong(
-        self, place: QueueBook, message: Message, owner: QueueBook, asked: float, now: float
+        self,
+        place: QueueBook,
+        message: Message,
+        owner: QueueBook,
+        asked: float,
+        now: float,
+        *,
+        leaving: bool = False,
     ) -> Iterator[str]:
-        """What is wrong with a delivery from `place`, read at `now`, to a CONSUME sent at `asked`."""
+        """What is wrong with a delivery from `place`, read at `now`, to a CONSUME sent at `asked`. `leaving`:
+        its connection will end while it holds this and more, so it may not count."""
         fate = owner.fate
         if fate is None:
             return
@@ -159,7 +167,8 @@ class DmsBook:
             return
         known = owner.mode == "always"
         least = self.ages.least(message.answered or message.told, asked, owner.kept) if known else 0.0
-        broken = message.course.delivered(fate, self.ages.life, now, most=age, least=least, late=LATE_SECONDS)
+        course, life = message.course, self.ages.life
+        broken = course.delivered(fate, life, now, most=age, least=least, late=LATE_SECONDS, leaving=leaving)
         yield from (f"{shown}: {what}" for what in broken)
 
     def open(self, name: str, mode: str) -> QueueBook:
