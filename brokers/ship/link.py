@@ -197,7 +197,7 @@ class BucketLink:
     @property
     def stands(self) -> str | None:
         """That nothing is shipped any more; None where all is, or nothing is to be."""
-        if self.shipper is None or self.shipper.state not in ("refused", "fenced"):
+        if self.shipper is None or not self.shipper.stands:
             return None
         return f"{self.shipper.state}: nothing is shipped, brokers ship status says why"
 

@@ -204,7 +204,7 @@ class Shipper:
 
     async def _stand_by(self) -> None:
         """Nothing is shipped any more: the journal must not wait for it."""
-        if self.state in ("refused", "fenced"):
+        if self.stands:
             with trio.CancelScope(shield=True):
                 await self.store.in_thread(self.shipping.let_go, None)
 
@@ -229,7 +229,14 @@ class Shipper:
         self.shipping.fail(StoreReadOnly(f"not in the bucket: {reason}"))
         self._scope.cancel()
 
+    @property
+    def stands(self) -> bool:
+        """Whether nothing is shipped any more."""
+        return self.state in ("refused", "fenced")
+
     def _tell_away(self, error: Exception) -> None:
+        if self.stands:  # a request that was under way has ended
+            return
         if self.state != "away":
             self.state = "away"
             self.log.error(
@@ -241,6 +248,8 @@ class Shipper:
         self.reason = str(error)
 
     def _tell_back(self) -> None:
+        if self.stands:
+            return
         if self.state == "away" and self.manifest is not None:
             self.log.info("the bucket answers again", url=self.settings.url)
         if self.manifest is not None:
@@ -673,7 +682,7 @@ class Shipper:
             self.shipping.held_bytes,
             self.shipping.waiting,
             0 if self.manifest is None else self.manifest.epoch,
-            self.state not in ("refused", "fenced"),
+            not self.stands,
             oldest[0].time_ms / 1000 if oldest else 0.0,
             self.objects,
             self.shipped_bytes,

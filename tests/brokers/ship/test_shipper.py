@@ -1,6 +1,7 @@
 """What the shipper sends can be put together again, whatever ends it, and nobody else's is overwritten."""
 
 from itertools import pairwise
+from typing import Any
 
 import attrs
 import pytest
@@ -9,7 +10,7 @@ import trio.testing
 
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
-from brokers.ship.formats import MANIFEST_KEY, unpack_manifest, unpack_wal, wal_key
+from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
@@ -163,6 +164,34 @@ async def test_a_writer_that_was_overtaken_stops_and_overwrites_nothing(autojump
             await new.even()
             assert assembled(bucket.objects).logs == await new.contents()
         assert old.store.read_only is None
+
+
+async def test_a_request_that_ends_late_does_not_take_a_fence_back(autojump_clock: object) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    asked, answers = trio.Event(), trio.Event()
+
+    async def slow(work: Any, **_: object) -> Any:
+        found = work()
+        if str(work.args[0]).startswith(PARTS_PREFIX):
+            asked.set()
+            with trio.CancelScope(shield=True):
+                await answers.wait()
+        return found
+
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as old:
+        old.shipper.bucket.in_thread = slow
+        await old.append("orders", b"x")
+        await asked.wait()
+        copy = disk.kill()
+        async with shipped(copy, bucket, FOLDS, STORAGE) as new:
+            await new.append("orders", b"by the new one")
+            await old.append("orders", b"by the old one")
+            with trio.fail_after(100):
+                while old.shipper.state != "fenced":  # noqa: ASYNC110 - the clock jumps
+                    await trio.sleep(0.1)
+            answers.set()
+            await trio.sleep(1)
+            assert old.shipper.state == "fenced"
 
 
 async def test_with_acknowledgements_by_the_bucket_a_fenced_server_stops(autojump_clock: object) -> None:
