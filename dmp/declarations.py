@@ -123,6 +123,8 @@ class QueueKind:
         """What somebody declares now, with these arguments. Raises Refusal."""
         arguments = read_table(table)
         check_known(arguments, _QUEUE_ARGUMENTS, "queue")
+        for name in _PLACING:
+            _number(arguments, name, 0, _COUNT_MAX)
         kind = cls(durable, exclusive, auto_delete, table, QueueArguments.read(arguments))
         if kind.arguments.type == "quorum" and (exclusive or not durable):
             raise _invalid("x-queue-type", "a quorum queue is durable, and not exclusive")
@@ -227,14 +229,12 @@ CHANGEABLE = frozenset(
     )
 )
 """Those that a queue may be given later: the others say how its messages are kept, or in which order."""
-_QUEUE_ARGUMENTS = frozenset(
-    (
-        *(*FIELDS, *_ONLY),
-        # How it is kept, too.
-        *("x-quorum-initial-group-size", "x-quorum-target-group-size"),
-        *("x-max-in-memory-length", "x-max-in-memory-bytes"),
-    )
+_PLACING = (
+    *("x-quorum-initial-group-size", "x-quorum-target-group-size"),
+    *("x-max-in-memory-length", "x-max-in-memory-bytes"),
 )
+"""Numbers that say how and where a queue is kept, and change nothing here."""
+_QUEUE_ARGUMENTS = frozenset((*FIELDS, *_ONLY, *_PLACING))
 
 
 def read_leniently(table: Mapping[str, Any]) -> QueueArguments:

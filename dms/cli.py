@@ -5,7 +5,7 @@ Flags and defaults are those of the specification's own server and client, and s
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from json import loads
+from json import JSONDecodeError, loads
 from pathlib import Path
 from time import time_ns
 from typing import Annotated, Any, Literal, cast
@@ -381,6 +381,8 @@ def _schedules(texts: Sequence[str]) -> Sequence[Mapping[str, str]] | None:
     """What `--schedule` says; None: nothing. Raises UsageError."""
     try:
         return [Schedule.parse(loads(text)).said for text in texts] or None
+    except JSONDecodeError as error:
+        raise UsageError("--schedule", f"is not JSON: {error}") from None
     except ValueError as error:
         raise UsageError("--schedule", str(error)) from None
 

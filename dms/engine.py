@@ -857,7 +857,7 @@ class Queue(RunQueue):
         return iter(()) if self.jobs is None else self.jobs.left_keys()
 
     def work(self, steps: Iterator[None]) -> None:
-        self.engine.long_work.add(steps)
+        self.engine.upkeep.add(steps)
 
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
@@ -930,6 +930,8 @@ class Engine:
         self._table = table
         self.times = times
         self.long_work = LongWork(times.timers.set_now, _report_crash)
+        self.upkeep = LongWork(times.timers.set_now, _report_upkeep)
+        """Snapshots and copies: nobody waits for them, and with a million jobs they take seconds."""
         self.counts = Counts()
         self.waits = Waits(times.seconds)
         self.queues: dict[bytes, Queue] = {}
@@ -1514,6 +1516,12 @@ def _report_crash(error: Exception) -> None:
     logger.error(
         "long work crashed: some messages of a lost connection stay held until a restart; report this",
         exc_info=error,
+    )
+
+
+def _report_upkeep(error: Exception) -> None:
+    logger.error(
+        "a snapshot of a queue crashed: its log grows until the next one; report this", exc_info=error
     )
 
 

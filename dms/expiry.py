@@ -1102,7 +1102,7 @@ class Jobs:
         """Where the wall clock was set, jobs for a time of it are due at another age."""
         ahead_ms = self.queue.engine.times.wall_ms() - now
         if self._by_clock and abs(ahead_ms - self._wall_ahead_ms) > CLOCK_STEP_MS:
-            self.queue.engine.long_work.add(self._reckon_anew())
+            self.queue.engine.upkeep.add(self._reckon_anew())
             self._wall_ahead_ms = ahead_ms
 
     def _reckon_anew(self) -> Iterator[None]:

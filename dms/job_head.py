@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, Self
 
 import attrs
@@ -39,6 +40,9 @@ _NAMES = {
     "text": "text",
 }
 """Fields that records have, and their names there; 0 and "" are left out."""
+_SAID = (*_NAMES.values(),)
+_NAME_OF = {said: name for name, said in _NAMES.items()}
+_values_of: Callable[[JobHead], tuple[Any, ...]] = attrgetter(*_NAMES)
 
 
 @attrs.define(eq=False)
@@ -68,18 +72,25 @@ class JobHead:
     @property
     def about(self) -> dict[str, Any]:
         """Its fields, as records have them."""
-        return {said: value for name, said in _NAMES.items() if (value := getattr(self, name))}
+        values = _values_of(self)
+        return {said: value for said, value in zip(_SAID, values, strict=True) if value}
 
     @classmethod
     def of(cls, about: Mapping[str, Any], due: int = 0) -> Self:
-        return cls(due=due, **{name: about[said] for name, said in _NAMES.items() if said in about})
+        return cls(due=due, **{_NAME_OF[said]: value for said, value in about.items() if said in _NAME_OF})
 
     @property
     def shown(self) -> dict[str, Any]:
         """What a consumer and the API are told of it."""
-        shown = {"produced_ms": self.produced_ms, "key": self.key, "priority": self.priority}
-        shown |= {"headers": self.headers, "dedup": self.dedup}
-        return {name: value for name, value in shown.items() if value or name == "priority"}
+        shown: dict[str, Any] = {"produced_ms": self.produced_ms} if self.produced_ms else {}
+        if self.key:
+            shown["key"] = self.key
+        shown["priority"] = self.priority
+        if self.headers:
+            shown["headers"] = self.headers
+        if self.dedup:
+            shown["dedup"] = self.dedup
+        return shown
 
 
 def said(run: Run, text: str) -> None:

@@ -88,7 +88,7 @@ def _name(said: Mapping[str, Any]) -> MessageName:
 
 def _object(text: bytes, keys: tuple[str, ...]) -> Mapping[str, Any]:
     try:
-        said = json.loads(text.decode(), parse_constant=_no_number)
+        said = _decoded(text.decode())
     except (ValueError, RecursionError):
         raise malformed("behind the name is a JSON object") from None
     if not isinstance(said, dict):
@@ -102,6 +102,11 @@ def _object(text: bytes, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+# Made once: `json.loads` and `json.dumps` make one for each call with options, 3 us together.
+_decoded = json.JSONDecoder(parse_constant=_no_number).decode
+_compact = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _one_time_at_most(said: Mapping[str, Any]) -> None:
@@ -145,7 +150,9 @@ def _headers(said: Mapping[str, Any]) -> Mapping[str, Any]:
     headers = said.get("headers", {})
     if not isinstance(headers, dict) or not all(map(_may_be_header, headers.values())):
         raise malformed("headers is an object of texts and numbers")
-    size = len(_encoded(json.dumps(headers, ensure_ascii=False, separators=(",", ":"))))
+    if not headers:
+        return headers
+    size = len(_encoded(_compact(headers)))
     if size > HEADERS_BYTES_MAX:
         raise malformed(f"headers is {size} bytes of JSON; at most {HEADERS_BYTES_MAX}")
     return headers

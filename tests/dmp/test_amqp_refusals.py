@@ -244,6 +244,13 @@ async def test_an_exchange_of_the_delayed_type_is_of_the_type_it_routes_by(peer:
         assert "invalid arg 'x-delayed-type' for exchange" in close.reply_text
 
 
+@pytest.mark.parametrize("name", ["x-quorum-initial-group-size", "x-max-in-memory-length"])
+async def test_a_number_that_changes_nothing_has_to_be_one(peer: Peer, name: str) -> None:
+    peer.ask(C.Queue.Declare(0, "q", arguments={name: 3}))
+    peer.method(C.Queue.Declare(0, "r", arguments={name: "three"}))
+    assert f"invalid arg '{name}' for queue" in close_of(peer).reply_text
+
+
 async def test_no_header_is_refused_nor_an_argument_of_ones_own(peer: Peer) -> None:
     peer.ask(C.Queue.Declare(0, "q", arguments={"mine": 1, "x-queue-mode": "lazy"}))
     peer.ask(C.Exchange.Declare(0, "e", "fanout", arguments={"mine": 1}))

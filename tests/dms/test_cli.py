@@ -255,6 +255,7 @@ def test_what_is_refused_goes_back_and_its_delivery_counts(dms: Command) -> None
     assert dms("consume", "refused", "--delay", "1h")[0] == ExitCode.USAGE
     assert dms("create", "timed", "--schedule", '{"every": "1h", "body": "tick"}')[0] == 0
     assert dms("create", "wrong", "--schedule", '{"every": "1h", "body": 1}')[0] == ExitCode.USAGE
+    assert "--schedule: is not JSON" in dms("create", "wrong", "--schedule", "every 10m")[2]
     code, _, err = dms("consume", "refused", "-c", "--nack")
     assert code == ExitCode.USAGE
     assert "--nack" in err

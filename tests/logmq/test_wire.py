@@ -69,6 +69,7 @@ def test_no_name_reaches_beyond_its_folder(name: bytes) -> None:
         ),
         (errors.StoreFull("no space\nleft"), b"ERR STORAGE no space left\n"),
         (errors.StoreClosed(), b"ERR STORAGE StoreClosed\n"),
+        (errors.BucketAway("no answer\nyet"), b"ERR BUCKET no answer yet\n"),
     ],
 )
 def test_every_error_of_the_store_has_its_line(error: errors.StoreError, line: bytes) -> None:
@@ -86,6 +87,7 @@ def test_the_codes_are_those_of_the_protocol() -> None:
         "TOO_LARGE",
         "NO_COMMIT",
         "STORAGE",
+        "BUCKET",
         "LIMIT",
         "DENIED",
     }

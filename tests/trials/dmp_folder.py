@@ -5,6 +5,7 @@ What is promised and how that is judged: `dmp_judge`.
 """
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -15,7 +16,7 @@ from dmp.amqp.wire import encode
 from tests.support.server import until
 from tests.trials.dmp_judge import judge
 from tests.trials.dmp_ledger import QUEUES, DmpBook
-from tests.trials.dmp_load import Asking, DmpLoad
+from tests.trials.dmp_load import DELAYS_MS, LATE_SECONDS, Asking, DmpLoad
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 
 Shown = Mapping[str, tuple[bytes, ...]]
@@ -55,7 +56,9 @@ class DmpAdapter(Adapter):
 
 
 def look(address: tuple[str, int], *, give_back: bool) -> Shown:
-    """The queues that are there, and what is in each, in order; all is back in its place at the end."""
+    """The queues that are there, and what is in each, in order; all is back in its place at the end. So it is
+    once all delays are over."""
+    time.sleep(DELAYS_MS[-1] / 1000 + LATE_SECONDS)
     with Asking(address) as asking:
         depths = depths_of(asking)
         shown = {name: tuple(take(asking, name, depth)) for name, depth in depths.items()}

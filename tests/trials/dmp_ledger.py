@@ -11,7 +11,9 @@ import attrs
 
 from tests.trials.queue_ledger import Message, QueueBook
 
-QUEUES = ("orders", "mails", "audit", "marks")
+LATER = "later"
+"""The queue whose messages have a delay."""
+QUEUES = ("orders", "mails", "audit", "marks", LATER)
 FANOUT = ("orders", "audit")
 """The queues that one publish may go to together."""
 EXCHANGE = "both"
@@ -26,6 +28,8 @@ class DmpBook:
         factory=lambda: {name: QueueBook(name, "always") for name in QUEUES}
     )
     places: int = 0
+    earliest: dict[bytes, float] = attrs.field(factory=dict)
+    """When messages with a delay may come, by body."""
 
     def send(self, body: bytes, queues: Iterable[str], writer: str, now: float) -> list[Message]:
         """A publish to these queues."""

@@ -20,7 +20,7 @@ from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
-from tests.trials.dmp_ledger import EXCHANGE, FANOUT, DmpBook
+from tests.trials.dmp_ledger import EXCHANGE, FANOUT, LATER, DmpBook
 from tests.trials.payloads import Payloads
 from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
 from tests.trials.queue_ledger import Message, QueueBook, Step
@@ -29,7 +29,10 @@ _HELD_MAX = 200
 _PART_BYTES = 60_000
 _FRAME_END = 8
 _MARKS = "marks"
-_CONSUMED = ("orders", "mails", "audit")
+_CONSUMED = ("orders", "mails", "audit", LATER)
+DELAYS_MS = (0, 10, 50, 250)
+LATE_SECONDS = 0.1
+"""So late a message with a delay may be on a busy machine."""
 
 LOGIN = AMQP_HEADER + b"".join(
     encode(method, channel)
@@ -41,6 +44,8 @@ LOGIN = AMQP_HEADER + b"".join(
         (commands.Confirm.Select(), 1),
     )
 )
+_CLOCKS_SECONDS = 0.002
+"""A delay is one of the wall clock, in whole milliseconds, and we look at another."""
 _EXPECTED = (
     commands.Connection.Start,
     commands.Connection.Tune,
@@ -50,6 +55,12 @@ _EXPECTED = (
     commands.Basic.QosOk,
     commands.Basic.ConsumeOk,
 )
+
+
+def _delayed(delay_ms: int) -> bytes:
+    """The properties of a persistent message with the header `x-delay`."""
+    table = b"\x07x-delayI" + delay_ms.to_bytes(4, "big")
+    return b"\x30\0" + len(table).to_bytes(4, "big") + table + b"\x02"
 
 
 @attrs.define(eq=False)
@@ -68,12 +79,16 @@ class AmqpPeer(RawPeer):
         self._out += LOGIN
 
     def publish(self, queues: Sequence[str], now: float, acked: Sequence[Message] = ()) -> None:
-        content = self._payloads.raw(self.name)
+        content, properties = self._payloads.raw(self.name), PERSISTENT
+        if queues == (LATER,):
+            delay_ms = self._source.choice(DELAYS_MS)
+            self._book.earliest[content] = now + delay_ms / 1000
+            properties = _delayed(delay_ms)
         messages = self._book.send(content, queues, self.name, now)
         self._tag += 1
         self._unconfirmed.append((self._tag, messages, acked))
         exchange, key = ("", queues[0]) if len(queues) == 1 else (EXCHANGE, "")
-        self._out += publish(exchange, key, content, properties=PERSISTENT, part=_PART_BYTES)
+        self._out += publish(exchange, key, content, properties=properties, part=_PART_BYTES)
 
     def account(self, now: float) -> None:
         end = whole_frames(self._in)
@@ -132,7 +147,7 @@ class Publisher(AmqpPeer):
 
     def fill(self, now: float) -> None:
         for _ in range(burst(self._window, len(self._unconfirmed))):
-            queues = self._source.choice((("orders",), ("mails",), FANOUT))
+            queues = self._source.choice((("orders",), ("mails",), (LATER,), FANOUT))
             self.publish(queues, now)
 
 
@@ -197,6 +212,9 @@ class Consumer(AmqpPeer):
         if message is None:
             self.faults.append(f"{name}: delivered, not as anybody sent it: {content[:48]!r}")
             return
+        early = self._book.earliest.get(content, now) - now
+        if early > _CLOCKS_SECONDS:
+            self.faults.append(f"{name}: delivered {early:.3f} s before its time: {content[:48]!r}")
         # A server that ends gives to others what it takes back from who has not heard of it yet, and may not
         # have read what he had acknowledged: no fault after the cut.
         if message.held:

@@ -464,7 +464,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ack", choices=("both", "bucket", "disk"), default="both")
     parser.add_argument("--planted", choices=("object", "ack"), default="", help="a failure: must be found")
     options = parser.parse_args(arguments)
-    works = chosen(options.protocol)
+    # Jobs are tried by themselves: on one server with DMS' other queues each would meet those of the other.
+    works = [work for work in chosen(options.protocol) if work != "jobs"]
     acks: Sequence[Ack] = ("bucket", "disk") if options.ack == "both" else (options.ack,)
     if options.planted == "ack":
         acks = ("bucket",)

@@ -30,7 +30,7 @@ from tests.brokers.ship.fake_bucket import FakeStore, bucket_of
 from tests.brokers.ship.reassembled import assembled
 from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
 from tests.support.fake_disk import FakeDisk
-from tests.support.stores import SMALL, payloads, read_all
+from tests.support.stores import SMALL, inline, payloads, read_all
 
 LEAVES = attrs.evolve(SETTINGS, part_bytes=64 * KIB, fold=30, interval=5, retention_seconds=60)
 STORAGE = attrs.evolve(SMALL, retention_seconds=5.0)
@@ -261,7 +261,7 @@ async def test_a_follower_reads_it_in_the_bucket_wherever_snapshots_put_it(
         await Restore(bucket_of(store), folder, follows=True).run()
         came = read_follow(folder)
         assert came is not None
-        opened = await Store.open(folder, SMALL)
+        opened = await Store.open(folder, SMALL, in_thread=inline)  # for a thread the clock would not wait
         follow = Follow(opened, bucket_of(store), SETTINGS.url, came[1], ship.shipper.log)
         await follow.start()
         remote = RemoteReader.of(follow.bucket, follow.sections_of, follow.refresh, follow.log)
