@@ -20,9 +20,9 @@ from shared.objects import KINDS, UNSORTED, ObjectKind
 SMALLEST_FIRST = ("", "time", "flag")
 """Units of columns by which the first is not the largest."""
 
-EXAMPLES = {"user": "ann", "queue": "jobs", "group": "billing", "client": "A", "type": "topic", "exchange": "amq.topic"}
-EXAMPLES |= {"source": "environment", "kind": "bridge"}
-"""A value for the example below a list's help, by the filter that takes it. What has one protocol alone needs none."""
+EXAMPLES = {"user": "ann", "queue": "jobs", "group": "billing", "client": "A", "type": "topic"}
+EXAMPLES |= {"exchange": "amq.topic", "source": "environment", "kind": "bridge"}
+"""A value for the example below a list's help, by the filter that takes it."""
 
 
 def __getattr__(name: str) -> App:
