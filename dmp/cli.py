@@ -82,7 +82,7 @@ def serve(
     "seq 1000000 | brokers dmp put amq.fanout",
     "put files -k picture --whole < picture.png",
     "put '' -k jobs -m 'order 42'",
-    "put '' -k calls 'call Ann' --header x-delay=3600000 --header x-key=ann",
+    "put '' -k calls 'call Ann' --header x-delay=3600000",
 )
 async def put(
     sink: Annotated[str, Parameter(name=("--exchange", "--sink"), help="The exchange, which must be there.")],

@@ -163,7 +163,7 @@ def serve(
     'produce -q orders -m "order 42"',
     "seq 1000 | brokers dms produce -q numbers --json",
     "tail -f events.log | brokers dms produce -q events --wait --again",
-    "produce mails hi --delay 10min --dedup m-41 --header trace=7f",
+    "produce mails hi --delay 10min --dedup mail-41 --header to=ann",
 )
 async def produce(
     queue: QueueName,
@@ -209,7 +209,7 @@ async def produce(
     "consume -q orders",
     "consume -q orders -c",
     "consume -q orders --max 5 --nack",
-    "consume -q mails --nack --delay 5min --text 'the mail server is down'",
+    "consume -q mails --nack --delay 5min --text 'no such host'",
     "consume -q orders -c --timeout 1",
     "consume -q orders -c --json | jq -r .message",
 )

@@ -20,6 +20,10 @@ from shared.objects import KINDS, UNSORTED, ObjectKind
 SMALLEST_FIRST = ("", "time", "flag")
 """Units of columns by which the first is not the largest."""
 
+EXAMPLES = {"user": "ann", "queue": "jobs", "group": "billing", "client": "A", "type": "topic"}
+EXAMPLES |= {"exchange": "amq.topic", "source": "environment", "kind": "bridge"}
+"""A value for the example below a list's help, by the filter that takes it."""
+
 
 def __getattr__(name: str) -> App:
     """The command that lists a kind: what `app.command("brokers.commands.objects:queues")` imports."""
@@ -36,7 +40,7 @@ def list_app(kind: ObjectKind) -> App:
         )
         for column in kind.columns
     )
-    own = (f"{kind.name} protocol=dmp",) if "protocol" in kind.filters else ()
+    own = [f"{kind.name} {name}={EXAMPLES[name]}" for name in kind.filters if name in EXAMPLES][:1]
     before = f"Columns, which --columns and --sort take:\n\n{columns}\n\n"
     command = host_command(kind.name, kind.name, *own, f"{kind.name} 'a*' --json", before=before)
     return command(_list_verb(kind))

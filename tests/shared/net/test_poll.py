@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import os
+import select
 import socket
 import sys
 import tracemalloc
@@ -184,6 +185,20 @@ async def test_a_connection_that_ends_itself_in_the_midst_of_a_round_harms_no_ne
         assert answers == 1
         assert served.group.counters.crashes == 0
         assert served.group.counters.closed == {"test": 9}
+
+
+async def test_a_connection_that_ends_as_its_peer_does_is_asked_for_no_error_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its peer has reset it while nothing was read from it, and its session ends it for that."""
+    sessions = Sessions()
+    async with serving("poll", sessions) as served:
+        _, session = await sessions.join(served)
+        connection = session.connection
+        monkeypatch.setattr(type(connection), "hang_up", lambda self: self.abort("gone"))
+        connection.pause_reading()
+        connection.attend(poll.ENDING | select.EPOLLIN)
+        assert connection.closed
 
 
 async def test_what_was_told_of_a_closed_connection_is_not_told_to_the_next_with_its_descriptor(
