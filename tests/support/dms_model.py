@@ -96,7 +96,8 @@ class Course:
     ) -> Iterator[str]:
         """What is wrong with a delivery, read at `now`.
 
-        `leaving`: its consumer had sent DISCONNECT, or is lost later and holds more, so it may not count.
+        `leaving`: its consumer had sent DISCONNECT, or is lost later and holds more, so it may not count:
+        of what a connection held that is lost only the oldest does.
 
         `most`, `least`: the message's age, at the most when it came and at the least when it was asked for.
         `late`: how much later than it is due something may happen.
@@ -115,6 +116,10 @@ class Course:
             yield f"delivered for the {self.deliveries}. time"
         if fate.retry_ms and since_nack < fate.retry_seconds(max(self.nacks, 1)):
             yield f"delivered {since_nack:.3f} s after its NACK"
+
+    def may_not_count(self) -> None:
+        """The connection of the last delivery is lost, and may have held an older one."""
+        self.deliveries = max(self.deliveries - 1, 0)
 
 
 @attrs.define

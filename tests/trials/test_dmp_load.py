@@ -81,20 +81,21 @@ def one_more(self: keys.Keys, per_key: int = 0, *, init: Any = keys.Keys.__init_
     init(self, per_key and per_key + 1, **options)
 
 
-def newest_first(self: keys._Lane, run: Run) -> None:
-    heappush(self.runs, (-run.first, run))
-    self.count += len(run.bodies)
+def newest_first(heap: list[tuple[int, Any]], entry: tuple[int, Any]) -> None:
+    """A `heappush` that puts the messages of a key the wrong way round."""
+    number, what = entry
+    heappush(heap, (-number if isinstance(what, Run) else number, what))
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "instead", "told"),
     [
         (keys.Keys, "__init__", one_more, "of its key 'k"),
-        (keys._Lane, "put", newest_first, "an earlier one of its key was not acknowledged"),
+        (keys, "heappush", newest_first, "an earlier one of its key was not acknowledged"),
     ],
 )
 def test_a_server_that_has_no_regard_for_keys_is_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, instead: Any, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, instead: Any, told: str
 ) -> None:
     monkeypatch.setattr(owner, name, instead)
     assert told in "".join(killed_under_load(tmp_path).faults)

@@ -28,6 +28,8 @@ class Line:
     consumes: dict[int, int] = attrs.Factory(dict)
     """Message id, and when it was sent; those first that are answered first."""
     held: dict[int, Message] = attrs.Factory(dict)
+    unsure: dict[int, Message] = attrs.Factory(dict)
+    """Deliveries that no NACK has ended: they may not count where the connection is lost."""
 
 
 @attrs.define(eq=False)
@@ -181,11 +183,12 @@ class DmsClient(ProbeClient):
     async def _leave(self, dialog: DmsDialog, line: Line) -> None:
         """Vanish, hang up after the last answer, half-close, or say goodbye."""
         manner = self._chance.choice(("vanish", "answers", "half-close", "goodbye"))
-        if manner == "vanish":
-            return
         if manner == "answers":
             while line.replies:
                 self._heard(line, await dialog.frame(), ends=True)
+        for message in line.unsure.values():
+            message.course.may_not_count()
+        if manner in ("vanish", "answers"):
             return
         line.consumer.leaving = True
         if manner == "half-close":
@@ -205,6 +208,7 @@ class DmsClient(ProbeClient):
             begun = line.consumes.pop(next(iter(line.consumes)))
             message = self._model.delivered(line.queue, payload, line.consumer, begun)
             line.held[message_id] = message
+            line.unsure[message_id] = message
             return b"" if ends else self._answers(line)
         if type_ == dms.ERROR and message_id in line.consumes:
             self._not_delivered(line, status, payload, line.consumes.pop(message_id))
@@ -259,6 +263,7 @@ class DmsClient(ProbeClient):
 
         def answered(status: int, payload: bytes) -> None:
             self._model.gave_back(message, line.consumer, delivery_id)
+            line.unsure.pop(delivery_id, None)
             if status == dms.NOT_FOUND:
                 self._model.was_deleted(message)
             elif status:
