@@ -1,11 +1,13 @@
 """A data folder under an AMQP load: recover, compare, load, cut, and again.
 
 Looking at a queue is taking all that is in it and giving it back, by a nack or by the end of the connection.
+Of a queue with keys not all can be held at once: what is in it is taken and acknowledged.
 What is promised and how that is judged: `dmp_judge`.
 """
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -15,11 +17,13 @@ from pamqp.header import ContentHeader
 from dmp.amqp.wire import encode
 from tests.support.server import until
 from tests.trials.dmp_judge import judge
-from tests.trials.dmp_ledger import QUEUES, DmpBook
+from tests.trials.dmp_ledger import KEYED, QUEUES, DmpBook
 from tests.trials.dmp_load import DELAYS_MS, LATE_SECONDS, Asking, DmpLoad
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 
 Shown = Mapping[str, tuple[bytes, ...]]
+_TOGETHER = 32
+"""So many are asked for at once."""
 
 
 @attrs.define(eq=False)
@@ -47,21 +51,35 @@ class DmpAdapter(Adapter):
 
     def verify(self, promised_until: Callable[[HasMode], float]) -> Verification:
         self.book.mode = self.mode_set("dmp")
+        until = promised_until(self.book)
+        self.book.new_life(until)
         shown = look(self.address, give_back=self.source.random() < 0.5)
-        verdict = judge(self.book, shown, promised_until(self.book))
+        verdict = judge(self.book, shown, until)
+        self.book.drained(time.monotonic())
         return Verification(verdict, {self.book.mode: verdict}, shown)
 
     def look(self) -> Shown:
         return look(self.address, give_back=True)
 
+    def same(self, name: str, before: Shown, now: Shown) -> bool:
+        """What was taken of queues with keys may be back."""
+        if name in KEYED:
+            return set(now.get(name, ())) <= set(before.get(name, ()))
+        return super().same(name, before, now)
+
 
 def look(address: tuple[str, int], *, give_back: bool) -> Shown:
-    """The queues that are there, and what is in each, in order; all is back in its place at the end. So it is
-    once all delays are over."""
+    """The queues that are there, and what is in each, in order; all is back in its place at the end, but for
+    queues with keys. So it is once all delays are over."""
     time.sleep(DELAYS_MS[-1] / 1000 + LATE_SECONDS)
     with Asking(address) as asking:
         depths = depths_of(asking)
-        shown = {name: tuple(take(asking, name, depth)) for name, depth in depths.items()}
+        shown = {name: tuple(drain(asking, name, depths[name])) for name in KEYED if name in depths}
+    with Asking(address) as asking:
+        depths |= dict.fromkeys(shown, 0)
+        shown |= {
+            name: tuple(take(asking, name, depth)) for name, depth in depths.items() if name not in KEYED
+        }
         if give_back:
             asking.send(encode(commands.Basic.Nack(0, True, True), 1))
             _await_depths(asking, depths)
@@ -92,18 +110,48 @@ def take(asking: Asking, name: str, depth: int) -> list[bytes]:
     bodies: list[bytes] = []
     asking.send(encode(commands.Basic.Get(0, name, False), 1) * depth)
     for _ in range(depth):
-        found = asking.next()
-        if not isinstance(found, commands.Basic.GetOk):
-            raise ValueError(f"{name}: of {depth} messages {len(bodies)} came, then {found.name}")
-        head = asking.next()
-        assert isinstance(head, ContentHeader)
-        content = b""
-        while len(content) < head.body_size:
-            part = asking.next()
-            assert isinstance(part, body.ContentBody)
-            content += part.value
-        bodies.append(content)
+        got = _got(asking)
+        if got is None:
+            raise ValueError(f"{name}: of {depth} messages {len(bodies)} came")
+        bodies.append(got[0])
     return bodies
+
+
+def drain(asking: Asking, name: str, depth: int) -> list[bytes]:
+    """The bodies of so many messages of a queue with keys, which are acknowledged as soon as no more come.
+    Raises ValueError where more of a key come together than may be held, or another number in all."""
+    bodies: list[bytes] = []
+    most = KEYED[name]["x-per-key"]
+    while True:
+        asking.send(encode(commands.Basic.Get(0, name, False), 1) * _TOGETHER)
+        found = [got for _ in range(_TOGETHER) if (got := _got(asking)) is not None]
+        held = Counter([key for _, key in found if key])
+        if held and max(held.values()) > most:
+            raise ValueError(f"{name}: more than {most} of a key: {held}")
+        if not found:
+            break
+        bodies += [content for content, _ in found]
+        asking.send(encode(commands.Basic.Ack(0, True), 1))
+    if len(bodies) != depth:
+        raise ValueError(f"{name}: of {depth} messages {len(bodies)} came")
+    return bodies
+
+
+def _got(asking: Asking) -> tuple[bytes, str] | None:
+    """The body and the key of what a `basic.get` has found. Raises ValueError."""
+    found = asking.next()
+    if isinstance(found, commands.Basic.GetEmpty):
+        return None
+    if not isinstance(found, commands.Basic.GetOk):
+        raise ValueError(f"Basic.Get: {found.name}")
+    head = asking.next()
+    assert isinstance(head, ContentHeader)
+    content = b""
+    while len(content) < head.body_size:
+        part = asking.next()
+        assert isinstance(part, body.ContentBody)
+        content += part.value
+    return content, str((head.properties.headers or {}).get("x-key", ""))
 
 
 def _await_depths(asking: Asking, depths: Mapping[str, int]) -> None:

@@ -20,7 +20,7 @@ from dmp.amqp.wire import encode
 from dmp.wire import AMQP_HEADER
 from tests.dmp.amqp_peer import decoded, publish, start_ok
 from tests.dmp.world import PERSISTENT
-from tests.trials.dmp_ledger import EXCHANGE, FANOUT, LATER, DmpBook
+from tests.trials.dmp_ledger import ARGUMENTS, EXCHANGE, FANOUT, KEYED, LATER, ONCE, DmpBook
 from tests.trials.payloads import Payloads
 from tests.trials.peers import Asked, PeersLoad, RawPeer, burst, sampled
 from tests.trials.queue_ledger import Message, QueueBook, Step
@@ -29,7 +29,9 @@ _HELD_MAX = 200
 _PART_BYTES = 60_000
 _FRAME_END = 8
 _MARKS = "marks"
-_CONSUMED = ("orders", "mails", "audit", LATER)
+_CONSUMED = ("orders", "mails", "audit", LATER, ONCE)
+_WITH_ARGUMENTS = tuple([(name,) for name in ARGUMENTS])
+_KEYS = ("", *[f"k{number}" for number in range(12)])
 DELAYS_MS = (0, 10, 50, 250)
 LATE_SECONDS = 0.1
 """So late a message with a delay may be on a busy machine."""
@@ -57,9 +59,13 @@ _EXPECTED = (
 )
 
 
-def _delayed(delay_ms: int) -> bytes:
-    """The properties of a persistent message with the header `x-delay`."""
-    table = b"\x07x-delayI" + delay_ms.to_bytes(4, "big")
+def _with_header(name: str, value: int | str) -> bytes:
+    """The properties of a persistent message with this header."""
+    if isinstance(value, str):
+        field = b"S" + len(value).to_bytes(4, "big") + value.encode()
+    else:
+        field = b"I" + value.to_bytes(4, "big")
+    table = bytes([len(name)]) + name.encode() + field
     return b"\x30\0" + len(table).to_bytes(4, "big") + table + b"\x02"
 
 
@@ -83,12 +89,31 @@ class AmqpPeer(RawPeer):
         if queues == (LATER,):
             delay_ms = self._source.choice(DELAYS_MS)
             self._book.earliest[content] = now + delay_ms / 1000
-            properties = _delayed(delay_ms)
-        messages = self._book.send(content, queues, self.name, now)
+            properties = _with_header("x-delay", delay_ms)
+        if queues[0] in KEYED:
+            key = self._source.choice(_KEYS)
+            properties = _with_header("x-key", key) if key else PERSISTENT
+            messages = self._book.send_keyed(content, queues[0], key, self.name, now)
+        elif queues == (ONCE,):
+            name, messages = self._named(content, now)
+            properties = _with_header("x-deduplication-header", name)
+        else:
+            messages = self._book.send(content, queues, self.name, now)
         self._tag += 1
         self._unconfirmed.append((self._tag, messages, acked))
         exchange, key = ("", queues[0]) if len(queues) == 1 else (EXCHANGE, "")
         self._out += publish(exchange, key, content, properties=properties, part=_PART_BYTES)
+
+    def _named(self, content: bytes, now: float) -> tuple[str, list[Message]]:
+        """A name, and the message that is to come of it: none where one of the name was confirmed."""
+        named = self._book.named
+        if named and self._source.random() < 0.5:
+            name, first = self._source.choice(named)
+            if first.acknowledged:
+                return name, []
+        name, messages = f"n{self._book.places}", self._book.send(content, (ONCE,), self.name, now)
+        named.append((name, messages[0]))
+        return name, messages
 
     def account(self, now: float) -> None:
         end = whole_frames(self._in)
@@ -147,7 +172,7 @@ class Publisher(AmqpPeer):
 
     def fill(self, now: float) -> None:
         for _ in range(burst(self._window, len(self._unconfirmed))):
-            queues = self._source.choice((("orders",), ("mails",), (LATER,), FANOUT))
+            queues = self._source.choice((("orders",), ("mails",), (LATER,), FANOUT, *_WITH_ARGUMENTS))
             self.publish(queues, now)
 
 
@@ -182,7 +207,8 @@ class Consumer(AmqpPeer):
         self._out += encode(commands.Basic.Consume(queue=self._queue.name), 1)
 
     def fill(self, now: float) -> None:
-        if len(self._held) >= min(self._mix.prefetch, _HELD_MAX):
+        full = len(self._held) >= min(self._mix.prefetch, _HELD_MAX)
+        if full or (self._held and self._queue.name in KEYED and self._source.random() < 0.1):
             self._ack(next(iter(self._held)), multiple=False)
         if len(self._acked) >= 20 and len(self._unconfirmed) < 4:
             acked, self._acked = self._acked, []
@@ -222,6 +248,8 @@ class Consumer(AmqpPeer):
         elif message.ack is not None:
             text = f"{name}: delivered after an acknowledgement was sent: {message.key[:48]!r}"
             self.refusals.append((now, text))
+        if name in KEYED:
+            self.refusals += [(now, text) for text in self._book.deliver_keyed(name, message)]
         message.shown = now if message.shown is None else message.shown
         message.held = True
         self._held[tag] = message
@@ -231,6 +259,8 @@ class Consumer(AmqpPeer):
         if way == "nack":
             del self._held[tag]
             message.held = False
+            if name in KEYED:
+                self._book.settle_keyed(name, message, acked=False)
             self._out += encode(commands.Basic.Nack(tag, False, True), 1)
         elif way != "hold":
             self._ack(tag, multiple=way == "all")
@@ -240,6 +270,8 @@ class Consumer(AmqpPeer):
             message = self._held.pop(each)
             message.held, message.ack = False, Asked(time.monotonic())
             self._acked.append(message)
+            if self._queue.name in KEYED:
+                self._book.settle_keyed(self._queue.name, message, acked=True)
         self._out += encode(commands.Basic.Ack(tag, multiple), 1)
 
 
@@ -256,13 +288,17 @@ class DmpLoad(PeersLoad):
         for number, mix in sampled(source, REQUEST_MIXES):
             queue = book.queues[source.choice(_CONSUMED)]
             peers.append(Consumer(address, f"reader-{number}", book, payloads, source, queue, mix))
+        queue = book.queues[source.choice([*KEYED])]
+        for number, mix in sampled(source, REQUEST_MIXES, 2):
+            peers.append(Consumer(address, f"taker-{number}", book, payloads, source, queue, mix))
         super().__init__(peers)
 
 
 def _declare(address: tuple[str, int], book: DmpBook) -> None:
     with Asking(address) as asking:
         for name, queue in book.queues.items():
-            asking.ask(commands.Queue.Declare(queue=name, durable=True), commands.Queue.DeclareOk)
+            declare = commands.Queue.Declare(queue=name, durable=True, arguments={**ARGUMENTS.get(name, {})})
+            asking.ask(declare, commands.Queue.DeclareOk)
             if not queue.asked_position:
                 queue.steps.append(Step(time.monotonic(), time.monotonic(), position=1))
         asking.ask(

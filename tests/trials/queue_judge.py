@@ -98,7 +98,7 @@ def _judge_at(
         else:
             here.append(message)
         seen.add(body)
-    _judge_order(queue.name, queue.settled, here, verdict)
+    judge_order(queue.name, queue.settled, here, verdict)
     for body in dead:
         if body in seen:
             verdict.faults.append(f"{queue.name}: twice, once among the dead: {_short(body)}")
@@ -113,7 +113,7 @@ def _judge_at(
     return verdict
 
 
-def _judge_order(name: str, settled: Sequence[Message], here: Sequence[Message], verdict: Verdict) -> None:
+def judge_order(name: str, settled: Sequence[Message], here: Sequence[Message], verdict: Verdict) -> None:
     """Those found before keep their places, and what came since stands behind, in the order of arrival."""
     base = {id(message): place for place, message in enumerate(settled)}
     last_of: dict[str, int] = {}

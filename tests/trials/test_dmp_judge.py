@@ -39,3 +39,13 @@ def test_a_power_cut_takes_no_queue_that_was_made_before() -> None:
     nothing = book(("a", "mails"))
     assert judge(nothing, gone, until=-math.inf).faults == []
     assert judge(nothing, shown("a"), until=-math.inf).faults == [], "an older state"
+
+
+def test_those_of_a_key_stand_in_order_and_keys_among_each_other_in_any() -> None:
+    sent = DmpBook()
+    for queue in sent.queues.values():
+        queue.steps.append(Step(0.4, 0.5, position=1))
+    for body, key in (("a1", "a"), ("b1", "b"), ("a2", "a")):
+        sent.send_keyed(body.encode(), "keyed", key, "w", 0.9)
+    assert "out of order" in "".join(judge(sent, shown("b1", "a2", "a1", queue="keyed")).faults)
+    assert judge(sent, shown("a1", "a2", "b1", queue="keyed")).faults == []
