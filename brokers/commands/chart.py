@@ -47,7 +47,7 @@ def chart(
         client = at.client()
         rows: list[Mapping[str, Any]] = []
         for item in listing(of, client, query, sort, False, limit, None).rows:
-            path = (of.name, *([item["protocol"]] if of.by_protocol else []), *(item[p] for p in of.parts))
+            path = (of.name, *(item[column] for column in of.name_columns))
             history = client.get(*path, HISTORY.name, span=span)
             rows += charted(of, item, history, whole=json)
         return Listing(rows, {})
@@ -59,7 +59,7 @@ def charted(
     kind: ObjectKind, item: Mapping[str, Any], history: Mapping[str, Any], *, whole: bool
 ) -> Iterator[Mapping[str, Any]]:
     """A row for each chart of an object. `whole`: with its values in place of what is made of them."""
-    name = {part: item[part] for part in (*(["protocol"] if kind.by_protocol else []), *kind.parts)}
+    name = {column: item[column] for column in kind.name_columns}
     for chart in kind.charts:
         values = history["lines"][chart.column][""]
         row = {**name, "chart": chart.column, "unit": kind.chart_unit(chart)}
