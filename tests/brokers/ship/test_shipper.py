@@ -141,10 +141,17 @@ async def test_an_encrypted_bucket_has_the_same(autojump_clock: object) -> None:
     assert any(b"fourth" in data for data in clear.values())
 
 
-async def test_a_writer_that_was_overtaken_stops_and_overwrites_nothing(autojump_clock: object) -> None:
-    """Paused, while a copy of its folder is served elsewhere: as by a machine that is taken for dead."""
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
+async def test_a_writer_that_was_overtaken_stops_and_overwrites_nothing(
+    autojump_clock: object, ahead_ms: int
+) -> None:
+    """Paused, while a copy of its folder is served elsewhere: as by a machine that is taken for dead. Its
+    clock is set wrong meanwhile: no clock is asked who writes.
+    """
     disk, bucket = FakeDisk(), FakeStore()
     async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as old:
+        right_ms = old.shipper.wall_ms
+        old.shipper.wall_ms = lambda: right_ms() + ahead_ms
         await work(old)
         await old.even()
         copy = disk.kill()
