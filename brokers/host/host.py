@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
@@ -53,7 +53,6 @@ from brokers.host.service import Bound, SupervisedService
 from brokers.settings.config import USERS_NAME, Config
 from brokers.settings.objects import SettingObjects
 from brokers.settings.reloading import Apply, Prepare, Reloader
-from brokers.ship.folder_files import FolderFiles, content_of
 from brokers.ship.link import BucketLink
 from shared.access import Access, written_users
 from shared.budget import Account
@@ -71,6 +70,9 @@ from shared.storage.settings import StorageSettings
 from shared.storage.store import Store
 from shared.storage.threads import Threads
 from shared.storage.tools.backup import backup_files
+
+if TYPE_CHECKING:
+    from brokers.ship.folder_files import FolderFiles
 
 UNUSED_SEGMENT_BYTES = 64 * 1024
 """For a journal that stays empty. Two segments of the usual size would be 128 MiB of zeros."""
@@ -272,6 +274,8 @@ class Host:
                 reloader.register(bridges.prepare)
                 reloader.register(self._prepare_users)  # last: guards are as set before it
                 if store.shipping is not None:
+                    from brokers.ship.folder_files import FolderFiles
+
                     with suppress(StoreError):  # it is full, or read-only, which is told
                         self._files = await FolderFiles.open(store, self._log)
                         await self._keep_files()
@@ -380,7 +384,7 @@ class Host:
             return
         named = self._access.users
         users = {name: attrs.evolve(user, password=None) for name, user in (named or {}).items()}
-        bridges = await self._in_thread(content_of, self._config.serve.data_dir / BRIDGES_NAME)
+        bridges = await self._in_thread(self._files.content_of, self._config.serve.data_dir / BRIDGES_NAME)
         await self._files.keep(
             {BRIDGES_NAME: bridges, USERS_NAME: None if named is None else written_users(users).encode()}
         )

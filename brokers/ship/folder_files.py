@@ -37,6 +37,14 @@ class FolderFiles:
         """Raises StoreError."""
         return cls(store, await Table.open(store.namespace(NAMESPACE, Durability("always")), TABLE), log)
 
+    @staticmethod
+    def content_of(path: Path) -> bytes | None:
+        """A file's bytes; None where it is not there. In a thread. Raises OSError."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
     async def keep(self, files: Mapping[str, bytes | None]) -> None:
         """Have the table say what is in these files; None: they are not there. Returns once that is durable.
         What cannot be kept is logged: the file itself counts."""
@@ -67,14 +75,6 @@ async def put_back(store: Store, folder: Path) -> list[str]:
     table = await Table.open(store.namespace(NAMESPACE, Durability("always")), TABLE)
     files = [(key.decode(), data) for key, data in table.items()]
     return [name for name, data in files if await store.in_thread(_write, folder, name, data)]
-
-
-def content_of(path: Path) -> bytes | None:
-    """A file's bytes; None where it is not there. In a thread. Raises OSError."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def _write(folder: Path, name: str, data: bytes) -> bool:

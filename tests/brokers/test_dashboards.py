@@ -51,7 +51,7 @@ def test_every_series_of_the_dashboard_and_of_the_alerts_is_one(shared_server: S
     named = {name for name in every if not name.startswith(SHIPPED)}  # tests/brokers/ship knows those
     assert len(named) > 50
     told = set(re.findall(r"^(\w+)[{ ]", scrape(shared_server), re.MULTILINE))
-    assert named - told == LATER
+    assert named - told <= LATER
     source = "".join(
         path.read_text()
         for each in ("shared", "logmq", "dms")
