@@ -55,11 +55,7 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
                     "name": queue.name.decode(),
                     "auto_delete": kind.auto_delete,
                     **_shown(kind.table),
-                    **(
-                        {}
-                        if kind.changes == EMPTY_TABLE
-                        else {"changes": show_value(read_table(kind.changes))}
-                    ),
+                    **_changes_shown(kind),
                 }
 
     async def make_queue(row: Row, dry_run: bool, _: Promised) -> Made:

@@ -222,7 +222,8 @@ class ColdJobs(ColdReader):
                 left.popleft().offset = LOST
             self._row.lose([lost])
         elif isinstance(data, LogDeleted | OutOfRange) or data == b"":
-            left.popleft().offset = LOST
+            if left[0].offset == self.offset:  # else its record was moved meanwhile
+                left.popleft().offset = LOST
         elif isinstance(data, StoreError):
             left.clear()
             self._row.cannot_read(data)

@@ -61,6 +61,7 @@ from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
+    from dms.options import Options
     from shared.queues.naming import MessageName, NewTime
     from shared.storage.store import Ticket
 
@@ -278,7 +279,8 @@ class Expiry:
     def arm(self) -> None:
         """Have the engine call `on_time` when something is due."""
         parked = self._parked_until
-        if (not parked and any(self._dead.values())) or self.requeued_expired or self._may_leave():
+        may_bury = not (parked or self._reading) and any(self._dead.values())
+        if may_bury or self.requeued_expired or self._may_leave():
             self._soon()
             return
         firsts: list[float] = [times[0][0] for times in (self.lifetimes, self.delays) if times]
@@ -611,12 +613,14 @@ class Jobs:
         """What the answer to a repeated key waits for: jobs with a key that the disk does not have yet."""
 
     def _new_keys(self) -> Keys:
-        options = self.queue.options
-        return Keys(options.per_key, fair=options.fair, priority_max=max(options.priorities - 1, 0))
+        self._order = per_key, fair, priority_max = _order_of(self.queue.options)
+        return Keys(per_key, fair=fair, priority_max=priority_max)
 
     def options_changed(self) -> None:
-        """The queue's options have changed: what is ready stands anew."""
+        """The queue's options have changed: what is ready stands anew, if they say in which order."""
         options = self.queue.options
+        if self._order == _order_of(options):
+            return
         self.ready = self._new_keys()
         for run in self._runs.values():
             self.ready.add(run, run.head.priority, run.head.key)
@@ -1106,7 +1110,7 @@ class Jobs:
             self._wall_ahead_ms = ahead_ms
 
     def _reckon_anew(self) -> Iterator[None]:
-        for seqs in batched(self.waiting.numbers):
+        for seqs in batched([*self.waiting.numbers]):
             for seq in seqs:
                 job = self.waiting.get(seq)
                 if job is not None:
@@ -1219,6 +1223,11 @@ class Jobs:
             self._enter(seq, job, now)
         self._charge_known()
         self.arm()
+
+
+def _order_of(options: Options) -> tuple[int, bool, int]:
+    """What options say of the order of jobs, as `Keys` takes it."""
+    return options.per_key, options.fair, max(options.priorities - 1, 0)
 
 
 def _plain_ones(

@@ -36,17 +36,19 @@ class JobCopying(Copying):
             self.copy(self._at, self._end, COPY_BYTES)
             self._inside = False
             if self._at == before and not self.busy:
-                break  # it cannot be read, or the disk takes no more
+                self.stopped()  # also where the disk takes no more
             yield
         if not self.busy:
-            if self._at >= self._end:
-                self._jobs.all_copied(self._end)
-            self._at = self._end
+            self._jobs.all_copied(self._end)
 
     def copied(self, end: int) -> None:
         self._at = max(end, self._at)
         if not self._inside:
             self._jobs.work(self._steps())
+
+    def stopped(self) -> None:
+        """The next snapshot begins anew."""
+        self._end = self._at
 
     def copies_in(self, data: bytes, start: int) -> Iterator[tuple[int, int, int, bytes, int]]:
         self._jobs.flush_notes()  # a copy says how often its job was delivered

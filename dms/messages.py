@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from heapq import nsmallest
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -65,8 +67,9 @@ class Messages(MessageActions[Queue]):
         offset = 0 if cold is None else cold.row_start()
         if cold is not None:
             offset = max([at for first, at in cold.positions if first <= start], default=offset)
+        runs = nsmallest(most, [run for run in runs if run.end > least], key=attrgetter("first"))
         # Copies: what waits may be cut meanwhile.
-        runs = [run.part(max(least - run.first, 0), len(run)) for run in runs if run.end > least]
+        runs = [run.part(max(least - run.first, 0), len(run)) for run in runs]
         row, of_jobs = split_at(runs, JOB_FIRST)
         for run, place in first_of(row, most):
             most -= 1

@@ -45,6 +45,9 @@ class Copying:
     def copied(self, end: int) -> None:
         """All below `end` that was to be copied is."""
 
+    def stopped(self) -> None:
+        """What was to be copied cannot be read, or the disk has refused the copies."""
+
     def copy(self, start: int, bound: int, size: int) -> None:
         """Copy what counts of the records from `start` on, within so many bytes and below `bound`."""
         if not self.busy and start < bound and start != self._unreadable:
@@ -57,6 +60,7 @@ class Copying:
             return
         if isinstance(data, StoreError):
             self._unreadable = start
+            self.stopped()
             return
         copies: list[tuple[int, int, int]] = []
         size, end = 0, start + len(data)
@@ -81,6 +85,7 @@ class Copying:
     def _done(self, copies: Sequence[tuple[int, int, int]], end: int, ticket: Ticket) -> None:
         self.busy = False
         if ticket.error is not None or self.log.deleted:
+            self.stopped()
             return
         for number, place, offset in copies:
             if self.is_at(number, place):

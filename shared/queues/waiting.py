@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -56,9 +56,9 @@ class Waiting(Generic[T]):
         return self._items.get(number)
 
     @property
-    def numbers(self) -> list[int]:
-        """Of all items, in no order."""
-        return [*self._items]
+    def numbers(self) -> KeysView[int]:
+        """Of all items, in no order: a view."""
+        return self._items.keys()
 
     def replace(self, number: int, item: T) -> None:
         """Have another item at the time of the one of this number, which is here."""

@@ -2,20 +2,37 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
 
 from dms import queue_log, records
-from dms.cold_jobs import cold_job, due_of, head_of, is_cold_job, moved, place_of, said_of, timed, tries_of
+from dms.cold import ColdJobs
+from dms.cold_jobs import (
+    cold_job,
+    cold_run,
+    due_of,
+    head_of,
+    is_cold_job,
+    moved,
+    place_of,
+    said_of,
+    timed,
+    tries_of,
+)
 from dms.engine import Queue
+from dms.job_copying import JobCopying
 from dms.job_head import JOB_FIRST, JobHead, pack_job
 from dms.opening import LogReplay
 from dms.records import RecordKind
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.budget import Account
+from shared.errors import OutOfRange, StoreError
+from shared.storage.log import Log
 from tests.dms.world import World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.turns import short_turns
 
@@ -240,3 +257,63 @@ def test_jobs_that_are_due_together_come_in_order_though_none_was_in_memory() ->
     assert sorted(found) == [*range(600)]
     late = [number for number in found if number % 7 == 6]
     assert late == sorted(late, key=lambda number: (-(number % 3), number))
+
+
+class OddLog:
+    """A log that answers each read with what is said beforehand."""
+
+    end, deleted = 0, False
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, Callable[[bytes | StoreError], None]]] = []
+
+    def read(self, offset: int, size: int, done: Callable[[bytes | StoreError], None]) -> None:
+        self.reads.append((offset, done))
+
+
+def test_a_job_whose_record_was_moved_while_it_was_read_is_read_where_it_is() -> None:
+    log: Any = OddLog()
+    row: Any = SimpleNamespace(ended=False)
+    head, done = JobHead(), list[bytes]()
+    run = cold_run(JOB_FIRST, cold_job(100, 0, 0, head))
+    ColdJobs(log, row).load([run], lambda: done.extend(run.bodies))
+    run.offset = 900
+    log.reads[0][1](OutOfRange(500))
+    assert [offset for offset, _ in log.reads] == [100, 900]
+    log.reads[1][1](records.pack_jobs([pack_job(0, head, b"body")], JOB_FIRST, 0, 0))
+    assert done == [b"body"]
+
+
+def test_copying_that_was_stopped_by_the_disk_goes_on_at_the_next_snapshot() -> None:
+    log: Any = OddLog()
+    copied: list[int] = []
+    jobs: Any = SimpleNamespace(work=lambda steps: [*steps], all_copied=copied.append)
+    copying = JobCopying(log, jobs)
+    copying.begin(100, 200)
+    log.reads[0][1](StoreError("the disk fails"))
+    assert not copied
+    copying.begin(150, 300)
+    assert [offset for offset, _ in log.reads] == [100, 150]
+
+
+def test_dead_jobs_that_cannot_be_read_keep_nobody_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(COLD)
+    peer = with_queue(world, options=b'{"dead_letter": "dead"}')
+    peer.create("dead")
+    peer.produce_with("orders", b"dies", ttl_ms=1000)
+    monkeypatch.setattr(Log, "read", lambda log, offset, size, done: done(StoreError("the disk fails")))
+    world.advance(1.1)
+    assert world.depths() == {"orders": 1, "dead": 0}
+    assert queue_of(world).deadline > world.times.now_ms() + 500
+
+
+def test_jobs_stand_as_they_did_where_options_say_nothing_of_their_order(world: World) -> None:
+    with_queue(world).produce_with("orders", b"one", key="k")
+    jobs = queue_of(world).jobs
+    assert jobs is not None
+    ready = jobs.ready
+    world.call("change", queue="orders", depth=50)
+    assert jobs.ready is ready
+    world.call("change", queue="orders", per_key=1)
+    assert jobs.ready.per_key == 1
+    assert bodies(world, 1) == [b"one"]
