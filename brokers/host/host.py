@@ -278,7 +278,7 @@ class Host:
 
                     with suppress(StoreError):  # it is full, or read-only, which is told
                         self._files = await FolderFiles.open(store, self._log)
-                        await self._keep_files()
+                        nursery.start_soon(self._keep_files)  # a start waits for no bucket
                 nursery.start_soon(self.rates.run)
                 nursery.start_soon(self._flows.run)
                 nursery.start_soon(self._charts.run)
@@ -382,12 +382,10 @@ class Host:
         """Have the bucket get what is in the files beside the logs, without secrets."""
         if self._files is None:
             return
-        named = self._access.users
+        await self._files.keep_copy(self._config.serve.data_dir / BRIDGES_NAME)
+        named = self._access.users  # as of now: they may have changed meanwhile
         users = {name: attrs.evolve(user, password=None) for name, user in (named or {}).items()}
-        bridges = await self._in_thread(self._files.content_of, self._config.serve.data_dir / BRIDGES_NAME)
-        await self._files.keep(
-            {BRIDGES_NAME: bridges, USERS_NAME: None if named is None else written_users(users).encode()}
-        )
+        await self._files.keep(USERS_NAME, None if named is None else written_users(users).encode())
 
     async def _prepare(self, config: Config) -> Apply:
         """What is the host's own."""

@@ -138,9 +138,10 @@ class SupervisedService:
         follows another one, whose service does not see by itself what comes. Raises StoreError.
         """
         look = getattr(self._service, "look_anew", None)
-        if self._service is None or look is not None:
-            if look is not None:
-                await look()
+        if look is not None:
+            await look()
+            return
+        if self._service is None:
             return
         budget = self._context.budget
         name = f"{self.name}-shown"

@@ -6,14 +6,14 @@ it is set anew.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import structlog
+import trio
 
 from shared.errors import StoreError
-from shared.local_path import replace_file, sync_folder
+from shared.local_path import read_file, replace_file, sync_folder
 from shared.storage.settings import Durability
 from shared.storage.store import Store
 from shared.storage.table import Table
@@ -31,39 +31,52 @@ class FolderFiles:
         self._store = store
         self._table = table
         self._log = log
+        self._copying = trio.Lock()
 
     @classmethod
     async def open(cls, store: Store, log: structlog.stdlib.BoundLogger) -> Self:
         """Raises StoreError."""
         return cls(store, await Table.open(store.namespace(NAMESPACE, Durability("always")), TABLE), log)
 
-    @staticmethod
-    def content_of(path: Path) -> bytes | None:
-        """A file's bytes; None where it is not there. In a thread. Raises OSError."""
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
-
-    async def keep(self, files: Mapping[str, bytes | None]) -> None:
-        """Have the table say what is in these files; None: they are not there. Returns once that is durable.
-        What cannot be kept is logged: the file itself counts."""
-        for name, data in files.items():
-            key = name.encode()
-            if self._table.get(key) == data:
-                continue
+    async def keep_copy(self, path: Path) -> None:
+        """Have the table say what is in a file by now. Returns and logs as `keep`."""
+        async with self._copying:  # else what was read before could be put behind what was read later
             try:
-                if data is not None and len(data) > FILE_BYTES_MAX:
-                    raise StoreError(f"it has {len(data)} bytes, and {FILE_BYTES_MAX} fit")
-                ticket = self._table.delete(key) if data is None else self._table.put(key, data)
-                await self._store.wait(ticket)
-            except StoreError as error:
-                self._log.error(
-                    "a file of the data folder is not shipped: a restore brings what it was before; the next "
-                    "change or start tries again",
-                    file=name,
-                    reason=str(error),
-                )
+                data = await self._store.in_thread(_content_of, path)
+            except OSError as error:
+                self._tell(path.name, error)
+            else:
+                await self.keep(path.name, data)
+
+    async def keep(self, name: str, data: bytes | None) -> None:
+        """Have the table say what is in a file; None: it is not there. Returns once that is durable. What
+        cannot be kept is logged: the file itself counts."""
+        key = name.encode()
+        if self._table.get(key) == data:
+            return
+        try:
+            if data is not None and len(data) > FILE_BYTES_MAX:
+                raise StoreError(f"it has {len(data)} bytes, and {FILE_BYTES_MAX} fit")
+            ticket = self._table.delete(key) if data is None else self._table.put(key, data)
+            await self._store.wait(ticket)
+        except StoreError as error:
+            self._tell(name, error)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        self._log.error(
+            "a file of the data folder is not shipped: a restore brings what it was before; the next change "
+            "or start tries again",
+            file=name,
+            reason=str(error),
+        )
+
+
+def _content_of(path: Path) -> bytes | None:
+    """A file's bytes; None where it is not there. Raises OSError."""
+    try:
+        return read_file(path, FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None
 
 
 async def put_back(store: Store, folder: Path) -> list[str]:

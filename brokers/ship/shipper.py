@@ -20,7 +20,7 @@ import attrs
 import structlog
 import trio
 
-from brokers.ship import epochs, folder_files
+from brokers.ship import epochs
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
 from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.formats import (
@@ -71,15 +71,11 @@ def opened_with(settings: ShipSettings) -> Ships:
     patterns = ("*",) if settings.ack == "bucket" else settings.ack_bucket
     matches = matcher(patterns)
 
-    def acks(namespace: str, name: str) -> bool:
-        """No protocol answers with the host's own, which a start writes: it waits for no bucket."""
-        return namespace != folder_files.NAMESPACE and bool(matches(f"{namespace}:{name}"))
-
     def held_from(disk: Disk) -> int | None:
         mark = _mark_of(read_file(disk, SHIP_PATH), settings.url)
         return None if mark is None or mark.anew else mark.lsn
 
-    return Ships(held_from, acks)
+    return Ships(held_from, lambda namespace, name: matches(f"{namespace}:{name}"))
 
 
 def _mark_of(data: bytes | None, url: str) -> FolderMark | None:

@@ -114,3 +114,21 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
     with pytest.raises(NotReadyError) as refused:
         first.start()
     assert refused.value.code == 78
+
+
+def test_a_start_waits_for_no_bucket(tmp_path: Path, command: Run) -> None:
+    """Also where the bucket is to have a file of the folder before it is acknowledged."""
+    bucket = tmp_path / "bucket"
+    environ = shipping(f"file://{bucket}", BROKERS_SHIP_ACK="bucket")
+    server = Server(tmp_path, "--enable", "dms", environ=environ)
+    with server:
+        where = ("--data-dir", str(server.data))
+        assert command("user", "add", "ann", "--certificate", *where)[0] == 0
+        assert server.stop() == 0
+    assert command("user", "allow", "ann", "*:*:*", *where)[0] == 0
+    bucket.rename(tmp_path / "away")
+    bucket.write_text("no folder")
+    with Server(tmp_path, "--enable", "dms", environ=environ) as again:
+        assert again.address("dms")
+        assert command("user", "list", *where)[0] == 0
+        again.kill()

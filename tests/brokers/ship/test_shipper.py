@@ -1,16 +1,18 @@
 """What the shipper sends can be put together again, whatever ends it, and nobody else's is overwritten."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
-from brokers.ship.folder_files import FolderFiles
+from brokers.ship.folder_files import FolderFiles, put_back
 from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
@@ -350,18 +352,6 @@ async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: obj
         assert assembled(bucket.objects).logs == await ours.contents()
 
 
-async def test_what_a_start_keeps_beside_the_logs_waits_for_no_bucket(autojump_clock: object) -> None:
-    disk, bucket = FakeDisk(), FakeStore()
-    bucket.away = True
-    async with shipped(disk, bucket, attrs.evolve(SETTINGS, ack="bucket"), close=False) as ours:
-        files = await FolderFiles.open(ours.store, ours.shipper.log)
-        with trio.fail_after(1):
-            await files.keep({"users.toml": b"x"})
-        with trio.move_on_after(100) as scope:
-            await ours.append("orders", b"z")
-        assert scope.cancelled_caught
-
-
 async def test_many_who_wait_share_an_object(autojump_clock: object) -> None:
     settings = attrs.evolve(SETTINGS, ack="bucket")
     disk, bucket = FakeDisk(), FakeStore()
@@ -474,3 +464,25 @@ async def test_no_object_ends_between_what_is_gone_and_its_deletion(
         assert not missing, key
     assert gone == crashed
     assert before < set(bucket.objects)
+
+
+async def test_a_file_that_cannot_be_read_is_told_and_one_that_is_gone_is_gone(
+    autojump_clock: object, tmp_path: Path
+) -> None:
+    async with shipped(FakeDisk(), FakeStore(), close=False) as ours:
+        files = await FolderFiles.open(ours.store, ours.shipper.log)
+        path = tmp_path / "bridges.json"
+        path.write_bytes(b"one")
+        await files.keep_copy(path)
+        path.unlink()
+        path.mkdir()
+        with structlog.testing.capture_logs() as told:
+            await files.keep_copy(path)
+        assert [(line["file"], line["log_level"]) for line in told] == [("bridges.json", "error")]
+        target = tmp_path / "restored"
+        target.mkdir()
+        assert await put_back(ours.store, target) == ["bridges.json"]
+        assert (target / "bridges.json").read_bytes() == b"one"
+        path.rmdir()
+        await files.keep_copy(path)
+        assert await put_back(ours.store, tmp_path) == []
