@@ -132,6 +132,7 @@ class Shipper:
     """What the last snapshot took."""
     shipping: Shipping = attrs.field(init=False)
     _mark: FolderMark | None = None
+    _saving: trio.Lock = attrs.Factory(trio.Lock)
     _writer: str = attrs.Factory(epochs.new_writer)
     _least_lsn: int = 0
     """A snapshot must be of this LSN or later to make what is shipped restorable."""
@@ -419,9 +420,10 @@ class Shipper:
     # -- the folder's mark, and the journal that is kept
 
     async def _save_mark(self) -> None:
-        assert self._mark is not None
         with trio.CancelScope(shield=True):  # a mark is written whole, and before what follows from it
-            await self.store.in_thread(self.shipping.write_file, SHIP_PATH, self._mark.pack())
+            async with self._saving:  # what ships and what folds save it
+                assert self._mark is not None
+                await self.store.in_thread(self.shipping.write_file, SHIP_PATH, self._mark.pack())
 
     async def _write_mark(self) -> None:
         """Note how far the bucket is, and let the journal go up to there."""

@@ -124,7 +124,7 @@ def test_a_start_waits_for_no_bucket(tmp_path: Path, command: Run) -> None:
     with server:
         where = ("--data-dir", str(server.data))
         assert command("user", "add", "ann", "--certificate", *where)[0] == 0
-        assert server.stop() == 0
+        assert server.stop() == 0, server.said
     assert command("user", "allow", "ann", "*:*:*", *where)[0] == 0
     bucket.rename(tmp_path / "away")
     bucket.write_text("no folder")

@@ -13,7 +13,7 @@ import trio.testing
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
 from brokers.ship.folder_files import FolderFiles, put_back
-from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, unpack_manifest, unpack_wal, wal_key
+from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, SHIP_PATH, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
@@ -486,3 +486,29 @@ async def test_a_file_that_cannot_be_read_is_told_and_one_that_is_gone_is_gone(
         path.rmdir()
         await files.keep_copy(path)
         assert await put_back(ours.store, tmp_path) == []
+
+
+async def test_one_at_a_time_writes_the_mark_and_the_newest_stays(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FakeDisk()
+    async with shipped(disk, FakeStore(), close=False) as ours:
+        await ours.even()
+        writes: list[bytes] = []
+
+        async def slowly(work: Any, *arguments: Any) -> Any:
+            if arguments[:1] == (SHIP_PATH,):
+                writes.append(arguments[1])
+                most.append(len(writes) - len(done))
+                await trio.sleep(1 / len(writes))
+                done.append(arguments[1])
+            return work(*arguments)
+
+        most: list[int] = []
+        done: list[bytes] = []
+        monkeypatch.setattr(ours.store, "in_thread", slowly)
+        async with trio.open_nursery() as nursery:
+            for log_id in (7, 8):
+                nursery.start_soon(ours.shipper.note_left, log_id)
+        assert set(most) == {1}
+        assert disk.contents()[SHIP_PATH] == writes[-1]
