@@ -86,6 +86,11 @@ class ObjectKind:
     charts: tuple[Chart, ...] = ()
     none: str = ""
 
+    @property
+    def name_columns(self) -> tuple[str, ...]:
+        """The columns that name an object of any protocol."""
+        return (("protocol",) if self.by_protocol else ()) + self.parts
+
     def chart_unit(self, chart: Chart) -> str:
         """The unit of a chart's figures: B, /s, B/s, or "" for a count."""
         (unit,) = [column.unit for column in self.columns if column.name == chart.column]

@@ -472,9 +472,8 @@ def _paths(kind: ObjectKind, those: Sequence[Objects]) -> Iterator[tuple[str, An
             operation = _action_operation(action, ())
             listed["post"] = _either(listed["post"], operation) if "post" in listed else operation
     yield f"{ROOT}/{kind.name}", listed
-    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
-    one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{part}}}" for part in parts)
-    named = [_parameter(part, "path", _IN_PATH) for part in parts]
+    one = f"{ROOT}/{kind.name}/" + "/".join(f"{{{column}}}" for column in kind.name_columns)
+    named = [_parameter(column, "path", _IN_PATH) for column in kind.name_columns]
     operations = {"get": _operation("One of them.", row, named)}
     actions: dict[str, Action] = {}
     for action in (action for each in those for action in each.actions):

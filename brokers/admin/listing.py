@@ -113,8 +113,7 @@ async def selected(
 
 def path_of(kind: ObjectKind, row: Row) -> str:
     """The page's URL of an object."""
-    parts = (("protocol",) if kind.by_protocol else ()) + kind.parts
-    return f"/{kind.name}/" + "/".join(path_part(str(row[part])) for part in parts)
+    return f"/{kind.name}/" + "/".join(path_part(str(row[column])) for column in kind.name_columns)
 
 
 def reader(protocol: str, objects: Objects, column: str) -> Callable[[Any], Any]:

@@ -1,14 +1,16 @@
 """`brokers chart`: what the page draws of single objects, as figures and as a line of blocks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from brokers.commands.control import Api
 from brokers.commands.flags import host_command
 from brokers.commands.objects import listing, query_of
 from brokers.commands.render import Listing, Watched
 from brokers.commands.server_address import ServerAddress
+from brokers.errors import ExitCode, Failure
 from shared.actions import HISTORY, SPANS
 from shared.cli.options import Json, at_least_one, flag
 from shared.objects import KINDS, ObjectKind
@@ -45,21 +47,32 @@ def chart(
 
     def look() -> Listing:
         client = at.client()
-        rows: list[Mapping[str, Any]] = []
-        for item in listing(of, client, query, sort, False, limit, None).rows:
-            path = (of.name, *([item["protocol"]] if of.by_protocol else []), *(item[p] for p in of.parts))
-            history = client.get(*path, HISTORY.name, span=span)
-            rows += charted(of, item, history, whole=json)
-        return Listing(rows, {})
+        items = listing(of, client, query, sort, False, limit, None).rows
+        return Listing([*charts_of(client, of, items, span, whole=json)], {})
 
     return Watched(look) if watch else look()
+
+
+def charts_of(
+    client: Api, kind: ObjectKind, items: Iterable[Mapping[str, Any]], span: str, *, whole: bool
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of `charted` of each object that is still there. Raises Failure."""
+    for item in items:
+        name = [item[column] for column in kind.name_columns]
+        try:
+            history = client.get(kind.name, *name, HISTORY.name, span=span)
+        except Failure as error:
+            if error.code != ExitCode.MISSING:
+                raise
+        else:
+            yield from charted(kind, item, history, whole=whole)
 
 
 def charted(
     kind: ObjectKind, item: Mapping[str, Any], history: Mapping[str, Any], *, whole: bool
 ) -> Iterator[Mapping[str, Any]]:
     """A row for each chart of an object. `whole`: with its values in place of what is made of them."""
-    name = {part: item[part] for part in (*(["protocol"] if kind.by_protocol else []), *kind.parts)}
+    name = {column: item[column] for column in kind.name_columns}
     for chart in kind.charts:
         values = history["lines"][chart.column][""]
         row = {**name, "chart": chart.column, "unit": kind.chart_unit(chart)}

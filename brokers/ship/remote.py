@@ -125,8 +125,8 @@ class RemoteReader:
         except (BucketError, BadObject) as error:
             found = BucketAway(f"the bucket does not give it: {error}")
         finally:
-            self._tell(log, found)
             call(done, found)
+        self._tell(log, found)  # not at a shutdown, which is no fault of the bucket's
         self.answered()
 
     def _tell(self, log: Log, found: bytes | StoreError) -> None:
@@ -205,7 +205,7 @@ class RemoteReader:
     # -- blocks
 
     def _look_ahead(self, block: PartBlock) -> None:
-        """BlockFetch what follows for somebody who reads on, before he asks for it."""
+        """Fetch what follows for somebody who reads on, before he asks for it."""
         unknown = block not in self._blocks and block not in self._fetches
         if unknown and block.start < block.end and self._nursery is not None:
             self._nursery.start_soon(self._prefetch, block)

@@ -293,8 +293,10 @@ class Restore:
                 made.abandon()
         time_ms = made.time_ms or found.snapshot.time_ms
         store = await Store.open(self._folder, _STORAGE)
-        files = await put_back(store, self._folder)
-        await store.close()
+        try:
+            files = await put_back(store, self._folder)
+        finally:
+            await store.close()
         self.missing += await self._in_thread(self._still_missing)
         catalog = await self._in_thread(self._mark, found, lsn)
         report = await self._in_thread(check, self._folder) if verify_full else None

@@ -20,7 +20,7 @@ import attrs
 import structlog
 import trio
 
-from brokers.ship import epochs
+from brokers.ship import epochs, folder_files
 from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
 from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.formats import (
@@ -71,11 +71,15 @@ def opened_with(settings: ShipSettings) -> Ships:
     patterns = ("*",) if settings.ack == "bucket" else settings.ack_bucket
     matches = matcher(patterns)
 
+    def acks(namespace: str, name: str) -> bool:
+        """No protocol answers with the host's own, which a start writes: it waits for no bucket."""
+        return namespace != folder_files.NAMESPACE and bool(matches(f"{namespace}:{name}"))
+
     def held_from(disk: Disk) -> int | None:
         mark = _mark_of(read_file(disk, SHIP_PATH), settings.url)
         return None if mark is None or mark.anew else mark.lsn
 
-    return Ships(held_from, lambda namespace, name: matches(f"{namespace}:{name}"))
+    return Ships(held_from, acks)
 
 
 def _mark_of(data: bytes | None, url: str) -> FolderMark | None:
@@ -341,7 +345,7 @@ class Shipper:
             anew,
             tuple(each for each in starts if each[0] >= lsn),
             tuple(dict.fromkeys(writers))[-WRITERS_KEPT:],
-            tuple(log.id for log in shipping.logs() if log.local > log.first),
+            tuple(log.id for log in shipping.logs_left()),
         )
         await self._save_mark()
         new = Manifest(1, self._writer, journal_id, 1, number + 1, written_ms=now_ms, url=self.settings.url)
@@ -444,7 +448,7 @@ class Shipper:
     async def note_left(self, log_id: int) -> None:
         """Note that a log leaves bytes to the bucket; as `ShippedJournal.note_left`."""
         assert self._mark is not None
-        left = {log.id for log in self.shipping.logs() if log.local > log.first} | {log_id}
+        left = {log.id for log in self.shipping.logs_left()} | {log_id}
         if not left <= {*self._mark.left}:
             self._mark = attrs.evolve(self._mark, left=tuple(sorted(left)))
             await self._save_mark()

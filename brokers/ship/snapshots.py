@@ -139,7 +139,7 @@ class Snapshots:
 
     async def _find_remote(self) -> None:
         """Find the sections of what this disk has no longer, in the newest snapshots that have them."""
-        lacking = {log.id: log for log in self._shipping.logs() if log.local > log.first}
+        lacking = {log.id: log for log in self._shipping.logs_left()}
         journal_id = f"{self._shipping.journal_id:016x}"
         looked_at = set[str]()
         while True:
@@ -335,12 +335,11 @@ class Snapshots:
 
     def _only_here(self) -> frozenset[str]:
         """Objects that have what no disk has any more."""
-        local = {log.id: log.local for log in self._shipping.logs() if log.local > log.first}
         return frozenset(
             key
-            for log_id, below in local.items()
-            for key, section in self._sections.get(log_id, ())
-            if section.first < below
+            for log in self._shipping.logs_left()
+            for key, section in self._sections.get(log.id, ())
+            if section.first < log.local
         )
 
     # -- what this disk need not keep
@@ -369,7 +368,8 @@ class Snapshots:
                 if place > start and not log.deleted:
                     await self._require_ours()
                     await journal.note_left(log.id)
-                    self._store.retention.leave_to_bucket(log, place)
+                    if place > log.first and not log.deleted:  # retention or somebody else was faster
+                        self._store.retention.leave_to_bucket(log, place)
             except (StoreError, FileGone, FileNotFoundError) as error:
                 if not log.deleted:
                     self._log.warning(

@@ -276,6 +276,10 @@ class Shipping:
         """All logs, as of now."""
         return list(self._logs.values())
 
+    def logs_left(self) -> list[Log]:
+        """Those that have left bytes to the bucket, which this disk has no longer."""
+        return [log for log in self._logs.values() if log.local > log.first]
+
     def has_dropped(self, log_id: int, first: int) -> bool:
         """Whether a log was deleted, or records from `first` on were dropped: their bytes may be gone."""
         log = self._logs.get(log_id)

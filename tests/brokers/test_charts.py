@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import attrs
+import pytest
 import structlog
 import trio
 import trio.testing
 
 from brokers.admin import charts
 from brokers.admin.charts import LEVELS, OBJECTS_MAX, SLOT_BYTES, STEPS, Charts, ChartStep
-from brokers.commands.chart import STEPS_A_BLOCK, charted
+from brokers.commands.chart import STEPS_A_BLOCK, charted, charts_of
+from brokers.commands.control import Api
+from brokers.errors import ExitCode, Failure
 from shared.objects import BRIDGES, GROUPS, QUEUES, Objects, key_of
 
 LOG = structlog.stdlib.get_logger("test")
@@ -172,3 +177,15 @@ def test_a_command_shows_an_objects_charts_as_figures_and_blocks_and_in_json_who
     none = {**history, "lines": {"lag_bytes": {"": [None]}}}
     (row,) = charted(GROUPS, item, none, whole=False)
     assert (row["now"], row["most"], row["line"]) == (None, None, " ")
+
+
+@pytest.mark.parametrize("code", [ExitCode.MISSING, ExitCode.UNAVAILABLE])
+def test_a_command_passes_over_what_went_since_it_was_listed(code: ExitCode) -> None:
+    history = {"seconds": 5.0, "times": ["now"], "lines": {"lag_bytes": {"": [1.0]}}}
+    client = create_autospec(Api, instance=True)
+    client.get.side_effect = [Failure("gone", code), history]
+    items = [{"group": group, "topic": "orders", "lag_bytes": 1} for group in ("old", "billing")]
+    with pytest.raises(Failure) if code != ExitCode.MISSING else nullcontext():
+        (row,) = charts_of(client, GROUPS, items, "15m", whole=False)
+        assert row["group"] == "billing"
+    assert client.get.call_args_list[0] == call("groups", "old", "orders", "history", span="15m")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import attrs
 import pytest
@@ -353,3 +354,41 @@ async def test_both_retentions_go_on_beside_each_other(autojump_clock: Any) -> N
         assert log.local > log.first
         assert await read_all(log) == [record(number) for number in range(91)][-len(await read_all(log)) :]
     assert [line for line in told if line["log_level"] in ("warning", "error")] == []
+
+
+async def test_who_waits_at_a_shutdown_gets_an_error_which_is_no_fault_of_the_bucket(
+    autojump_clock: Any,
+) -> None:
+    store = FakeStore()
+    async with trio.open_nursery() as nursery:
+
+        async def read(log: Log) -> None:
+            with pytest.raises(BucketAway, match="shutting down"):
+                await read_records(log, 0, 1 << 20)
+
+        async with shipped(FakeDisk(), store, LEAVES, STORAGE, close=False) as ship:
+            await fill(ship, 0, 60)
+            log = await left(ship)
+            store.away = True
+            nursery.start_soon(read, log)
+            await trio.sleep(1)
+    assert (ship.remote.reads, ship.remote.errors) == (1, 0)
+
+
+async def test_what_retention_dropped_while_it_was_compared_is_not_left_again(autojump_clock: Any) -> None:
+    async with shipped(FakeDisk(), FakeStore(), LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 60)
+        await ship.even()
+        await trio.sleep(2 * LEAVES.fold)
+        log = ship.log("a")
+        log.local_retention = Retention(bytes_kept=20_000)
+        journal = create_autospec(ship.shipper, instance=True)
+
+        async def drop(_: int) -> None:
+            await ship.store.wait(log.drop_below(log.visible))
+
+        journal.note_left.side_effect = drop
+        assert ship.shipper.snapshots is not None
+        await ship.shipper.snapshots.leave(journal)
+        assert journal.note_left.called
+        assert (ship.store.statistics().left_to_bucket_bytes, log.local) == (0, 0)

@@ -10,6 +10,7 @@ import trio.testing
 
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
+from brokers.ship.folder_files import FolderFiles
 from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, unpack_manifest, unpack_wal, wal_key
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
@@ -347,6 +348,18 @@ async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: obj
         bucket.away = False
         await ours.append("orders", b"last")
         assert assembled(bucket.objects).logs == await ours.contents()
+
+
+async def test_what_a_start_keeps_beside_the_logs_waits_for_no_bucket(autojump_clock: object) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    bucket.away = True
+    async with shipped(disk, bucket, attrs.evolve(SETTINGS, ack="bucket"), close=False) as ours:
+        files = await FolderFiles.open(ours.store, ours.shipper.log)
+        with trio.fail_after(1):
+            await files.keep({"users.toml": b"x"})
+        with trio.move_on_after(100) as scope:
+            await ours.append("orders", b"z")
+        assert scope.cancelled_caught
 
 
 async def test_many_who_wait_share_an_object(autojump_clock: object) -> None:
