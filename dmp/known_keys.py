@@ -48,9 +48,13 @@ class KnownKeys:
 
     def end(self, queue: bytes) -> list[Row]:
         """What goes in one entry with a queue that is deleted."""
-        if self.table is None or self._marks.pop(queue, None) is None:
+        if self.table is None or queue not in self._marks:
             return []
         return [self.table.delete_record(b"q" + queue)]
+
+    def ended(self, queue: bytes) -> None:
+        """It is deleted."""
+        self._marks.pop(queue, None)
 
     def row(self, queue: bytes, key: str, until_ms: int) -> Row | None:
         """For `Store.append_all`: a key and the end of its window."""

@@ -349,6 +349,7 @@ class Topology:
             rows = broker.topology_table.queue_dropped(queue.name, bound=bool(queue.bound))
             rows += broker.known_keys.end(queue.name)
             ticket = broker.logs.delete(queue.log.log.name, rows)
+            broker.known_keys.ended(queue.name)
         if broker.reply_queues.pop(queue.name, None) is None:
             del broker.queues[queue.name]
         self._names.give(queue.memory_bytes)

@@ -149,6 +149,7 @@ class Admin:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._messages.shown(queue)
+        jobs, tickets = await self._messages.purge_jobs(queue)
         row = queue.end - queue.head
         spans = to_spans([run for run, _ in queue.returned_runs()])
         if queue.jobs is not None:
@@ -162,8 +163,9 @@ class Admin:
         queue.drop(returned)
         self._engine.counts.purged += purged
         self._engine.sync_budget()
-        await self._engine.store.wait(ticket)
-        return {"purged": purged, "held": queue.held}
+        for each in (*tickets, ticket):
+            await self._engine.store.wait(each)
+        return {"purged": purged + jobs, "held": queue.held}
 
     @changing(
         "delete",

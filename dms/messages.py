@@ -23,9 +23,10 @@ from shared.errors import StoreError
 from shared.objects import BadArgument, MessageRows, ObjectMissing
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
-from shared.queues.runs import Run, first_of, split_at, to_spans
+from shared.queues.runs import RUN_MOST, Run, first_of, split_at, to_spans
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
+from shared.task_turns import TaskTurn
 from shared.turns import batched
 
 READ_BYTES = 1 << 20
@@ -149,6 +150,28 @@ class Messages(MessageActions[Queue]):
         queue.drop((run,))
         self._engine.counts.purged += len(run)
         return ticket
+
+    async def purge_jobs(self, queue: Queue) -> tuple[int, Sequence[Ticket | None]]:
+        """Drop the jobs that are there now, and that nobody holds, in turns: there may be a million. Returns
+        how many, and what to wait for. Raises Refusal."""
+        tickets: list[Ticket | None] = []
+        jobs, purged, turn = queue.jobs, 0, TaskTurn()
+        left = 0 if jobs is None else jobs.count
+        while jobs is not None and left > 0 and not queue.deleted:
+            runs = jobs.take_some(min(left, RUN_MOST))
+            if not runs:
+                break
+            try:
+                tickets.append(queue.log_gone(to_spans(runs), Reason.PURGED))
+            except Refusal:
+                self.return_front(queue, runs)
+                raise
+            queue.drop(runs)
+            purged += len(runs)
+            left -= len(runs)
+            self._engine.counts.purged += len(runs)
+            await turn.others()
+        return purged, tickets
 
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
         if name.dedup or name.number >= JOB_FIRST:

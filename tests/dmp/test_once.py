@@ -8,6 +8,7 @@ from pamqp import commands
 from dmp.queues import Queue
 from dmp.shown_properties import read
 from shared.errors import StoreFull
+from shared.storage.inventory import Namespace
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.world import World, ready
@@ -231,3 +232,19 @@ async def test_a_window_needs_the_argument_that_it_is_of(world: World) -> None:
     answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments={"x-cache-ttl": 5}))
     assert answer.name == "Channel.Close"
     assert b"x-cache-ttl" in str(answer.reply_text).encode()
+
+
+async def test_a_queue_that_the_store_does_not_delete_knows_its_keys_as_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = windowed(world)
+
+    def full(*_: Any) -> Any:
+        raise StoreFull("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Namespace, "delete", full)
+        with pytest.raises(StoreFull):
+            world.topology.delete_queue(queue)
+    publish(world, "a", b"1")
+    assert rows(world) == 2, "what stands for the queue, and the key"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dms import queue_log, records
+from dms import messages, queue_log, records
 from dms.cold import ColdJobs
 from dms.cold_jobs import (
     cold_job,
@@ -317,3 +317,26 @@ def test_jobs_stand_as_they_did_where_options_say_nothing_of_their_order(world: 
     world.call("change", queue="orders", per_key=1)
     assert jobs.ready.per_key == 1
     assert bodies(world, 1) == [b"one"]
+
+
+def test_a_purge_of_very_many_jobs_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_turns(monkeypatch, 1, 2)
+    monkeypatch.setattr(messages, "RUN_MOST", 10)
+    world = World(COLD)
+    peer = with_queue(world)
+    for number in range(100):
+        peer.produce_with("orders", b"%d" % number, delay_ms=number % 2 * 1000)
+    peer.produce("orders", b"plain")
+    purges: list[int] = []
+    log_gone = Queue.log_gone
+
+    def gone(queue: Queue, spans: Any, reason: Any) -> Any:
+        purges.append(sum(count for _, count in spans))
+        return log_gone(queue, spans, reason)
+
+    monkeypatch.setattr(Queue, "log_gone", gone)
+    assert world.call("purge", queue="orders") == {"purged": 101, "held": 0}
+    assert purges == [*[10] * 10, 1]
+    assert world.engine.counts.purged == 101
+    world.kill()
+    assert queue_of(world).depth == 0
