@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import pytest
 import structlog
-import trio
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect, sync_playwright
 from structlog.testing import capture_logs
@@ -31,6 +30,7 @@ from shared.storage.store import StoreStatistics
 from shared.turns import CLOCK
 from tests.brokers.asking import Api, scrape
 from tests.support.server import Server, speak, until
+from tests.support.turns import others_turns
 
 WELL: Mapping[ObjectKind, Mapping[str, Any]] = {
     QUEUES: {"name": "q", "ready": 0, "dead": 0, "dead_obstacle": None, "consumers": 0, "paused": False}
@@ -308,19 +308,9 @@ async def test_a_reading_of_many_objects_lets_others_have_their_turn(monkeypatch
     monkeypatch.setattr(CLOCK, "now", count().__next__)  # each turn is over when somebody looks
     world = World()
     world.rows[QUEUES] = [{**WELL[QUEUES], "name": f"q{n}"} for n in range(5000)]
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(other)
+    async with others_turns() as others:
         await world.attention.read()
-        nursery.cancel_scope.cancel()
-    assert turns > 5000 // 64
+    assert others.count > 5000 // 64
 
 
 def test_a_reason_of_the_server_begins_with_what_it_is_short_of() -> None:

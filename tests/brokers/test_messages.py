@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from brokers.admin.searching import search
 from shared.actions import PEEK
@@ -15,6 +14,7 @@ from shared.objects import QUEUES, Objects, key_of
 from shared.turns import CLOCK
 from tests.brokers.asking import Api
 from tests.support.server import Server, speak, until
+from tests.support.turns import others_turns
 
 
 @pytest.fixture(scope="module")
@@ -169,19 +169,9 @@ async def test_a_search_of_many_queues_lets_others_have_their_turn(monkeypatch: 
         lambda name: {"name": name},
         (PEEK.done_by(peek),),
     )
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            await trio.sleep(0)  # noqa: ASYNC115 - trio.lowlevel is the drivers' alone
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(other)
+    async with others_turns() as others:
         assert await search([("dms", queues)], {"contains": "x"}) == {"items": [], "next": None, "partly": []}
-        nursery.cancel_scope.cancel()
-    assert turns > 500
+    assert others.count > 500
 
 
 def test_commands_do_the_same(served: Api) -> None:
