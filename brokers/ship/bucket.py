@@ -122,7 +122,7 @@ class Bucket:
                 found, etag = await self.get(key)
             except Missing:
                 raise self._conflict(f"create: {key} is not there, and was said to be") from None
-            if found != data:
+            if found != bytes(data):
                 raise
             return etag
 
@@ -135,7 +135,7 @@ class Bucket:
             return made
         except (Stale, Exists):
             found, now = await self.get(key)
-            if found == data:
+            if found == bytes(data):
                 return now
             if now == etag:
                 raise self._conflict(f"replace: {key} is unchanged, and was said not to be") from None

@@ -39,6 +39,7 @@ _PIECE = struct.Struct(">QQQII")
 _PART = struct.Struct(">8sIIQQQQQ8x")
 _SNAPSHOT = struct.Struct(">8sIIQQQ24x")
 WAL_HEAD_BYTES, PART_HEAD_BYTES, SNAPSHOT_HEAD_BYTES = _WAL.size, _PART.size, _SNAPSHOT.size
+PIECE_HEAD_BYTES = _PIECE.size
 _CRC_FROM = 12
 """An object's CRC covers all behind the field itself."""
 _GONE = 1
@@ -80,8 +81,12 @@ def _checked(data: bytes | memoryview, magic: bytes, what: str) -> None:
 
 
 def _sealed(data: bytearray) -> bytearray:
-    data[8:12] = crc32c(memoryview(data)[_CRC_FROM:]).to_bytes(4, "big")
+    _seal(memoryview(data))
     return data
+
+
+def _seal(data: memoryview) -> None:
+    data[8:12] = crc32c(data[_CRC_FROM:]).to_bytes(4, "big")
 
 
 # -- wal/<number>
@@ -101,9 +106,9 @@ class WalHead(NamedTuple):
     next_lsn: int
     first_ms: int
     last_ms: int
-    batch_bytes: int
-    batches: int
-    pieces: int
+    batch_bytes: int = 0
+    batches: int = 0
+    pieces: int = 0
     crc32c: int = 0
 
     @property
@@ -155,55 +160,27 @@ class Wal:
             position += length
 
 
-def pack_wal(
-    *,
-    number: int,
-    epoch: int,
-    journal_id: int,
-    first_lsn: int,
-    next_lsn: int,
-    now_ms: int,
-    batches: Sequence[bytes | memoryview] = (),
-    count: int | None = None,
-    last_ms: int | None = None,
-    pieces: Sequence[Piece] = (),
-) -> bytearray:
-    """A WAL object of whole batches, each with its padding. The same content makes the same bytes: so a
-    shipper knows its own object. `now_ms` counts in an empty one alone.
-
-    Where `batches` are runs of several, `count` is how many there are, and `last_ms` the time of the last.
+def seal_wal(data: memoryview, head: WalHead, pieces: Sequence[Piece]) -> None:
+    """Make a WAL object of `data`, which has whole batches, each with its padding, and the pieces' bytes, all
+    behind room for their heads. The same content makes the same bytes: so a shipper knows its own object.
     """
-    first_ms = now_ms
-    if batches:
-        heads = [unpack_batch(bytes(batches[at][:BATCH_HEADER_BYTES])) for at in (0, -1)]
-        first_ms, newest_ms = (0 if head is None else head.time_ms for head in heads)
-        last_ms = newest_ms if last_ms is None else last_ms
+    _WAL.pack_into(data, 0, _WAL_MAGIC, 0, FORMAT, *head[:-1], 0)
+    position = WAL_HEAD_BYTES + head.batch_bytes
+    for *place, found in pieces:
+        _PIECE.pack_into(data, position, *place, _GONE if found is None else 0)
+        position += _PIECE.size + (0 if found is None else len(found))
+    _seal(data)
+
+
+def pack_wal(head: WalHead, batches: Sequence[bytes] = (), pieces: Sequence[Piece] = ()) -> bytearray:
+    """A WAL object. Of `head` the sizes and counts are made here."""
     parts: list[bytes | memoryview] = [bytes(WAL_HEAD_BYTES), *batches]
     for piece in pieces:
-        flags = _GONE if piece.data is None else 0
-        parts.append(_PIECE.pack(piece.log_id, piece.offset, piece.length, piece.crc32c, flags))
-        if piece.data is not None:
-            parts.append(piece.data)
+        parts += [bytes(PIECE_HEAD_BYTES), piece.data or b""]
     data = bytearray().join(parts)
-    _WAL.pack_into(
-        data,
-        0,
-        _WAL_MAGIC,
-        0,
-        FORMAT,
-        number,
-        epoch,
-        journal_id,
-        first_lsn,
-        next_lsn,
-        first_ms,
-        first_ms if last_ms is None else last_ms,
-        sum(map(len, batches)),
-        len(batches) if count is None else count,
-        len(pieces),
-        0,
-    )
-    return _sealed(data)
+    sizes = {"batch_bytes": sum(map(len, batches)), "batches": len(batches), "pieces": len(pieces)}
+    seal_wal(memoryview(data), head._replace(**sizes), pieces)
+    return data
 
 
 def unpack_wal_head(data: bytes | memoryview, key: str = "wal") -> WalHead:

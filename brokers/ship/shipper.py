@@ -21,20 +21,21 @@ import structlog
 import trio
 
 from brokers.ship import epochs
-from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
+from brokers.ship.bucket import Away, Bucket, Exists, Stale, Unusable
+from brokers.ship.claim import Claim
 from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.formats import (
+    PIECE_HEAD_BYTES,
     SHIP_PATH,
     WAL_HEAD_BYTES,
-    WAL_PREFIX,
     BadObject,
     FolderMark,
     Manifest,
     Piece,
     Section,
-    pack_wal,
+    WalHead,
+    seal_wal,
     unpack_mark,
-    unpack_wal,
     wal_key,
 )
 from brokers.ship.settings import ShipSettings
@@ -43,7 +44,7 @@ from shared.errors import StoreReadOnly
 from shared.globs import matcher
 from shared.metrics import Sample, current, figures, total
 from shared.storage.disk import Disk, read_file
-from shared.storage.shipping import JournalGap, JournalRange, Shipping, Ships
+from shared.storage.shipping import JournalGap, JournalRange, Room, Shipping, Ships
 from shared.storage.store import Store
 from shared.units import MIB
 
@@ -55,6 +56,7 @@ START_SECONDS = 3.0
 """So long a start waits for the bucket; then serving goes on, and the epoch is taken when it answers."""
 FINISH_SECONDS = 5.0
 """So long a stop waits until all is shipped; the rest is shipped by the next start."""
+ROOM = Room(WAL_HEAD_BYTES, PIECE_HEAD_BYTES)
 AWAY_SECONDS = (0.25, 15.0)
 """The first and the longest pause before a request is repeated."""
 MARK_SECONDS = 60.0
@@ -63,7 +65,6 @@ WRITERS_KEPT = 4
 """In the folder's mark: a request of an earlier run may arrive after its end."""
 FOLD_REQUESTS = 4
 """Of a snapshot, before one was made that does not begin anew: a part, itself, the manifest, a deletion."""
-_ANY_BYTES = 1 << 62
 
 
 def opened_with(settings: ShipSettings) -> Ships:
@@ -323,11 +324,10 @@ class Shipper:
         mark, shipping = self._mark, self.shipping
         journal_id = f"{shipping.journal_id:016x}"
         now_ms = self.wall_ms()
-        number = await self._newest(found, mark)
+        claim = Claim(self.bucket, shipping, self.settings.url, mark)
+        number = await claim.newest(found)
         anew = found is None or mark is None or mark.anew
-        lsn = shipping.synced_lsn
-        if not anew and found is not None and mark is not None:
-            lsn = await self._require_known(number, mark)
+        lsn = shipping.synced_lsn if anew else await claim.end(number)
         shipping.hold(lsn)
         self._jump, self._least_lsn = None, lsn if anew else 0
         writers = (self._writer,) if mark is None else (*mark.writers, self._writer)
@@ -354,68 +354,6 @@ class Shipper:
         shipping.advance(lsn, restorable=self._restorable)
         self._reached_lsn = lsn
         return taken
-
-    async def _newest(self, found: tuple[Manifest, str] | None, mark: FolderMark | None) -> int:
-        """The number of the newest object of a bucket that is this folder's, or new. Raises ForeignBucket."""
-        url = self.settings.url
-        if found is None:
-            if mark is not None and mark.number:
-                raise ForeignBucket(
-                    f"{url} has no manifest, and this folder shipped {mark.number} objects to it: put the "
-                    "bucket back, or name an empty one"
-                )
-            if await self.bucket.listed(WAL_PREFIX):
-                raise ForeignBucket(f"{url} has objects and no manifest: name an empty prefix")
-            return 0
-        manifest = found[0]
-        ours = mark is not None and f"{self.shipping.journal_id:016x}" == manifest.journal_id
-        if mark is None or not ours or not (mark.epoch == manifest.epoch or manifest.writer in mark.writers):
-            known = "nothing" if mark is None else f"epoch {mark.epoch}, up to LSN {mark.lsn}"
-            raise ForeignBucket(
-                f"{url} is at epoch {manifest.epoch}, and this data folder knows {known} of it: " + _WAYS_OUT
-            )
-        return await epochs.newest_wal(self.bucket, max(mark.number, manifest.wal_next - 1))
-
-    async def _require_known(self, number: int, mark: FolderMark) -> int:
-        """Where the bucket ends, at object `number`, if the folder's journal has all that it has. Raises
-        ForeignBucket.
-        """
-        head = await epochs.wal_head(self.bucket, number)
-        if head is None and number:
-            raise ForeignBucket(f"the bucket has lost {wal_key(number)}")
-        lsn = mark.lsn if head is None else head.next_lsn
-        at = number
-        while at > mark.number:
-            key = wal_key(at)
-            try:
-                data, _ = await self.bucket.get(key)
-            except Missing:
-                raise ForeignBucket(f"the bucket has lost {key}") from None
-            wal = unpack_wal(data, key)
-            if wal.head.empty:
-                at -= 1
-                continue
-            batches = wal.data[WAL_HEAD_BYTES : WAL_HEAD_BYTES + wal.head.batch_bytes]
-            if not await self._has(wal.head.first_lsn, wal.head.next_lsn, mark, batches):
-                raise ForeignBucket(
-                    f"{key} has what this data folder does not, from LSN {mark.lsn} on: {_WAYS_OUT}"
-                )
-            return lsn
-        if lsn != mark.lsn or lsn > self.shipping.synced_lsn:
-            raise ForeignBucket(
-                f"the bucket ends at LSN {lsn}, this data folder knows of {mark.lsn}: {_WAYS_OUT}"
-            )
-        return lsn
-
-    async def _has(self, first: int, end: int, mark: FolderMark, batches: memoryview) -> bool:
-        """Whether the journal has just these batches."""
-        if end > self.shipping.end_lsn:
-            return False
-        try:
-            found = await self.shipping.read(first, end, mark.starts, _ANY_BYTES)
-        except JournalGap:
-            return False
-        return memoryview(b"".join(found.pieces))[: len(batches)] == batches
 
     # -- the folder's mark, and the journal that is kept
 
@@ -521,17 +459,19 @@ class Shipper:
         await self.shipping.sync()
         end = self.shipping.synced_lsn
         if self._jump is not None:
-            await self._put(partial(self._empty, self._jump))
+            await self._put(JournalRange.empty(self._jump, self.wall_ms(), ROOM))
             self._jump = None
         while self.shipping.shipped_lsn < end:
             try:
-                found = await self.shipping.read(self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES)
+                found = await self.shipping.read(
+                    self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM
+                )
             except JournalGap as error:
                 await self._forget(str(error))
                 return
             if not found.batches:
                 break  # a start's segment, or the next one: without a batch yet
-            await self._put(partial(self._object, found))
+            await self._put(found)
             self._recent.append((self.number, found.next_lsn))
             self.shipping.advance(found.next_lsn, restorable=self._restorable)
             self._reached_lsn = found.next_lsn
@@ -548,42 +488,32 @@ class Shipper:
         advanced, self._advanced = self._advanced, trio.Event()
         advanced.set()
 
-    def _empty(self, lsn: int) -> bytearray:
-        return self._object(JournalRange(lsn, lsn, 0, 0, [], []))
-
-    def _object(self, found: JournalRange) -> bytearray:
-        """The next object. In a thread."""
-        assert self.manifest is not None
-        return pack_wal(
-            number=self.number + 1,
-            epoch=self.manifest.epoch,
-            journal_id=self.shipping.journal_id,
-            first_lsn=found.first_lsn,
-            next_lsn=found.next_lsn,
-            now_ms=self.wall_ms(),
-            batches=found.pieces,
-            count=found.batches,
-            last_ms=found.last_ms or None,
-            pieces=[Piece(*each[1:]) for each in found.referred],
-        )
-
-    async def _put(self, pack: Callable[[], bytearray]) -> None:
+    async def _put(self, found: JournalRange) -> None:
         """Make the next object. Raises Fenced, and _Forgotten."""
         assert self.manifest is not None
+        epoch, asked = self.manifest.epoch, 0
+
+        async def create() -> None:
+            nonlocal asked
+            asked += 1
+            await self.bucket.create(wal_key(self.number + 1), found.data)
+
         while True:
-            data = await self.store.in_thread(pack)
+            await self.store.in_thread(_pack, found, self.number + 1, epoch, self.shipping.journal_id)
             try:
-                await self._repeated(partial(self.bucket.create, wal_key(self.number + 1), data), looks=True)
+                await self._repeated(create, looks=True)
             except Exists:
                 head = await self._repeated(partial(epochs.wal_head, self.bucket, self.number + 1))
-                if head is None or head.epoch != self.manifest.epoch:
+                if head is None or head.epoch != epoch:
                     raise Fenced from None
                 # It is ours, of something that was forgotten before its answer came.
                 self.number += 1
                 continue
             self.number += 1
             self.objects += 1
-            self.shipped_bytes += len(data)
+            self.shipped_bytes += len(found.data)
+            if asked == 1:  # else a request that had no answer may still send it
+                self.shipping.read_again(found)
             return
 
     # -- snapshots
@@ -732,8 +662,21 @@ class Shipper:
         return self.manifest if self.snapshots is None else self.snapshots.manifest
 
 
+def _pack(found: JournalRange, number: int, epoch: int, journal_id: int) -> None:
+    """Make a WAL object of what was read. In a thread."""
+    pieces = [Piece(*each[1:]) for each in found.referred]
+    head = WalHead(
+        number,
+        epoch,
+        journal_id,
+        found.first_lsn,
+        found.next_lsn,
+        *found.times_ms,
+        found.batch_bytes,
+        found.batches,
+        len(pieces),
+    )
+    seal_wal(found.data, head, pieces)
+
+
 _MONTH_SECONDS = 30 * 86400
-_WAYS_OUT = (
-    "restore a folder from the bucket and serve that, or have this one take the bucket over as it is with "
-    "brokers ship adopt, which gives up what only the bucket has"
-)

@@ -14,6 +14,7 @@ from brokers.ship.formats import (
     Section,
     SnapshotLine,
     Wal,
+    WalHead,
     pack_part,
     pack_snapshot,
     pack_wal,
@@ -139,16 +140,8 @@ class Apart:
     def _packed(
         self, number: int, first: int, end: int, batches: list[bytes], pieces: list[Piece]
     ) -> bytearray:
-        return pack_wal(
-            number=number,
-            epoch=1,
-            journal_id=self.snapshot.journal_id,
-            first_lsn=first,
-            next_lsn=end,
-            now_ms=0,
-            batches=batches,
-            pieces=pieces,
-        )
+        head = WalHead(number, 1, self.snapshot.journal_id, first, end, TIME_MS, TIME_MS)
+        return pack_wal(head, batches, pieces)
 
     def put_together(
         self, target: Path, cut: Cut = ALL, only: str = "", without: tuple[int, ...] = ()

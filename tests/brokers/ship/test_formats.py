@@ -15,6 +15,7 @@ from brokers.ship.formats import (
     Piece,
     SnapshotLine,
     Wal,
+    WalHead,
     check_part,
     continues,
     pack_part,
@@ -44,16 +45,8 @@ def wal(payloads: list[bytes], pieces: list[Piece], first: int = 1024) -> bytear
     for number, payload in enumerate(payloads):
         batches.append(batch(lsn, payload, 100 + number))
         lsn += len(batches[-1])
-    return pack_wal(
-        number=3,
-        epoch=2,
-        journal_id=JOURNAL,
-        first_lsn=first,
-        next_lsn=lsn,
-        now_ms=1,
-        batches=batches,
-        pieces=pieces,
-    )
+    head = WalHead(3, 2, JOURNAL, first, lsn, 100, 99 + len(payloads))
+    return pack_wal(head, batches, pieces)
 
 
 payloads = st.lists(st.binary(max_size=2000), min_size=1, max_size=4)
@@ -98,7 +91,7 @@ def test_a_wal_object_with_one_bit_flipped_is_refused(
 
 
 def test_an_empty_object_begins_an_epoch() -> None:
-    head = unpack_wal(pack_wal(number=9, epoch=4, journal_id=1, first_lsn=512, next_lsn=512, now_ms=77)).head
+    head = unpack_wal(pack_wal(WalHead(9, 4, 1, 512, 512, 77, 77))).head
     assert head.empty
     assert (head.epoch, head.first_ms, head.batches) == (4, 77, 0)
 
