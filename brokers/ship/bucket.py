@@ -106,6 +106,8 @@ class Bucket:
     """Seconds for one request; a thread that takes longer is left to itself."""
     counts: dict[str, Requests] = attrs.Factory(lambda: {name: Requests() for name in OPERATIONS})
     last_error: str = ""
+    left_alone: int = 0
+    """Threads so far that were left to themselves: they may still send what they were given."""
     in_thread: Callable[..., Awaitable[Any]] = attrs.Factory(Threads)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(CONCURRENT))
 
@@ -187,6 +189,7 @@ class Bucket:
                 )
         except trio.TooSlowError:
             count.errors += 1
+            self.left_alone += 1
             self.last_error = f"{operation}: no answer in {self.timeout:g} s"
             raise Away(self.last_error) from None
         except (Away, Unusable) as error:

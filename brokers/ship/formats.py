@@ -5,7 +5,7 @@ Unpacking raises `BadObject` where bytes are not what a shipper wrote.
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -78,11 +78,6 @@ def _checked(data: bytes | memoryview, magic: bytes, what: str) -> None:
         raise BadObject(f"{what}: written by a newer version")
     if crc32c(memoryview(data)[_CRC_FROM:]) != int.from_bytes(head[8:12], "big"):
         raise BadObject(f"{what}: damaged, its CRC differs")
-
-
-def _sealed(data: bytearray) -> bytearray:
-    _seal(memoryview(data))
-    return data
 
 
 def _seal(data: memoryview) -> None:
@@ -234,8 +229,7 @@ class Section(NamedTuple):
         return self.end - self.first
 
 
-@attrs.define
-class NewSection:
+class NewSection(NamedTuple):
     """A section that is to be packed."""
 
     log_id: int
@@ -243,55 +237,55 @@ class NewSection:
     name: str
     first: int
     end: int
-    data: bytes | memoryview
     entries: Sequence[IndexEntry]
+
+    @property
+    def length(self) -> int:
+        return self.end - self.first
+
+    def placed(self, at: int, crc: int, entries_at: int) -> Section:
+        """The section where it stands in an object."""
+        return Section(*self[:5], at, crc, entries_at, len(self.entries))
 
 
 def pack_part(
-    sections: Sequence[NewSection], *, journal_id: int, epoch: int
-) -> tuple[bytearray, list[Section]]:
-    """An object of parts, and its directory: head, directory, index entries, bytes."""
+    sections: Sequence[NewSection],
+    read: Callable[[NewSection, memoryview], None],
+    *,
+    journal_id: int,
+    epoch: int,
+    memory: bytearray | None = None,
+) -> tuple[memoryview, list[Section]]:
+    """An object of parts, and its directory: head, directory, index entries, bytes. `read` fills a section's
+    place with its bytes. The object is made in `memory` where it fits, else in new memory.
+    """
     entries = b"".join(pack_index_entry(each, new.log_id) for new in sections for each in new.entries)
-    crcs = [crc32c(new.data) for new in sections]
-    # A directory's numbers depend on its own length: they have room for any object.
+    # A directory's numbers depend on its own length: they have room for any.
+    room = len(_directory([new.placed(1 << 40, (1 << 32) - 1, 1 << 40) for new in sections]))
+    entries_at = PART_HEAD_BYTES + room
+    at = entries_at + len(entries)
+    size = at + sum([new.length for new in sections])
+    if memory is None or len(memory) < size:
+        memory = bytearray(size)
+    data = memoryview(memory)[:size]
+    data[entries_at:at] = entries
     directory: list[Section] = []
-    packed = b""
-    for _ in range(2):
-        entries_at = PART_HEAD_BYTES + len(packed)
-        at = entries_at + len(entries)
-        directory = []
-        for new, crc in zip(sections, crcs, strict=True):
-            directory.append(
-                Section(
-                    new.log_id,
-                    new.namespace,
-                    new.name,
-                    new.first,
-                    new.end,
-                    at,
-                    crc,
-                    entries_at,
-                    len(new.entries),
-                )
-            )
-            at += len(new.data)
-            entries_at += len(new.entries) * INDEX_ENTRY_BYTES
-        text = json.dumps([section._asdict() for section in directory], separators=(",", ":")).encode()
-        packed = text.ljust(len(text) + 24 * len(sections) if not packed else len(packed))
-    data = bytearray().join((bytes(PART_HEAD_BYTES), packed, entries, *(new.data for new in sections)))
-    _PART.pack_into(
-        data,
-        0,
-        _PART_MAGIC,
-        0,
-        FORMAT,
-        epoch,
-        journal_id,
-        len(packed),
-        len(entries),
-        crc32c(packed),
-    )
-    return _sealed(data), directory
+    for new in sections:
+        place = data[at : at + new.length]
+        read(new, place)
+        directory.append(new.placed(at, crc32c(place), entries_at))
+        at += new.length
+        entries_at += len(new.entries) * INDEX_ENTRY_BYTES
+    packed = _directory(directory).ljust(room)
+    data[PART_HEAD_BYTES : PART_HEAD_BYTES + room] = packed
+    fields = epoch, journal_id, room, len(entries), crc32c(packed)
+    _PART.pack_into(data, 0, _PART_MAGIC, 0, FORMAT, *fields)
+    _seal(data)
+    return data, directory
+
+
+def _directory(sections: Iterable[Section]) -> bytes:
+    return json.dumps([section._asdict() for section in sections], separators=(",", ":")).encode()
 
 
 def unpack_directory(data: bytes | memoryview, key: str = "parts") -> list[Section] | int:
@@ -395,7 +389,8 @@ def pack_snapshot(
     text = pack_lines(lines)
     data = bytearray().join((bytes(SNAPSHOT_HEAD_BYTES), catalog_text, text))
     _SNAPSHOT.pack_into(data, 0, _SNAPSHOT_MAGIC, 0, FORMAT, epoch, len(catalog_text), len(text))
-    return _sealed(data)
+    _seal(memoryview(data))
+    return data
 
 
 def unpack_snapshot(data: bytes | memoryview, key: str = "snapshot") -> Snapshot:

@@ -142,12 +142,16 @@ class Shipper:
     """Where shipping goes on anew, for which no object is made yet."""
     _even_at: float = attrs.Factory(trio.current_time)
     """All that was written then is in the bucket."""
+    _looked: tuple[float, int] = attrs.Factory(lambda: (trio.current_time(), 0))
+    """When it was looked how much is written, and that LSN."""
     _marked_at: float = attrs.Factory(trio.current_time)
     _recent: deque[tuple[int, int]] = attrs.Factory(lambda: deque(maxlen=100_000))
     """Numbers and next LSNs of objects since the last snapshot."""
     _reached_lsn: int = 0
     """Nothing below is left to be shipped; `Shipping.shipped_lsn` is where the last batch ends."""
     _wake: trio.Event = attrs.Factory(trio.Event)
+    _asked: bool = False
+    """Somebody waits for all that there is."""
     _advanced: trio.Event = attrs.Factory(trio.Event)
     _fold_now: trio.Event = attrs.Factory(trio.Event)
     _finishing: bool = False
@@ -158,7 +162,8 @@ class Shipper:
         shipping = self.store.shipping
         assert shipping is not None
         self.shipping = shipping
-        shipping.wake = lambda: self._wake.set()
+        shipping.wake, shipping.filled = self._ask, lambda: self._wake.set()
+        shipping.object_bytes = WAL_BYTES
 
     # -- its life
 
@@ -199,7 +204,7 @@ class Shipper:
     async def finish(self) -> None:
         """Ship what there is, for some seconds at most."""
         self._finishing = True
-        self._wake.set()
+        self._ask()
         with trio.move_on_after(FINISH_SECONDS):
             if self.state in ("shipping", "away") and self.manifest is not None:
                 await self._finished.wait()
@@ -425,14 +430,23 @@ class Shipper:
         most = self.settings.requests_per_hour_max
         return max(self.settings.interval, 3600 / most if most else 0.0)
 
+    def _ask(self) -> None:
+        """Have all that there is shipped now."""
+        self._asked = True
+        self._wake.set()
+
     async def _ship_all(self) -> None:
+        """Ship what fills an object at once, and the rest each `interval`: else a fast journal would be some
+        segments ahead, and make and fill new ones, while those that it could write anew are kept.
+        """
         while True:
-            with trio.move_on_after(self.interval):
+            with trio.move_on_after(self.interval) as pause:
                 await self._wake.wait()
-            self._wake = trio.Event()
+            everything = self._asked or pause.cancelled_caught
+            self._asked, self._wake = False, trio.Event()
             try:
                 with suppress(_Forgotten):
-                    await self._ship_new()
+                    await self._ship_new(0 if everything else WAL_BYTES)
             except OSError as error:
                 self.log.error(
                     "the journal cannot be read; it is tried again; look at the disk", reason=str(error)
@@ -451,17 +465,18 @@ class Shipper:
     def _behind_bytes(self) -> int:
         return max(self.shipping.synced_lsn - self._reached_lsn, 0)
 
-    async def _ship_new(self) -> None:
-        """Ship all that is there now."""
+    async def _ship_new(self, least: int) -> None:
+        """Ship all that is there now, but for what has `least` bytes or fewer."""
         assert self.manifest is not None
         assert self._mark is not None
-        now = trio.current_time()
-        await self.shipping.sync()
+        if not least:
+            self._look()
+            await self.shipping.sync()
         end = self.shipping.synced_lsn
         if self._jump is not None:
             await self._put(JournalRange.empty(self._jump, self.wall_ms(), ROOM))
             self._jump = None
-        while self.shipping.shipped_lsn < end:
+        while end - self.shipping.shipped_lsn > least:
             try:
                 found = await self.shipping.read(
                     self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM
@@ -474,34 +489,37 @@ class Shipper:
             await self._put(found)
             self._recent.append((self.number, found.next_lsn))
             self.shipping.advance(found.next_lsn, restorable=self._restorable)
-            self._reached_lsn = found.next_lsn
-            self._tell_advance()
-            if found.next_lsn - self._mark.lsn >= self.shipping.segment_bytes:
+            self._reach(found.next_lsn)
+            if self.shipping.frees_segment(self._mark.lsn):
                 await self._write_mark()
-        self._reached_lsn = max(end, self.shipping.shipped_lsn)
-        self._even_at = now
-        self._tell_advance()
-        if self._mark.lsn < end and now - self._marked_at > MARK_SECONDS:
+        if not least:
+            self._reach(max(end, self.shipping.shipped_lsn))
+        if self._mark.lsn < self._reached_lsn and trio.current_time() - self._marked_at > MARK_SECONDS:
             await self._write_mark()
 
-    def _tell_advance(self) -> None:
+    def _look(self) -> None:
+        self._looked = trio.current_time(), self.shipping.written_lsn
+
+    def _reach(self, lsn: int) -> None:
+        """Nothing below is left to be shipped."""
+        self._reached_lsn = lsn
+        looked_at, written_lsn = self._looked
+        if lsn >= written_lsn:
+            self._even_at = looked_at
+            self._look()
         advanced, self._advanced = self._advanced, trio.Event()
         advanced.set()
 
     async def _put(self, found: JournalRange) -> None:
         """Make the next object. Raises Fenced, and _Forgotten."""
         assert self.manifest is not None
-        epoch, asked = self.manifest.epoch, 0
-
-        async def create() -> None:
-            nonlocal asked
-            asked += 1
-            await self.bucket.create(wal_key(self.number + 1), found.data)
-
+        epoch, left_alone = self.manifest.epoch, self.bucket.left_alone
         while True:
             await self.store.in_thread(_pack, found, self.number + 1, epoch, self.shipping.journal_id)
             try:
-                await self._repeated(create, looks=True)
+                await self._repeated(
+                    partial(self.bucket.create, wal_key(self.number + 1), found.data), looks=True
+                )
             except Exists:
                 head = await self._repeated(partial(epochs.wal_head, self.bucket, self.number + 1))
                 if head is None or head.epoch != epoch:
@@ -512,7 +530,7 @@ class Shipper:
             self.number += 1
             self.objects += 1
             self.shipped_bytes += len(found.data)
-            if asked == 1:  # else a request that had no answer may still send it
+            if self.bucket.left_alone == left_alone:
                 self.shipping.read_again(found)
             return
 
@@ -552,7 +570,7 @@ class Shipper:
     async def reach(self, lsn: int, snapshot_lsn: int) -> bool:
         """Wait until the bucket has all below `lsn`; as `ShippedJournal.reach`."""
         while self._reached_lsn < lsn or self._jump is not None:
-            self._wake.set()
+            self._ask()
             await self._advanced.wait()
         return snapshot_lsn >= self._least_lsn
 

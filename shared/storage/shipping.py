@@ -12,6 +12,7 @@ and the word that it is deleted.
 Reading blocks, and is for threads; all else belongs to the trio thread.
 """
 
+import math
 import struct
 from bisect import bisect_right
 from collections import deque
@@ -117,6 +118,9 @@ class Shipping:
     start_lsn: int
     wake: Callable[[], None] = lambda: None
     """Called when somebody begins to wait."""
+    filled: Callable[[], None] = lambda: None
+    """Called by each commit while `object_bytes` or more of the journal are ready to be shipped."""
+    object_bytes: float = math.inf
     shipped_lsn: int = 0
     restorable: bool = False
     _told_lsn: int = attrs.field(init=False)
@@ -144,6 +148,11 @@ class Shipping:
         return min(self._journal.synced, self._told_lsn)
 
     @property
+    def written_lsn(self) -> int:
+        """All that is written is below."""
+        return self._journal.position
+
+    @property
     def unsynced(self) -> bool:
         """Whether there is something that only a sync makes ready to be shipped."""
         return self._journal.unsynced
@@ -158,9 +167,9 @@ class Shipping:
         """Bytes of the journal that are kept only because they are not shipped."""
         return self._journal.held_bytes
 
-    @property
-    def segment_bytes(self) -> int:
-        return self._journal.segment_bytes
+    def frees_segment(self, kept_from: int) -> bool:
+        """Whether the journal may let a segment go, which is kept while it is from `kept_from` on."""
+        return any(kept_from < end <= self.shipped_lsn for end in self._journal.ends)
 
     # -- calls of the committer
 
@@ -172,6 +181,8 @@ class Shipping:
                 log.file.wanted = True
                 self._files_referred[each.log_id] = log.file, each.lsn
         self._told_lsn = self._journal.position
+        if self.synced_lsn - self.shipped_lsn >= self.object_bytes:
+            self.filled()
 
     def take(self, tickets: dict[Mode, Ticket]) -> None:
         """A batch is durable, and the journal at its end or behind it: keep its ticket that waits for the
@@ -302,10 +313,17 @@ class Shipping:
             found = index.entries_from(self._disk, fd, log_id, offset)
         return [entry for entry in found if entry.end <= end]
 
-    def log_bytes(self, log_id: int, offset: int, length: int) -> bytes:
-        """Bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
+    def read_log(self, log_id: int, offset: int, target: memoryview) -> None:
+        """Fill `target` with bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
         with self._files.opened(self._log(log_id).file) as fd:
-            return self._disk.read(fd, length, offset).ljust(length, b"\0")
+            count = self._disk.read_into(fd, target, offset)
+        target[count:] = bytes(len(target) - count)
+
+    def log_bytes(self, log_id: int, offset: int, length: int) -> bytearray:
+        """Bytes of a log's file, as `read_log`."""
+        data = bytearray(length)
+        self.read_log(log_id, offset, memoryview(data))
+        return data
 
     def logs(self) -> list[Log]:
         """All logs, as of now."""
@@ -380,14 +398,13 @@ class Shipping:
     def _read_referred(self, each: Referred, target: memoryview) -> bool:
         """Whether the bytes are there still; otherwise they were dropped, or their log deleted."""
         try:
-            with self._files.opened(self._log(each.log_id).file) as fd:
-                count = self._disk.read_into(fd, target, each.offset)
+            self.read_log(each.log_id, each.offset, target)
         except (FileGone, FileNotFoundError):
             file, _ = self._files_referred.get(each.log_id, (None, 0))
             if file is None or file.kept < 0:
                 return False
             count = self._disk.read_into(file.kept, target, each.offset)
-        target[count:] = bytes(len(target) - count)
+            target[count:] = bytes(len(target) - count)
         return crc32c(target) == each.crc32c
 
 
@@ -415,7 +432,7 @@ class _JournalReader:
         """Memory of that size behind what is used, which keeps what is in it."""
         end = self.used + size
         if end > len(self.memory):
-            larger = bytearray(end)
+            larger = bytearray(max(end, 2 * len(self.memory)))
             larger[: len(self.memory)] = self.memory
             self.memory = larger
         return memoryview(self.memory)[self.used : end]
