@@ -7,7 +7,7 @@ and where keys take turns none has two while another waits.
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -335,14 +335,15 @@ class JobsVerifier:
             self._schedules.made()
             await trio.sleep(LATE_MS / 1000)
             depths = await self._depths(dialog)
-            async for about, body, _ in self._take(dialog, CLOCK, depths[CLOCK]):
+            for about, body in await self._take(dialog, CLOCK, depths[CLOCK]):
                 self._schedules.delivered(body, about)
             for text in self._schedules.missing():
                 raise BrokenPromiseError(text)
+            begun = self._world.tick()
             self._model.took(
                 [
                     self._model.delivered(BY_TURNS, body, about.get("key", ""), dialog.wire, begun)
-                    async for about, body, begun in self._take(dialog, BY_TURNS, depths[BY_TURNS])
+                    for about, body in await self._take(dialog, BY_TURNS, depths[BY_TURNS])
                 ]
             )
 
@@ -351,17 +352,15 @@ class JobsVerifier:
         _, payload = await dialog.answer(dms.LIST, 2)
         return dict(dms.listed(payload)[1])
 
-    async def _take(
-        self, dialog: DmsDialog, queue: str, depth: int
-    ) -> AsyncIterator[tuple[dict[str, Any], bytes, int]]:
+    async def _take(self, dialog: DmsDialog, queue: str, depth: int) -> list[tuple[dict[str, Any], bytes]]:
         """What is ready, without an ACK."""
-        begun = self._world.tick()
-        await dialog.send(
-            dms.frame(dms.CONSUME_WITH, 3, dms.name(queue)) * depth, f"CONSUME {queue} x {depth}"
-        )
+        asked = dms.frame(dms.CONSUME_WITH, 3, dms.name(queue)) * depth
+        await dialog.send(asked, f"CONSUME {queue} x {depth}")
+        found = []
         for _ in range(depth):
             type_, status, _, payload = await dialog.frame()
             if type_ == dms.DELIVER_WITH:
-                yield *split(payload), begun
+                found.append(split(payload))
             elif status != dms.TIMEOUT:
                 raise BrokenPromiseError(f"{queue} was refused: {status} {payload!r}")
+        return found
