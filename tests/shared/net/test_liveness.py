@@ -10,7 +10,6 @@ import sys
 import attrs
 import pytest
 
-from shared.net import liveness
 from shared.net.liveness import WAITING, is_dead
 
 
