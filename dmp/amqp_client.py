@@ -55,6 +55,8 @@ UNSENT_BYTES_MAX = 1024 * 1024  # while more waits to be sent, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535
+RETURNED_MAX = 10_000
+"""Messages of sinks that came back and were not looked at; further ones are dropped."""
 
 Properties = commands.Basic.Properties
 M = TypeVar("M", bound=base.Frame)
@@ -92,6 +94,15 @@ class _Answer(Generic[T]):
             raise self._outcome.with_traceback(None)
         assert self._outcome is not None
         return self._outcome
+
+
+@attrs.frozen
+class Returned:
+    """A message that could not be routed (312) or delivered at once (313)."""
+
+    code: int
+    key: str
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
 @attrs.define(eq=False)
@@ -169,6 +180,8 @@ class _Channel:
         self.connection = connection
         self.closing = False
         """We have said that it closes. The server's answers to what was asked before still arrive."""
+        self.returned: list[Returned] = []
+        """What came back, and was published by a sink."""
         self._asked: deque[tuple[type[base.Frame], _Answer[Any]]] = deque()
         self._published = 0
         self._unconfirmed: dict[int, _Published] = {}
@@ -304,7 +317,9 @@ class _Channel:
                 is_it = (published.exchange, published.key, published.body) == (exchange, key, body)
                 if is_it and published.mandatory and not published.returned:
                     published.returned = True
-                    break
+                    return
+            if len(self.returned) < RETURNED_MAX:
+                self.returned.append(Returned(method.reply_code or 0, key, body))
 
 
 class AmqpConnection(ClientConnection):
@@ -610,16 +625,16 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
-    async with opened(address, Client) as client:
+    async with open_loop() as loop, opened(loop, address, Client) as client:
         yield client
 
 
 @asynccontextmanager
-async def opened(address: Address, make: Callable[[AmqpConnection], Made]) -> AsyncIterator[Made]:
+async def opened(loop: Loop, address: Address, make: Callable[[AmqpConnection], Made]) -> AsyncIterator[Made]:
     """A client that `make` makes, over a connection."""
-    async with open_loop() as loop, logged_in(loop, address) as (principal, frame_bytes):
+    async with logged_in(loop, address) as (dialog, frame_bytes):
         connection = AmqpConnection(loop, frame_bytes)
-        principal.dialog.hand_over(connection)
+        dialog.hand_over(connection)
         try:
             yield make(connection)
         finally:

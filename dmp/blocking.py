@@ -12,7 +12,6 @@ with connect() as client:
 from collections.abc import Sequence
 
 from dmp import amqp_client, client
-from dmp.principal import Returned
 from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
@@ -58,7 +57,7 @@ class Sink(Blocking[client.Sink]):
     finish = method(client.Sink.finish)
 
     @property
-    def returned(self) -> Sequence[Returned]:
+    def returned(self) -> Sequence[amqp_client.Returned]:
         return self.core.returned
 
 
