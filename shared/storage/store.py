@@ -125,8 +125,9 @@ class Store:
         self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
         self._reader = Reader(disk, files, self._reader_threads, in_thread, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
+        inventory = self._inventory
         self._committer = committer = Committer(
-            journal, disk, files, clock, settings, self._inventory, in_thread
+            journal, disk, files, clock, settings, inventory.changed, inventory.undone, in_thread
         )
         # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
