@@ -1,22 +1,9 @@
-"""An AMQP 0-9-1 client: publish with confirms, consume with acknowledgements.
-
-    async with open_amqp() as client:
-        await client.declare_queue("jobs")
-        await client.publish("jobs", b"hello")
-        async with client.consume("jobs", prefetch=16) as deliveries:
-            async for delivery in deliveries:
-                ...
-                await delivery.ack()
+"""An AMQP 0-9-1 client (CLIENTS.md): publish with confirms, consume with acknowledgements.
 
 `publish` returns when the server has the message. It is on disk then if message and queue are durable, which
-is the default. Where `publish` raises `Disconnected`, the server may have the message or not. Any number of
-tasks may use one client at once: their requests are sent together, and answers are handed out as they come. A
-delivery that is not acknowledged goes back to its queue when its `consume` ends.
-
-When the connection is lost, every call that waits raises `Disconnected`. The client does not connect again:
-open another one.
-
-Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
+is the default. Any number of tasks may use one client at once: their requests are sent together, and answers
+are handed out as they come. When the connection is lost, every call that waits raises `Disconnected`, and the
+server may have its message or not. The client does not connect again.
 """
 
 from collections import deque

@@ -1,13 +1,4 @@
-"""DMP's and AMQP's client for blocking code: the methods of `dmp.client`, without `await`.
-
-with connect() as client:
-    client.declare_queue("jobs")
-    client.publish("jobs", b"hello")
-    with client.consume("jobs", prefetch=16) as deliveries:
-        for delivery in deliveries:
-            ...
-            delivery.ack()
-"""
+"""DMP's and AMQP's client for blocking code: the methods of `dmp.client`, without `await`."""
 
 from collections.abc import Sequence
 

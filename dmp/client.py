@@ -1,20 +1,10 @@
-"""DMP's client: principal, lease and dialog behind one call.
+"""DMP's client (CLIENTS.md): principal, lease and dialog behind one call.
 
-    async with dmp.open_sink("quotes", declare="topic") as sink:
-        await sink.send("stocks.acme", b"17.20")
-
-    async with dmp.open_feed([("quotes", "stocks.#")]) as feed:
-        async for message in feed:
-            ...
-
-Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection. On that
-nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
-is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
-with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed
-that is given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed.
-
-Any number of tasks may share a sink; what they send at once goes out together. A cancelled send is made all
-the same.
+A sink or feed opens a principal connection, which logs in and asks for the lease, and then the DMP
+connection. On that nothing is answered: `send` returns once the bytes are the kernel's. What a lost
+connection took with it nobody knows, so nothing is sent again: that raises `Disconnected`. A feed that is
+given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed. Any number of
+tasks may share a sink; what they send at once goes out together. A cancelled send is made all the same.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence

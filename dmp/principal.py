@@ -16,7 +16,7 @@ from dmp.amqp.wire import encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, check_plain
-from shared.client.login import Login as Credentials
+from shared.client.login import Login
 from shared.client.loop import ClientConnection, Loop, Wakeup
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
@@ -176,7 +176,7 @@ class Dialog(ClientConnection):
             self._arrival.wake()
 
 
-class Login:
+class LoginDialog:
     """Logs in over a dialog."""
 
     def __init__(self, dialog: Dialog) -> None:
@@ -192,7 +192,7 @@ class Login:
         )
         self._mechanisms = str(start.mechanisms).split()
 
-    async def log_in(self, login: Credentials) -> int:
+    async def log_in(self, login: Login) -> int:
         """Once it is greeted; returns how large frames may be, in bytes. Raises Refused, Disconnected.
 
         A user without a password is that of the client's certificate, by EXTERNAL. Who names nobody is guest,
@@ -248,7 +248,7 @@ async def logged_in(loop: Loop, address: Address) -> AsyncIterator[tuple[Dialog,
     dialog = Dialog(loop)
     await loop.connect(address, dialog)
     try:
-        login = Login(dialog)
+        login = LoginDialog(dialog)
         try:
             await login.greet()
         except (Disconnected, RemoteProtocolError) as error:

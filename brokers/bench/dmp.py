@@ -20,11 +20,10 @@ from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
 from dmp.amqp_client import AmqpConnection
 from dmp.client import Principal
 from dmp.data_types import short
-from dmp.principal import Dialog, Login
+from dmp.principal import Dialog, LoginDialog
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
-from shared.client.login import Login as Credentials
-from shared.client.login import Password
+from shared.client.login import Login, Password
 from shared.client.trio_loop import trio_loop
 
 EXCHANGE = "bench"
@@ -47,7 +46,7 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
             stream = await trio.open_tcp_stream(*address)
             dialog = Dialog(loop)
             loop.attach(stream, dialog)
-            login = Login(dialog)
+            login = LoginDialog(dialog)
             await login.greet()
             connection = AmqpConnection(loop, await login.log_in(load.who))
             dialog.hand_over(connection)
@@ -89,7 +88,7 @@ def _message(key: bytes, size: int) -> bytes:
 def _basic(point: Point) -> FanOut:
     """Everything up to the first message is said at once."""
     keys, groups, size = point.name_list(), point.producers, point.size
-    who = load.who or Credentials("guest", Password("guest"))
+    who = load.who or Login("guest", Password("guest"))
     hello: bytes = AMQP_HEADER + b"".join(
         encode(method, channel)
         for channel, method in (

@@ -1,14 +1,5 @@
 """The network of a process, and each protocol's group of listeners and connections in it.
 
-    network = Network(settings, log)
-    group = Group("logmq", network, after_turn=store.commit_pending, log=log)
-    addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
-    await nursery.start(group.serve)    # until cancelled
-    ...
-    group.stop_accepting()              # the drain: then the service ends its waits,
-    group.drain()                       # and every session is told that no more input comes
-    await group.wait_no_connections()   # under the host's deadline
-
 Admission, backlogs and strangers are the network's, so they are shared by all groups.
 """
 

@@ -1,16 +1,8 @@
-"""The committer: makes what was appended durable, then publishes it to everybody who waits.
+"""The committer: makes what was appended durable, then publishes it to everybody who waits (ARCHITECTURE.md,
+"One write path").
 
-`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
-driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
-next batch. So the disk's speed sets the batch size, and no timer is needed.
-
-On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
-called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
-all behind it, whose offsets follow from it.
-
-A commit is `Committer._take`, `Commit.run`, `Committer._finish`. `Commit.run` blocks, in a thread or on the
-loop, and touches nothing that the loop reads. The outcome stays in the `Commit`, and in a `LogCommit` for
-each log whose file it may touch. All else is the trio thread's.
+On failure everything appended and not durable is rolled back: the failed batch, and all behind it, whose
+offsets follow from it. `Commit.run` touches nothing that the loop reads; all else is the trio thread's.
 """
 
 import math

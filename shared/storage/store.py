@@ -1,10 +1,4 @@
-"""Theory of operation (ARCHITECTURE.md; STORAGE.md for the bytes). `Log.append` notes what is to be written
-and returns an offset and a ticket. The `Committer` takes what has been appended to all logs, writes it to the
-journal as one batch, syncs once, and resolves the tickets. `LogWriter` writes the records to the logs' own
-files and indexes later, without a sync; until then readers get them from memory (`Tails`). The `Checkpointer`
-syncs logs and indexes so that journal segments become free. `recovery` replays the journal after an unclean
-end.
-"""
+"""The store: its parts, and what protocols call (ARCHITECTURE.md; STORAGE.md for the bytes)."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
