@@ -6,10 +6,10 @@ from operator import attrgetter
 
 import pytest
 
+from brokers.conform.playing import Conversation, Player, conversations
 from kqmsgq.settings import KqmsgqSettings
 from kqmsgq.states import TRANSITIONS, Event, State
 from kqmsgq.wire import Fault, message, subscribe, unsubscribe
-from tests.conform.playing import Conversation, Player, conversations
 from tests.kqmsgq.world import World
 from tests.support.documents import (
     block,

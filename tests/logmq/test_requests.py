@@ -5,11 +5,11 @@ from operator import attrgetter
 import pytest
 from crc32c import crc32c
 
+from brokers.conform.playing import Conversation, Player, conversations
 from logmq.listener import LogmqService
 from logmq.settings import LogmqSettings, TopicSettings
 from logmq.wire import HELP_LINE, REQUESTS
 from shared.storage.settings import Durability
-from tests.conform.playing import Conversation, Player, conversations
 from tests.logmq.world import Peer, World, record, records, slow_reads
 from tests.support.stores import HandClock
 from tests.support.vectors import peer_link

@@ -5,9 +5,9 @@ from operator import attrgetter
 
 import pytest
 
+from brokers.conform.playing import Conversation, Link, Player, conversations
 from pubsub.settings import PubsubSettings
 from pubsub.states import TRANSITIONS, State
-from tests.conform.playing import Conversation, Link, Player, conversations
 from tests.pubsub.world import World
 from tests.support.documents import check_diagram, check_limits, protocol_document
 from tests.support.vectors import HandLink, peer_link
