@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "promote": ("ship.cli:promote", "Make a follower the server that ships and takes writes."),
     "log": ("commands.folder:log", "Look into the logs of a data folder; a server may be running."),
     **{kind: (f"commands.objects:{kind}", f"List the {NOUNS.get(kind, kind)}.") for kind in OBJECT_KINDS},
+    "chart": ("commands.chart:chart", "Show the charts of queues, topics, groups, bridges or connections."),
     "logs": ("commands.follow:logs", "Show the running server's log."),
     "trace": ("commands.follow:trace", "Show copies of messages that pass a name."),
     "find": ("commands.find:find", "Find the messages of queues and topics that have a text in them."),
@@ -62,7 +63,6 @@ _BENCH = "brokers bench PROTOCOL"
 _SWEEP = "python -m tests.bench.sweep, in the source tree"
 REMOVED: Mapping[str, str] = {
     "top": "brokers queues --watch",
-    "chart": "the page's view of an object, or GET /api/v1/<list>/<name>/history",
     "log verify": "brokers log dump NAMESPACE NAME, which tells damage, or brokers fsck",
     "call": "the protocol's own commands, or the API (/api/v1/openapi.json describes it)",
     "bench net": _BENCH,

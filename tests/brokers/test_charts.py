@@ -2,17 +2,23 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import call, create_autospec
 
 import attrs
+import pytest
 import structlog
 import trio
 import trio.testing
 
 from brokers.admin import charts
 from brokers.admin.charts import LEVELS, OBJECTS_MAX, SLOT_BYTES, STEPS, Charts, ChartStep
-from shared.objects import BRIDGES, QUEUES, Objects, key_of
+from brokers.commands.chart import STEPS_A_BLOCK, charted, charts_of
+from brokers.commands.control import Api
+from brokers.errors import ExitCode, Failure
+from shared.objects import BRIDGES, GROUPS, QUEUES, Objects, key_of
 
 LOG = structlog.stdlib.get_logger("test")
 
@@ -145,3 +151,41 @@ def test_of_too_many_objects_those_that_do_most_are_kept() -> None:
     assert len(step.pack()) <= SLOT_BYTES
     assert ChartStep.unpack(bytes(SLOT_BYTES)) is None
     assert STEPS * LEVELS["15m"] == 900
+
+
+def test_a_command_shows_an_objects_charts_as_figures_and_blocks_and_in_json_whole() -> None:
+    history = {
+        "seconds": 5.0,
+        "times": ["then", "now"],
+        "lines": {"lag_bytes": {"": [*[None] * STEPS_A_BLOCK, 7.0, *[0.0] * 3, 1.0, 14.0]}},
+    }
+    item = {"group": "billing", "topic": "orders", "lag_bytes": 14}
+    (row,) = charted(GROUPS, item, history, whole=False)
+    assert row == {
+        "group": "billing",
+        "topic": "orders",
+        "chart": "lag_bytes",
+        "unit": "B",
+        "now": 14.0,
+        "least": 0.0,
+        "mean": 3.667,
+        "most": 14.0,
+        "line": " ▅█",
+    }
+    (row,) = charted(GROUPS, item, history, whole=True)
+    assert (row["times"], row["values"]) == (history["times"], history["lines"]["lag_bytes"][""])
+    none = {**history, "lines": {"lag_bytes": {"": [None]}}}
+    (row,) = charted(GROUPS, item, none, whole=False)
+    assert (row["now"], row["most"], row["line"]) == (None, None, " ")
+
+
+@pytest.mark.parametrize("code", [ExitCode.MISSING, ExitCode.UNAVAILABLE])
+def test_a_command_passes_over_what_went_since_it_was_listed(code: ExitCode) -> None:
+    history = {"seconds": 5.0, "times": ["now"], "lines": {"lag_bytes": {"": [1.0]}}}
+    client = create_autospec(Api, instance=True)
+    client.get.side_effect = [Failure("gone", code), history]
+    items = [{"group": group, "topic": "orders", "lag_bytes": 1} for group in ("old", "billing")]
+    with pytest.raises(Failure) if code != ExitCode.MISSING else nullcontext():
+        (row,) = charts_of(client, GROUPS, items, "15m", whole=False)
+        assert row["group"] == "billing"
+    assert client.get.call_args_list[0] == call("groups", "old", "orders", "history", span="15m")

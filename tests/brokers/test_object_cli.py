@@ -48,6 +48,17 @@ def test_a_list_is_that_of_the_api(rows: Rows, shared_server: Server, topics: li
     assert [list(row) for row in rows(kind)] == [list(row) for row in told]
 
 
+def test_charts_are_those_of_the_api(rows: Rows, shared_server: Server, topics: list[str]) -> None:
+    (one, two) = rows("chart", "topics", "listed.*", "--sort", "bytes", "-n", "1", "--span", "3h")
+    told = control.request(shared_server.data, "GET", f"/api/v1/topics/{topics[0]}/history?span=3h")
+    assert [(row["name"], row["chart"]) for row in (one, two)] == [
+        (topics[0], "in_rate"),
+        (topics[0], "bytes"),
+    ]
+    assert two["seconds"] == told["seconds"] == 60
+    assert two["values"] == told["lines"]["bytes"][""]
+
+
 @pytest.mark.parametrize("page", [1, 3, 1000])
 def test_a_list_has_all_pages_or_as_many_rows_as_are_asked_for(
     rows: Rows, topics: list[str], monkeypatch: pytest.MonkeyPatch, page: int
@@ -78,6 +89,7 @@ def test_a_list_is_narrowed_by_a_name_or_by_a_column(rows: Rows, topics: list[st
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (["chart", "users"], ExitCode.USAGE, 'Choose from: "connections", '),
         (["topics", "colour=red"], ExitCode.USAGE, "colour: no parameter of this list"),
         (["topics", "--sort", "colour"], ExitCode.USAGE, "not sorted by colour; but by name, "),
         (["queues", "--sort", "settings"], ExitCode.USAGE, "not sorted by settings; but by protocol, "),
