@@ -588,9 +588,11 @@ class Shipper:
 
     async def refresh(self) -> None:
         """Raise Away before it is known of which parts the logs consist: the bucket is not ours yet, or did
-        not answer."""
+        not answer. Once it is another server's, as `Snapshots.refresh`."""
         if self.snapshots is None or not self.snapshots.loaded:
             raise Away("the bucket did not say yet what it has")
+        if self.state == "fenced":
+            await self.snapshots.refresh()
 
     # -- what is shown
 

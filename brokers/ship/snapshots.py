@@ -170,6 +170,13 @@ class Snapshots:
         """The sections of a log in the newest snapshot, in order."""
         return self._sections.get(log_id, ())
 
+    async def refresh(self) -> None:
+        """Look where another server, which has fenced this one, put the parts. Raises BadObject and
+        BucketErrors."""
+        snapshot = await epochs.newest_snapshot(self._bucket, self._store.in_thread)
+        if snapshot.catalog.journal_id == self._shipping.journal_id:  # else its logs are others
+            self._sections = snapshot.sections
+
     async def make(self, journal: ShippedJournal) -> int | None:
         """Make a snapshot, and have the manifest name it; its LSN, or None where it is of no use any more.
 
