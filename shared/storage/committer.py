@@ -9,7 +9,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -411,7 +410,11 @@ class Commit:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                self._with_spare(partial(self._apply_append, part))
+                try:
+                    self._apply_append(part)
+                except MemoryError:  # it must be done, for the journal has it: with what is kept for this
+                    self.spare.clear()
+                    self._apply_append(part)
 
     def _remove(self, log: Log) -> None:
         """Unlink a deleted log's files."""
@@ -445,16 +448,6 @@ class Commit:
         if target.late or target.failed:
             target.tail.append(data)
         part.written = None
-
-    def _with_spare(self, work: Callable[[], None]) -> None:
-        """Do what must be done, for the journal has it: where memory is short, with what is kept for this.
-        `work` may begin twice.
-        """
-        try:
-            work()
-        except MemoryError:
-            self.spare.clear()
-            work()
 
     def _write_before(self, target: LogCommit) -> None:
         """Write the log's tail first, so that no hole is left before what follows."""
@@ -798,7 +791,8 @@ class Committer:
                     await self._wait_for_room()
                     if not self._batches:
                         continue  # they were committed on the loop meanwhile, or refused
-                    commit = self._take(self._count_together())
+                    sizes = [batch.bytes for batch in self._batches]
+                    commit = self._take(None if self.journal.fit_together(sizes) else 1)
                     commit.in_thread = True
                     with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                         try:
@@ -854,11 +848,6 @@ class Committer:
             # A checkpoint that was under way may free too little; one that begins now frees enough.
             if self.make_room is None or not await self.make_room():
                 break
-
-    def _count_together(self) -> int:
-        """How many batches, the oldest first, are one commit: all that are there, or one."""
-        batches = self._batches
-        return len(batches) if self.journal.fit_together([batch.bytes for batch in batches]) else 1
 
     async def _sync_in_thread(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, in its time."""

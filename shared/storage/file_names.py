@@ -94,11 +94,23 @@ class FileNames:
                     with trio.CancelScope(shield=True):  # a thread that uses the descriptor cannot be stopped
                         await self._in_thread(partial(self._copy, file, fd, log.id))
                     self.restored += 1
-                    self._say(file)
+                    logger.error(
+                        "a log's file was removed or replaced while the server ran: it is written anew, "
+                        "nothing of it is lost; find out who does that",
+                        path=file.path,
+                    )
             except FileGone:
                 pass  # deleted meanwhile
             except (OSError, MemoryError) as error:
-                self._complain(log, error)
+                if not self._failing:
+                    logger.error(
+                        "a log's file was removed or replaced while the server ran, and cannot be written "
+                        "anew: it is tried again, what comes is in the journal; let the server run, and look "
+                        "at the disk",
+                        path=log.file.path,
+                        reason=describe(error),
+                    )
+                self._failing = True
                 return
             finally:
                 for file, fd in files:
@@ -124,20 +136,3 @@ class FileNames:
         finally:
             disk.close(new)
         disk.sync_folder(file.path.partition("/")[0])
-
-    def _say(self, file: LogFile) -> None:
-        logger.error(
-            "a log's file was removed or replaced while the server ran: it is written anew, nothing of it is "
-            "lost; find out who does that",
-            path=file.path,
-        )
-
-    def _complain(self, log: Log, error: OSError | MemoryError) -> None:
-        if not self._failing:
-            logger.error(
-                "a log's file was removed or replaced while the server ran, and cannot be written anew: "
-                "it is tried again, what comes is in the journal; let the server run, and look at the disk",
-                path=log.file.path,
-                reason=describe(error),
-            )
-        self._failing = True

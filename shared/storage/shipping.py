@@ -222,18 +222,15 @@ class Shipping:
         found = await read(end_lsn, bytes_max)
         if not any(each.data is None for each in found.referred):
             return found
-        end_lsn = await self._reached(self._journal.position)  # a file goes when its deletion is durable
+        position = self._journal.position  # a file goes when its deletion is durable: read that, too
+        await self.sync()
+        while self.synced_lsn < position and not self._stopped():  # noqa: ASYNC110 - a thread moves it on
+            await trio.sleep(_SYNC_LOOK_SECONDS)
+        end_lsn = self.synced_lsn
         found = await read(end_lsn, max(bytes_max, WITH_DELETION_BYTES))
         if found.is_cut:
             raise JournalGap(f"what batches from {found.first_lsn} on refer to is deleted, far behind them")
         return found
-
-    async def _reached(self, position: int) -> int:
-        """Wait until all below can be read. Returns where that ends, at least there."""
-        await self.sync()
-        while self.synced_lsn < position and not self._stopped():  # noqa: ASYNC110 - a thread moves it on
-            await trio.sleep(_SYNC_LOOK_SECONDS)
-        return self.synced_lsn
 
     async def sync(self) -> None:
         """Have all that is written synced, whatever the modes ask for."""
