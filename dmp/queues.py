@@ -40,6 +40,7 @@ from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
+from shared.queues.cold import is_cold
 from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
@@ -171,7 +172,7 @@ class Queue(RunQueue):
         self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
-        self.later = Later(self._context.wall_seconds)
+        self.later = Later(self, self._context)
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
@@ -210,6 +211,7 @@ class Queue(RunQueue):
                 self._context.log_changed(log)
 
         self.log = self.row.log = log
+        log.waiting.ahead_ms = self.later.ahead
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
         if self.row.ready.in_order and self.once is None:
@@ -226,7 +228,7 @@ class Queue(RunQueue):
         if self.deleted:
             return
         if head.noted.headers is not None:
-            head = self.in_time(head)
+            head = self.later.in_time(head)
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
@@ -253,25 +255,14 @@ class Queue(RunQueue):
             first = self.numbered
             self.numbered += len(bodies)
         if head.noted.headers is not None:
-            head = self.in_time(head)
+            head = self.later.in_time(head)
         run = Run(head, [*bodies], first)
         if self.once is not None:
             self.once.came(run)
-            self._arm()
+            self.arm()
         if self._timed or head.ttl_ms is not None:
             run.expires = self._expires(head, self._context.timers.now())
         return run
-
-    def in_time(self, head: Head) -> Head:
-        """The head of messages that come here: one of their own, where they are to wait for a time."""
-        if head.due_ms is not None:
-            return head
-        header = self.kind.arguments.eta_header
-        if header is None:
-            header = self._context.settings.eta_header.of(self.name.decode(errors="replace"))
-        if not head.delay_ms and header is None:
-            return head
-        return head.in_time(self.later.now_ms, header)
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
@@ -307,19 +298,11 @@ class Queue(RunQueue):
                 self.once.found(run)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(self._due_now(runs))
-        self._arm()
+        self.row.load(self.later.keep_those(runs))
+        if self.log is not None:
+            self.later.recovered(self.log)
+        self.arm()
         self._context.counts.recovered += len(self.row)
-
-    def _due_now(self, runs: Sequence[Run]) -> list[Run]:
-        """Those of messages from the log whose time has come; the others wait for theirs."""
-        now: list[Run] = []
-        for run in runs:
-            if self.later.keep(run):
-                self.row.waits((run,))
-            else:
-                now.append(run)
-        return now
 
     def _expires(self, head: Head, since: float) -> float:
         ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
@@ -347,10 +330,11 @@ class Queue(RunQueue):
             self._expire_ready()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if run.head.due_ms and not self.row.has_cold and self.later.keep(run):
+            if run.head.due_ms and not self.row.has_cold and self.later.waits(run):
                 if self.log is not None:
                     self.log.keep(run)
-                self._arm()
+                self.later.put(run)
+                self.arm()
             elif not self.row.add(run, may_cool=may_cool):
                 _leave_memory(self, (run,))
         self.dispatch_new()
@@ -379,13 +363,13 @@ class Queue(RunQueue):
                 join(over, run)
                 if turn.over_now():
                     self._goes_on = True
-                    self._arm()
+                    self.arm()
                     break
             if over:
                 self._context.counts.overflowed += _messages_in(over)
                 self._context.dead_letter(self, over, "maxlen")
                 if self._timed:
-                    self._arm()
+                    self.arm()
         if self.capacity.passes_warning():
             self._context.queue_above_warning(self)
 
@@ -420,9 +404,9 @@ class Queue(RunQueue):
                 run.expires = self._expires(run.head, self._started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(self._due_now(runs))
+        self.row.load(self.later.keep_those(runs))
         if self._timed or self.later.count:
-            self._arm()
+            self.arm()
 
     def on_cold_read(self) -> None:
         """`Cold`'s: what was on its way is there, and nobody waits for this call."""
@@ -486,7 +470,7 @@ class Queue(RunQueue):
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
         if (turn is not None and (self._timed or self._goes_on)) or throttle is not None:
-            self._arm()
+            self.arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
         if taker is self.takers.feed:  # which cannot carry large bodies: such messages die
@@ -521,7 +505,7 @@ class Queue(RunQueue):
             self.throttle.take(1)
         run = self.row.take_run(1)
         if self._timed:
-            self._arm()
+            self.arm()
         if no_ack:
             self.leave((run,))
         else:
@@ -535,7 +519,7 @@ class Queue(RunQueue):
             return []
         runs = self.row.take(most)
         if self._timed:
-            self._arm()
+            self.arm()
         return runs
 
     def return_front(self, runs: Sequence[Run], *, taken: bool = True) -> None:
@@ -554,7 +538,7 @@ class Queue(RunQueue):
                 else:
                     self.row.put_back((part,))
         if self._timed:
-            self._arm()
+            self.arm()
 
     def take_out(self, number: int) -> Run | None:
         """Take out a message that waits for its time, or is ready in memory. None: it is not there."""
@@ -565,16 +549,24 @@ class Queue(RunQueue):
         self._free_keys(())
         return run
 
+    def take_out_cold(self, message: Run) -> None:
+        """Have a message in memory, at its place, that was read out of the midst of what is cold."""
+        cold = self.row.cold
+        if cold is not None and cold.take_out(message):
+            self.charge_runs((message,))
+            self.row.put_back((message,))
+
     def put_off(self, run: Run) -> None:
         """A message that was taken out waits for the time that its head has, or is ready."""
         if self.log is not None:
             self.log.note_tried((run,))
             self._context.log_changed(self.log)
-        if self.later.keep(run):
+        if is_cold(run) or self.later.waits(run):
+            self.later.put(run)
             self.row.waits((run,))
         else:
             self._become_ready((run,), self._context.timers.now())
-        self._arm()
+        self.arm()
 
     def leave(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages leave the queue, all that counts them, and its log. `taken`: as of `forget`."""
@@ -599,7 +591,7 @@ class Queue(RunQueue):
         self.row.release(runs)
         if not (self._unblocked or self.deleted):
             self._unblocked = True
-            self._arm()
+            self.arm()
 
     # -- what became of held ones
 
@@ -670,7 +662,7 @@ class Queue(RunQueue):
             if dead:
                 self._context.counts.gave_up += _messages_in(dead)
                 self._context.dead_letter(self, dead, "delivery_limit")
-            self._arm()
+            self.arm()
             runs = now
         for run in runs:
             run.tries += seen
@@ -710,7 +702,7 @@ class Queue(RunQueue):
         """The queue is used now. To be declared again counts as use, too."""
         self.used = self._context.timers.now()
         if self.kind.arguments.expires_ms is not None:
-            self._arm()
+            self.arm()
 
     def define(self, kind: QueueKind) -> None:
         """What it is was lost, and is known again, or it has other arguments. (Priorities, keys, and what is
@@ -722,7 +714,7 @@ class Queue(RunQueue):
         self._tries = Tries.asked_for(kind.arguments)
         self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
         self._timed = self._timed or kind.arguments.ttl_ms is not None
-        self._arm()
+        self.arm()
 
     # -- time, and the end
 
@@ -743,7 +735,7 @@ class Queue(RunQueue):
             self._expire_ready()
         self._dispatch_ready(check=self._timed)
         self.trim()
-        self._arm()
+        self.arm()
         if not self._behind:
             self.row.tell_loaded()
 
@@ -771,12 +763,12 @@ class Queue(RunQueue):
             if turn.over_now():
                 break
         self._behind = (front := row.front()) is not None and front.expires <= now
-        self._arm()
+        self.arm()
         if expired:
             self._context.counts.expired += _messages_in(expired)
             self._context.dead_letter(self, expired, "expired")
 
-    def _arm(self) -> None:
+    def arm(self) -> None:
         """Something may be due at another time: the front's end of life, or the queue's."""
         if self._timed:
             self.row.load_front()

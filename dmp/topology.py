@@ -629,7 +629,7 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.total_bytes, HOT_LEAST_BYTES)
-        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies)
+        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies, queue.later)
         queue.recovered(messages, following, lost=lost or bool(damaged))
         if queue.marked_from < 0:
             queue.marked_from = following

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from dmp.cold_records import ColdHead
 from dmp.data_types import EMPTY_TABLE, field_table, joined_tables, without_field
 from dmp.properties import with_headers
 from dmp.refusals import Refusal
@@ -96,6 +97,15 @@ class Tries:
         if not self.retry_ms:
             return 0
         return min(self.retry_ms << min(tries - 1, 40), max(self.retry_max_ms, self.retry_ms))
+
+
+def timed(head: Head | ColdHead, due_ms: int, *, by_clock: bool) -> Head | ColdHead:
+    """The head of the same messages at another time (Unix ms), 0: at once."""
+    if isinstance(head, ColdHead):
+        return attrs.evolve(head, due_ms=due_ms, by_clock=by_clock)
+    new = tried(head, head.tries, due_ms)
+    new.by_clock = by_clock
+    return new
 
 
 def tried(head: Head, tries: int, due_ms: int = 0) -> Head:
