@@ -209,7 +209,9 @@ class Messages(MessageActions[Queue]):
             found = await self._in_row(queue, number)
             if found is None:
                 break
-            queue.take_out_cold(found)  # else it is in memory by now
+            if queue.row.cold is not None and queue.row.cold.take_out(found):  # else it is in memory by now
+                queue.charge_runs((found,))
+                queue.row.put_back((found,))
         if run is not None:
             return run
         if _held_in(queue, number) is not None:

@@ -28,6 +28,7 @@ from dmp.bodies import Bodies
 from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
+from dmp.lives import Lives
 from dmp.memory import Memory
 from dmp.message import KEY, Head
 from dmp.metrics import Counts
@@ -138,6 +139,7 @@ class Queue(RunQueue):
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
+    lives: Lives = attrs.field(init=False)
     throttle: Throttle | None = attrs.field(init=False)
     once: Once | None = attrs.field(default=None, init=False)
     takers: Takers = attrs.field(init=False)
@@ -154,10 +156,7 @@ class Queue(RunQueue):
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
-    _started: float = attrs.field(default=0.0, init=False)
     _tries: Tries | None = attrs.field(init=False)
-    _timed: bool = attrs.field(init=False)  # some message may expire
-    _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
     _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
@@ -173,6 +172,7 @@ class Queue(RunQueue):
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self, self._context)
+        self.lives = Lives(self, self._context)
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
@@ -180,7 +180,6 @@ class Queue(RunQueue):
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
-        self._timed = arguments.ttl_ms is not None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.held} unacknowledged>"
@@ -260,8 +259,8 @@ class Queue(RunQueue):
         if self.once is not None:
             self.once.came(run)
             self.arm()
-        if self._timed or head.ttl_ms is not None:
-            run.expires = self._expires(head, self._context.timers.now())
+        if self.lives.some or head.ttl_ms is not None:
+            run.expires = self.lives.end(head, self._context.timers.now())
         return run
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
@@ -289,11 +288,11 @@ class Queue(RunQueue):
     def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
         `dispatch_new` is called."""
-        self._started = self._context.timers.now()
+        self.lives.started = self._context.timers.now()
         self.numbered = following
         self.lost = lost
         for run in runs:
-            run.expires = self._expires(run.head, self._started)
+            run.expires = self.lives.end(run.head, self.lives.started)
             if self.once is not None:
                 self.once.found(run)
         self.charge_runs(runs)
@@ -303,13 +302,6 @@ class Queue(RunQueue):
             self.later.recovered(self.log)
         self.arm()
         self._context.counts.recovered += len(self.row)
-
-    def _expires(self, head: Head, since: float) -> float:
-        ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
-        if not ttls_ms:
-            return math.inf
-        self._timed = True
-        return since + min(ttls_ms) / 1000
 
     def _synced(self, _: Ticket) -> None:
         """The disk has, or refuses, what stands first. Nobody waits for this call, so nothing is raised."""
@@ -326,8 +318,8 @@ class Queue(RunQueue):
         self.arrivals.tell_synced()
 
     def _make_ready(self, runs: Iterable[Run]) -> None:
-        if self._timed and self.row.ready:
-            self._expire_ready()
+        if self.lives.some and self.row.ready:
+            self.lives.expire()
         may_cool = not self.arrivals.unlogged
         for run in runs:
             if run.head.due_ms and not self.row.has_cold and self.later.waits(run):
@@ -342,9 +334,9 @@ class Queue(RunQueue):
     def dispatch_new(self) -> None:
         """More is ready, or cold: give out what can be given."""
         if not self._goes_on:
-            self._dispatch_ready(check=self._behind)
-        if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
-            self._expire_ready()
+            self._dispatch_ready(check=self.lives.behind)
+        if self.lives.some:  # one with no time to live at all is given to who waits for it, or to nobody
+            self.lives.expire()
         self.trim()
 
     def trim(self) -> None:
@@ -368,7 +360,7 @@ class Queue(RunQueue):
             if over:
                 self._context.counts.overflowed += _messages_in(over)
                 self._context.dead_letter(self, over, "maxlen")
-                if self._timed:
+                if self.lives.some:
                     self.arm()
         if self.capacity.passes_warning():
             self._context.queue_above_warning(self)
@@ -382,7 +374,7 @@ class Queue(RunQueue):
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        return self.returning or (self._behind if self.row.ready else self.row.is_loading)
+        return self.returning or (self.lives.behind if self.row.ready else self.row.is_loading)
 
     @property
     def damaged(self) -> bool:
@@ -401,11 +393,11 @@ class Queue(RunQueue):
             context.queue_lost(self.name, cold.lost)
         for run in runs:
             if run.tries:
-                run.expires = self._expires(run.head, self._started)
+                run.expires = self.lives.end(run.head, self.lives.started)
         self.charge_runs(runs)
         self.memory.changed()
         self.row.load(self.later.keep_those(runs))
-        if self._timed or self.later.count:
+        if self.lives.some or self.later.count:
             self.arm()
 
     def on_cold_read(self) -> None:
@@ -427,9 +419,9 @@ class Queue(RunQueue):
         self.takers.blocked = self._unblocked = False
         if self._goes_on:
             return
-        if self._timed:
-            self._expire_ready()
-        self._dispatch_ready(check=self._timed)
+        if self.lives.some:
+            self.lives.expire()
+        self._dispatch_ready(check=self.lives.some)
 
     def _dispatch_ready(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
@@ -437,7 +429,7 @@ class Queue(RunQueue):
             return
         takers, row, throttle = self.takers, self.row, self.throttle
         turn: Turn | None = None
-        while (depth := len(row)) and not (check and self._behind):
+        while (depth := len(row)) and not (check and self.lives.behind):
             if throttle is not None:
                 depth = min(depth, throttle.allowance())
             shares = takers.shares(depth) if depth else []
@@ -469,7 +461,7 @@ class Queue(RunQueue):
                     throttle.take(-_messages_in(late))
                 self._context.counts.expired += _messages_in(late)
                 self._context.dead_letter(self, late, "expired")
-        if (turn is not None and (self._timed or self._goes_on)) or throttle is not None:
+        if (turn is not None and (self.lives.some or self._goes_on)) or throttle is not None:
             self.arm()
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
@@ -495,16 +487,16 @@ class Queue(RunQueue):
     def get(self, no_ack: bool) -> Run | None:
         """The next message, as a run, for one that asks for just that; None where nothing is ready."""
         self.used_now()
-        if self._timed:
-            self._expire_ready()
-        if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
+        if self.lives.some:
+            self.lives.expire()
+        if self.takers.feed is not None or self.stops or not self.row.load_front() or self.lives.behind:
             return None
         if self.throttle is not None:
             if not self.throttle.allowance():
                 return None
             self.throttle.take(1)
         run = self.row.take_run(1)
-        if self._timed:
+        if self.lives.some:
             self.arm()
         if no_ack:
             self.leave((run,))
@@ -518,7 +510,7 @@ class Queue(RunQueue):
         if not self.row.load_front():
             return []
         runs = self.row.take(most)
-        if self._timed:
+        if self.lives.some:
             self.arm()
         return runs
 
@@ -537,7 +529,7 @@ class Queue(RunQueue):
                     _leave_memory(self, (part,))
                 else:
                     self.row.put_back((part,))
-        if self._timed:
+        if self.lives.some:
             self.arm()
 
     def take_out(self, number: int) -> Run | None:
@@ -548,13 +540,6 @@ class Queue(RunQueue):
         self.row.waits_no_more((run,))
         self._free_keys(())
         return run
-
-    def take_out_cold(self, message: Run) -> None:
-        """Have a message in memory, at its place, that was read out of the midst of what is cold."""
-        cold = self.row.cold
-        if cold is not None and cold.take_out(message):
-            self.charge_runs((message,))
-            self.row.put_back((message,))
 
     def put_off(self, run: Run) -> None:
         """A message that was taken out waits for the time that its head has, or is ready."""
@@ -713,7 +698,7 @@ class Queue(RunQueue):
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
         self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
-        self._timed = self._timed or kind.arguments.ttl_ms is not None
+        self.lives.some = self.lives.some or self.lives.of_queue
         self.arm()
 
     # -- time, and the end
@@ -731,46 +716,28 @@ class Queue(RunQueue):
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
             return
-        if self._timed:
-            self._expire_ready()
-        self._dispatch_ready(check=self._timed)
+        if self.lives.some:
+            self.lives.expire()
+        self._dispatch_ready(check=self.lives.some)
         self.trim()
         self.arm()
-        if not self._behind:
+        if not self.lives.behind:
             self.row.tell_loaded()
 
     def _become_ready(self, due: Sequence[Run], now: float) -> None:
         """The time of messages has come: they are ready at their numbers' places, and live from now on. One
         with no time to live at all is given to who waits for it, or to nobody."""
-        if self._timed:
-            self._expire_ready()
+        if self.lives.some:
+            self.lives.expire()
         for run in due:
-            run.expires = self._expires(run.head, now)
+            run.expires = self.lives.end(run.head, now)
         self.return_front(due, taken=False)
         if not self._goes_on:
-            self._dispatch_ready(check=self._behind)
-
-    def _expire_ready(self) -> None:
-        """Messages at the front that are too old leave, some at a time: the timers bring the next.
-
-        (One behind a longer-lived one waits for it to go.)
-        """
-        row, now = self.row, self._context.timers.now()
-        expired: list[Run] = []
-        turn = Turn()
-        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
-            join(expired, row.take_run(ITEMS))
-            if turn.over_now():
-                break
-        self._behind = (front := row.front()) is not None and front.expires <= now
-        self.arm()
-        if expired:
-            self._context.counts.expired += _messages_in(expired)
-            self._context.dead_letter(self, expired, "expired")
+            self._dispatch_ready(check=self.lives.behind)
 
     def arm(self) -> None:
         """Something may be due at another time: the front's end of life, or the queue's."""
-        if self._timed:
+        if self.lives.some:
             self.row.load_front()
         front = self.row.front()
         deadline = front.expires if front is not None else math.inf
@@ -801,7 +768,7 @@ class Queue(RunQueue):
             log.lost_is_known()
             self.lost = False
         cold, large = self.row.drop_cold()
-        self._behind = False
+        self.lives.behind = False
         later = self.later.clear()
         self.row.waits_no_more(later)
         ready = [*self.row.clear(), *later]

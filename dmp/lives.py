@@ -1,0 +1,61 @@
+"""How long the messages of a queue live: by its argument, or by their own `expiration`.
+
+A message is looked at when it is the next one out: one behind a longer-lived one waits for it to go.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import attrs
+
+from shared.queues.runs import Run, join
+from shared.turns import ITEMS, Turn
+
+if TYPE_CHECKING:
+    from dmp.message import Head
+    from dmp.queues import Queue, QueueContext
+
+
+@attrs.define(eq=False)
+class Lives:
+    """The lives of one queue's messages. Times are of the broker's clock, in seconds."""
+
+    _queue: Queue
+    _context: QueueContext
+    some: bool = attrs.field(default=attrs.Factory(lambda self: self.of_queue, takes_self=True), init=False)
+    """Some message may expire."""
+    behind: bool = attrs.field(default=False, init=False)
+    """The next one out has expired, and waits for its turn to go."""
+    started: float = attrs.field(default=0.0, init=False)
+    """From then on those live that a start has found."""
+
+    @property
+    def of_queue(self) -> bool:
+        """Whether each has one."""
+        return self._queue.kind.arguments.ttl_ms is not None
+
+    def end(self, head: Head, since: float) -> float:
+        """When messages are too old that live from then on; inf: never."""
+        ttls_ms = [ms for ms in (head.ttl_ms, self._queue.kind.arguments.ttl_ms) if ms is not None]
+        if not ttls_ms:
+            return math.inf
+        self.some = True
+        return since + min(ttls_ms) / 1000
+
+    def expire(self) -> None:
+        """Messages at the front that are too old leave, some at a time: the timers bring the next."""
+        queue, now = self._queue, self._context.timers.now()
+        row = queue.row
+        expired: list[Run] = []
+        turn = Turn()
+        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
+            join(expired, row.take_run(ITEMS))
+            if turn.over_now():
+                break
+        self.behind = (front := row.front()) is not None and front.expires <= now
+        queue.arm()
+        if expired:
+            self._context.counts.expired += sum([len(run.bodies) for run in expired])
+            self._context.dead_letter(queue, expired, "expired")
