@@ -216,7 +216,10 @@ class Later:
         if run is None and log is not None and (run := log.wait_no_more(number)) is not None:
             self._charge_cold(log)
             self._queue.charge_runs((run,))
-        self.count -= run is not None
+        if run is not None:
+            self.count -= 1
+            self._queue.row.waits_no_more((run,))
+            self._queue.free_keys(())
         return run
 
     def take_due(self) -> tuple[list[Run], bool]:

@@ -14,31 +14,37 @@ from shared.queues.runs import Run, join
 from shared.turns import ITEMS, Turn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dmp.message import Head
-    from dmp.queues import Queue, QueueContext
+    from dmp.row import Row
 
 
 @attrs.define(eq=False)
 class Lives:
-    """The lives of one queue's messages. Times are of the broker's clock, in seconds."""
+    """The lives of one queue's messages: those of its row, and of what waits. Times are of the broker's clock
+    `now`, in seconds. `expired` gets what has left the row; `arm` is called behind each look at that."""
 
-    _queue: Queue
-    _context: QueueContext
-    some: bool = attrs.field(default=attrs.Factory(lambda self: self.of_queue, takes_self=True), init=False)
+    _row: Row
+    _now: Callable[[], float]
+    _arm: Callable[[], None]
+    expired: Callable[[list[Run]], None]
+    _ttl_ms: int | None = attrs.field(default=None, init=False)
+    some: bool = attrs.field(default=False, init=False)
     """Some message may expire."""
     behind: bool = attrs.field(default=False, init=False)
     """The next one out has expired, and waits for its turn to go."""
     started: float = attrs.field(default=0.0, init=False)
     """From then on those live that a start has found."""
 
-    @property
-    def of_queue(self) -> bool:
-        """Whether each has one."""
-        return self._queue.kind.arguments.ttl_ms is not None
+    def define(self, ttl_ms: int | None) -> None:
+        """Each message that comes lives so long, at most."""
+        self._ttl_ms = ttl_ms
+        self.some = self.some or ttl_ms is not None
 
     def end(self, head: Head, since: float) -> float:
         """When messages are too old that live from then on; inf: never."""
-        ttls_ms = [ms for ms in (head.ttl_ms, self._queue.kind.arguments.ttl_ms) if ms is not None]
+        ttls_ms = [ms for ms in (head.ttl_ms, self._ttl_ms) if ms is not None]
         if not ttls_ms:
             return math.inf
         self.some = True
@@ -46,8 +52,7 @@ class Lives:
 
     def expire(self) -> None:
         """Messages at the front that are too old leave, some at a time: the timers bring the next."""
-        queue, now = self._queue, self._context.timers.now()
-        row = queue.row
+        row, now = self._row, self._now()
         expired: list[Run] = []
         turn = Turn()
         while row.load_front() and (front := row.front()) is not None and front.expires <= now:
@@ -55,7 +60,6 @@ class Lives:
             if turn.over_now():
                 break
         self.behind = (front := row.front()) is not None and front.expires <= now
-        queue.arm()
+        self._arm()
         if expired:
-            self._context.counts.expired += sum([len(run.bodies) for run in expired])
-            self._context.dead_letter(queue, expired, "expired")
+            self.expired(expired)

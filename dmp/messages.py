@@ -205,7 +205,7 @@ class Messages(MessageActions[Queue]):
     async def _taken_out(self, queue: Queue, name: MessageName) -> Run:
         """The message, which nobody holds and which may be cold, out of its place. Raises BadArgument."""
         number = _number_of(queue, name)
-        while (run := queue.take_out(number)) is None:
+        while (run := queue.later.take_out(number) or queue.row.take_out(number)) is None:
             found = await self._in_row(queue, number)
             if found is None:
                 break

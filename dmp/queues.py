@@ -172,7 +172,8 @@ class Queue(RunQueue):
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
         self.later = Later(self, self._context)
-        self.lives = Lives(self, self._context)
+        self.lives = Lives(self.row, self._context.timers.now, self.arm, self._expired)
+        self.lives.define(arguments.ttl_ms)
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
@@ -459,10 +460,13 @@ class Queue(RunQueue):
             if late:
                 if throttle is not None:
                     throttle.take(-_messages_in(late))
-                self._context.counts.expired += _messages_in(late)
-                self._context.dead_letter(self, late, "expired")
+                self._expired(late)
         if (turn is not None and (self.lives.some or self._goes_on)) or throttle is not None:
             self.arm()
+
+    def _expired(self, runs: list[Run]) -> None:
+        self._context.counts.expired += _messages_in(runs)
+        self._context.dead_letter(self, runs, "expired")
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
         if taker is self.takers.feed:  # which cannot carry large bodies: such messages die
@@ -532,15 +536,6 @@ class Queue(RunQueue):
         if self.lives.some:
             self.arm()
 
-    def take_out(self, number: int) -> Run | None:
-        """Take out a message that waits for its time, or is ready in memory. None: it is not there."""
-        run = self.later.take_out(number)
-        if run is None:
-            return self.row.take_out(number)
-        self.row.waits_no_more((run,))
-        self._free_keys(())
-        return run
-
     def put_off(self, run: Run) -> None:
         """A message that was taken out waits for the time that its head has, or is ready."""
         if self.log is not None:
@@ -569,9 +564,9 @@ class Queue(RunQueue):
         if self.once is not None:
             self.once.left(runs)
         if taken and self.row.keys is not None:
-            self._free_keys(runs)
+            self.free_keys(runs)
 
-    def _free_keys(self, runs: Sequence[Run]) -> None:
+    def free_keys(self, runs: Sequence[Run]) -> None:
         """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
         self.row.release(runs)
         if not (self._unblocked or self.deleted):
@@ -604,7 +599,7 @@ class Queue(RunQueue):
         if self.once is not None:
             self.once.left(runs)
         if self.row.keys is not None:
-            self._free_keys(runs)
+            self.free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -639,7 +634,9 @@ class Queue(RunQueue):
         self.release(runs)
         self.charge_runs(runs)
         if self._tries is not None and seen and failed and not self._context.draining:
-            now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            now, later, dead = self._tries.give_back(
+                runs, oldest, self.later.keep, self.later.now_ms, self.log
+            )
             self.row.release(later)
             self.row.waits(later)
             if self.log is not None:
@@ -698,7 +695,7 @@ class Queue(RunQueue):
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
         self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
-        self.lives.some = self.lives.some or self.lives.of_queue
+        self.lives.define(kind.arguments.ttl_ms)
         self.arm()
 
     # -- time, and the end

@@ -32,8 +32,9 @@ from dmp.exchanges import (
     HeaderMatch,
     check_not_default,
 )
+from dmp.loading import load
 from dmp.memory import check
-from dmp.queue_log import QueueLog, load
+from dmp.queue_log import QueueLog
 from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal, inequivalent, locked, not_found, shown
 from dmp.topology_table import Saved, SavedQueue

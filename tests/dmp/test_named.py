@@ -144,7 +144,7 @@ async def test_what_came_out_of_the_midst_of_the_disk_outlives_a_purge_of_the_re
         publish(world, b"%02d" % number)
     await call(world, queue, "reschedule", position=20, delay="1s")
     world.advance(1.1)
-    held = queue.take_out(20)
+    held = queue.row.take_out(20)
     assert held is not None
     queue.hold(held)
     assert queue.purge() == 29
