@@ -123,8 +123,7 @@ async def load(
             if number <= past.mixed_to and past.has_left(number):
                 continue
             place, noted = offset + start - LENGTH_BYTES, past.tried.get(number)
-            due_ms = (
-                (due_of_record(data, start) if op == records.Op.PUT else 0) if noted is None else noted[1]
+            due_ms = due_of_record(data, start) if noted is None else noted[1]
             )
             waits = due_ms > now_ms and op == records.Op.PUT
             try:
