@@ -124,7 +124,6 @@ async def load(
                 continue
             place, noted = offset + start - LENGTH_BYTES, past.tried.get(number)
             due_ms = due_of_record(data, start) if noted is None else noted[1]
-            )
             waits = due_ms > now_ms and op == records.Op.PUT
             try:
                 message = None if waits and not later.looks_at_heads else reader.read(data, start, end, place)
