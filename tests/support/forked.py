@@ -52,7 +52,8 @@ def start(
     bug: str = "",
     **streams: Any,
 ) -> "Process | subprocess.Popen[bytes]":
-    """Run `brokers` with these words. `streams`: stdin, stdout and stderr, as for subprocess.Popen.
+    """Run `brokers` with these words, or `-c` and a program: `streams` are stdin, stdout and stderr, as for
+    subprocess.Popen.
 
     `quick`: it takes the passwords of `quick_passwords`, and refuses the wrong ones without delay. `bug`: it
     has that bug (tests/trials/planted.py).
@@ -62,7 +63,8 @@ def start(
         return Process(words, env, cwd, quick, bug, **streams)
     assert not quick
     assert not bug
-    return subprocess.Popen([sys.executable, "-m", "brokers", *words], env=env, cwd=cwd, **streams)
+    module = () if words[0] == "-c" else ("-m", "brokers")
+    return subprocess.Popen([sys.executable, *module, *words], env=env, cwd=cwd, **streams)
 
 
 def popen(command: Sequence[str], **options: Any) -> "Process | subprocess.Popen[bytes]":
@@ -283,4 +285,7 @@ def _import_all() -> None:
 if __name__ == "__main__":
     _import_all()
     sys.argv = [str(process.__file__), *_begun(socket.socket(fileno=int(sys.argv[1])))]
-    process.main()
+    if sys.argv[1] == "-c":
+        exec(sys.argv[2], {"__name__": "__main__"})  # noqa: S102 - a test's
+    else:
+        process.main()

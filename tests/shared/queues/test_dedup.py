@@ -73,5 +73,5 @@ class Machine(RuleBasedStateMachine):
 def test_any_order_of_calls_knows_what_was_seen() -> None:
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=25, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
