@@ -12,7 +12,6 @@ import attrs
 import trio
 
 from dms import records
-from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
 from dms.expiry import REASON_TEXTS, Jobs
 from dms.job_head import JOB_FIRST, JobHead
@@ -21,6 +20,7 @@ from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
 from shared.objects import BadArgument, MessageRows, ObjectMissing
+from shared.queues.cold import is_cold, is_lost
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import RUN_MOST, Run, first_of, split_at, to_spans

@@ -78,9 +78,9 @@ def _are_ours(disk: Disk, line: LogLine, pieces: Pieces, *, trusted: bool) -> bo
     """Whether the files under a new log's name are its own."""
     if any(piece.crc32c is not None for piece in pieces):
         return True
-    # A file that has more than the journal is another log's, or the journal has lost records.
+    # A file that has as much as the journal or more is this log's or an earlier one's: its index tells.
     journaled_end = pieces[-1].end if pieces else 0
-    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) > journaled_end)
+    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) >= journaled_end)
     return trusted and index.read_index_of(disk, line.index_path, line.id, line.created_ms) is not None
 
 

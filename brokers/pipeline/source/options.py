@@ -134,15 +134,6 @@ def size(text: str) -> int:
     return _at_most(NUMBER_MAX, count(str(parse_quantity(f"{amount[1]}{unit}", "bytes"))))
 
 
-def duration(text: str) -> float:
-    """Parse seconds: `90s`, `15m`, `500ms`. A number alone is milliseconds, as in Spark."""
-    amount = re.fullmatch(r"(\d+)\s*(ms|s|min|m|h|d|)", text.strip().lower())
-    if amount is None or int(amount[1]) > NUMBER_MAX:
-        raise ValueError(f"not a length of time (90s, 15m): {text!r}")
-    unit = {"": "ms", "m": "min"}.get(amount[2], amount[2])
-    return parse_quantity(f"{amount[1]}{unit}", "seconds")
-
-
 def timeout(text: str) -> float:
     """Parse milliseconds, and return seconds."""
     return _at_most(_TIMEOUT_MS_MAX, count(text)) / 1000
@@ -406,17 +397,6 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _assigned(text: str) -> tuple[str, ...]:
-    """Parse `["orders"]`, or as for Kafka `{"orders": [0]}`. A log has one partition, number 0."""
-    found = json_of(text)
-    names = list(found) if isinstance(found, dict | list) else []
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"not a JSON list of topics: {text!r}")
-    if isinstance(found, dict) and any(partitions != [0] for partitions in found.values()):
-        raise ValueError("a topic has one partition, 0")
-    return tuple(dict.fromkeys(names))
-
-
 def _paths(text: str) -> tuple[str, ...]:
     """Parse several arguments of `load`, in the form in which Spark passes them."""
     paths = json_of(text)
@@ -511,11 +491,6 @@ class SourceOptions:
     ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
-    min_offsets: int | None = option("minOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
-    max_delay_seconds: float = option("maxTriggerDelay", duration, 15 * 60.0, batch=_NO_TRIGGERS)
-    """The default of Spark's source for Kafka."""
-    max_value_bytes: int | None = option("maxValueBytes", size)
-    max_records: int | None = option("maxRecordsPerPartition", count)
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
@@ -564,7 +539,6 @@ _SOURCE = (
     Option("paths", _paths),
     Option("subscribe", _names),
     Option("subscribePattern", _pattern),
-    Option("assign", _assigned),
     Option("startingOffsets", _offsets(earliest=EARLIEST, latest=LATEST)),
     Option("startingOffsetsByTimestamp", _times),
     Option("startingTimestamp", _time),
@@ -599,11 +573,6 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceO
     options.refuse("servers" if served else "folders")
     if streaming is not None:
         options.refuse("stream" if streaming else "batch")
-    least, most = found.get("min_offsets"), found.get("max_offsets")
-    if least is not None and most is not None and least > most:
-        raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
-    if least is None and "maxTriggerDelay" in options:
-        raise ConfigError("maxTriggerDelay", "is for minOffsetsPerTrigger, which is missing")
     topics = _topics(options.values, served=served)
     return SourceOptions(
         paths=paths,
@@ -626,7 +595,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         {name: value for name, value in ours.items() if name.lower() in views}, _SOURCE, "the source"
     ).values
     ours = {name: value for name, value in ours.items() if name.lower() not in views}
-    topics: tuple[str, ...] = read.get("subscribe") or read.get("assign") or ()
+    topics: tuple[str, ...] = read.get("subscribe", ())
     if len(topics) == 1 and "topic" not in map(str.lower, ours):
         ours["topic"] = topics[0]
     options = GivenOptions(_without_urls(ours), _SINK, "the sink")
@@ -646,20 +615,20 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def _topics(values: Mapping[str, Any], *, served: bool) -> TopicChoice:
-    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in values]
-    if not given:
-        raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
-    if len(given) > 1:
-        raise ConfigError(given[1], f"{given[0]} is given, too; give only one of them")
-    if given[0] == "subscribePattern":
-        return TopicChoice(pattern=values[given[0]], option=given[0])
+    names, pattern = values.get("subscribe"), values.get("subscribePattern")
+    if names is not None and pattern is not None:
+        raise ConfigError("subscribePattern", "subscribe is given, too; give only one of them")
+    if pattern is not None:
+        return TopicChoice(pattern=pattern, option="subscribePattern")
+    if names is None:
+        raise ConfigError("subscribe", "say which topics: subscribe or subscribePattern")
     if served:
-        for name in values[given[0]]:
+        for name in names:
             try:
                 served_name(name)
             except ValueError as error:
-                raise ConfigError(given[0], str(error)) from None
-    return TopicChoice(values[given[0]], option=given[0])
+                raise ConfigError("subscribe", str(error)) from None
+    return TopicChoice(names)
 
 
 def _bound(values: Mapping[str, Any], side: str, default: At, topics: TopicChoice) -> ReadBound:
