@@ -44,6 +44,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Send messages of the past again: recorded traffic, a log, or an archive.",
     ),
     "bench": ("bench.cli:bench", "Load a server, its own or one that runs, and show what it does."),
+    "conform": (
+        "conform.cli:conform",
+        "Play a protocol's golden bytes against a server or a client, and say what differs.",
+    ),
     "bridge": ("bridges.cli:app", "Bridges: messages that came in by one protocol go out by another."),
     "pipeline": (
         "pipeline.cli:app",
@@ -59,7 +63,6 @@ _BENCH = "brokers bench PROTOCOL"
 _SWEEP = "python -m tests.bench.sweep, in the source tree"
 REMOVED: Mapping[str, str] = {
     "top": "brokers queues --watch",
-    "conform": "python -m tests.conform, in the source tree",
     "log verify": "brokers log dump NAMESPACE NAME, which tells damage, or brokers fsck",
     "call": "the protocol's own commands, or the API (/api/v1/openapi.json describes it)",
     "bench net": _BENCH,

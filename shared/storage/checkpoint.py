@@ -1,15 +1,8 @@
-"""Checkpoints: syncing the logs' own files, so that segments of the journal become free.
+"""Checkpoints: syncing the logs' own files, so that segments of the journal become free (ARCHITECTURE.md).
 
-Between two commits a snapshot is taken: where replay would begin, which logs changed, how far each goes.
-Then, while commits go on: write the catalog, tails and index entries; sync files and folders; replace the
-catalog; free the segments. A failed sync is final (the store becomes read-only). A full disk is not, because
-all is safe in the journal: the checkpoint is tried again.
-
-Where many logs changed, the system is first asked to write them, a few at a time. So commits do not wait
-behind one long sync.
-
-On a slow disk every sync takes half a second, and many at a time take hardly longer. So where one thread
-would take long, several share the syncs. Otherwise a stop would take a second for each changed log.
+A failed sync is final (the store becomes read-only). A full disk is not, because all is safe in the journal:
+the checkpoint is tried again. On a slow disk every sync takes half a second, and many at a time take hardly
+longer: there several threads share the syncs.
 """
 
 from collections import deque

@@ -1,24 +1,16 @@
-"""The committer: makes what was appended durable, then publishes it to everybody who waits.
+"""The committer: makes what was appended durable, then publishes it to everybody who waits (ARCHITECTURE.md,
+"One write path").
 
-`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
-driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
-next batch. So the disk's speed sets the batch size, and no timer is needed.
-
-On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
-called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
-all behind it, whose offsets follow from it.
-
-A commit is `Committer._take`, `Commit.run`, `Committer._finish`. `Commit.run` blocks, in a thread or on the
-loop, and touches nothing that the loop reads. The outcome stays in the `Commit`, and in a `LogCommit` for
-each log whose file it may touch. All else is the trio thread's.
+On failure everything appended and not durable is rolled back: the failed batch, and all behind it, whose
+offsets follow from it. `Commit.run` touches nothing that the loop reads; all else is the trio thread's.
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import structlog
@@ -72,8 +64,6 @@ _INLINE_LIGHT_MAX = 1024
 _INLINE_BUSY = 20
 """On a busy loop a sync on the loop may take this many times as long as on an idle one: 6 ms. A thread needs
 the interpreter's lock twice, beside a loop that hardly lets go of it."""
-_RECENT_BYTES_MAX = 1 << 20
-"""Up to this size, what has just gone to a log's file is kept in memory for the log's watchers."""
 _SPARE_BYTES = 8 << 20
 """Address space that is kept for a commit which is in the journal and needs memory to end. It is never
 written, so it takes none."""
@@ -82,19 +72,6 @@ _SYNCS_IN_THREAD = 8
 """How many syncs in threads are looked at. The shortest counts: one of them nearly always found the
 interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
-
-
-class Registry(Protocol):
-    """Keeps the catalog and the cache of new records."""
-
-    def changed(self, change: Change) -> None:
-        """The change is durable."""
-
-    def undone(self, change: Change) -> None:
-        """The change was rolled back."""
-
-    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """New records are visible, and the log has watchers."""
 
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -546,7 +523,10 @@ class Committer:
     _files: OpenFiles
     _clock: Clock
     _settings: StorageSettings
-    _registry: Registry
+    _changed: Callable[[Change], None]
+    """Called when a change of the catalog is durable."""
+    _undone: Callable[[Change], None]
+    """Called when one was rolled back."""
     _in_thread: Callable[..., Awaitable[Any]]
     read_only: StoreError | None = None
     replay_lsn: int = 0
@@ -619,29 +599,19 @@ class Committer:
     ) -> tuple[list[int], Ticket]:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         self._require_writable(parts[0][0], reserved)
-        size = 0
+        size = len(parts) * ENTRY_HEADER_BYTES
         for log, records, _ in parts:  # looked at before anything is done
             if log.deleted:
                 self._require_writable(log, reserved)
             size += len(records)
-        mode = min([log.mode.waits_for for log, _, _ in parts])
-        batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        offsets = []
-        folds = []
-        for log, records, count in parts:
-            part = batch.append_to(log, mode)
-            part.chunks.append(records)
-            part.counts.append(count)
-            offset = log.end
-            offsets.append(offset)
-            log.end = offset + len(records)
-            if log.fold is not None:
-                folds.append((log.fold, offset, records))
-        batch.room -= size
+        batch = self._batch_with_room(size)
+        together, self._together = self._together, True
+        try:
+            offsets = [log.append(records, count, reserved)[0] for log, records, count in parts]
+        finally:
+            self._together = together
         self._sync_creations(batch)
-        for fold, offset, records in folds:  # these may append more, and so seal the batch
-            fold(offset, records)
-        return offsets, batch.tickets[mode]
+        return offsets, batch.tickets[min([log.mode.waits_for for log, _, _ in parts])]
 
     @contextmanager
     def together(self, size: int) -> Iterator[CommitBatch]:
@@ -1024,7 +994,7 @@ class Committer:
                         counts.ack_seconds[namespace].observe(now - batch.began, records)
             for batch in good:
                 for change in batch.changes:
-                    self._registry.changed(change)
+                    self._changed(change)
             if watched:
                 self._call_watchers(watched)
             if commit.poison is not None:
@@ -1082,11 +1052,7 @@ class Committer:
             target.unpin(self._files)
         for batch in commit.batches[: commit.good]:
             for log, part in batch.appends.items():
-                size = part.end - part.offset
                 log.visible = part.end
-                if log.watchers and size <= _RECENT_BYTES_MAX and not commit.logs[log].late:
-                    with suppress(MemoryError):
-                        self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
             target = commit.logs[log]
@@ -1157,7 +1123,7 @@ class Committer:
             batch.seal()
         for batch in reversed(failed):
             for change in reversed(batch.changes):
-                self._registry.undone(change)
+                self._undone(change)
         self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
             batch.end(error)

@@ -1,14 +1,9 @@
-"""Keeps the logs' files under their names.
+"""Keeps the logs' files under their names (STORAGE.md, "Log").
 
-A file may be removed or replaced while the store has it open: by hand, by what cleans up or syncs folders.
-Writes and syncs go on without an error then, into a file without a name, which ends with the process. So each
-second the store looks at the files of logs that got records. A checkpoint looks at all files that it is to
-vouch for.
-
-A file that has lost its name takes nothing more. Records stay in the log's tail and in the journal, and no
-checkpoint is made (`Tails.nameless`). The open file is copied, the copy gets the name, and takes the
-descriptor's place; what had come in the file's place is set aside. Where that fails it is tried again each
-second.
+A file may be removed or replaced while the store has it open; writes and syncs go on without an error then.
+Each second the store looks at the files of logs that got records, and a checkpoint at all that it is to vouch
+for. A file that has lost its name takes nothing more. Records stay in the log's tail and in the journal, and
+no checkpoint is made (`Tails.nameless`), until the file is there again; that is tried each second.
 """
 
 from collections.abc import Awaitable, Callable, Iterable

@@ -1,16 +1,12 @@
-"""The journal's writer: batches into preallocated segments, one sync for everything in them.
+"""The journal's writer: batches into preallocated segments, one sync for everything in them (STORAGE.md).
 
-Theory of operation. The journal is one endless byte string cut into segments. Batches are appended to the
-current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead. It
-is allocated, its name is synced, and it is filled with zeros so that a sync need not write block maps. Full
-segments stay in `old` until a checkpoint says that replay will never need them; then one is renamed to be the
-next spare. Where the journal is shipped, they go to `held` first, until they are.
+When a batch does not fit, the journal rolls to the spare segment, which was prepared ahead: filled with
+zeros, so that a sync need not write block maps. Full segments stay in `old` until a checkpoint says that
+replay will never need them, and where the journal is shipped in `held` until they are.
 
-Failures differ by exception. OSError from `write`: nothing was written, or it was taken back (the batch's
-header is zero), and the journal goes on. `PoisonError`: what the disk holds is unknown, which is final.
-
-`write` and `sync` are called by one thread at a time (the committer's), `prepare` and `release` by another
-(the checkpoint's), at any time.
+OSError from `write`: nothing was written, or it was taken back (the batch's header is zero), and the journal
+goes on. `PoisonError`: what the disk holds is unknown, which is final. `write` and `sync` are called by one
+thread at a time (the committer's), `prepare` and `release` by another (the checkpoint's), at any time.
 """
 
 import errno

@@ -1,10 +1,8 @@
 """Retention: old records are dropped, offsets stay.
 
-What a log has to keep stays, with the rest of the index entry that it begins in. The new first offset goes
-into the journal. When that is durable and nobody reads below it, the file gets a hole at its head. So it does
-where the bucket alone is to have a log's bytes, once the catalog says so; then the index stays. A jump of
-the wall clock must not delete anything: after a step of more than an hour, retention by age pauses until a
-restart.
+What a log has to keep stays, with the rest of the index entry that it begins in. When the new first offset is
+durable and nobody reads below it, the file gets a hole at its head. So it does where the bucket alone is to
+have a log's bytes, once the catalog says so; then the index stays.
 """
 
 from collections.abc import Awaitable, Callable

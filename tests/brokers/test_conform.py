@@ -1,6 +1,5 @@
-"""`python -m tests.conform`: the vectors go well here, in either role, and what differs is told."""
+"""`brokers conform`: the vectors go well here, in either role, and what differs is told."""
 
-import json
 import socket
 from collections.abc import Sequence
 
@@ -9,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers import plugins
+from brokers.conform.cli import played
+from brokers.conform.notation import Differs, More, parse, read, write
+from brokers.conform.playing import Conversation, Difference, Link, Player, Step, conversations
 from brokers.errors import ExitCode, Failure
 from logmq.client import connect
-from tests.conform.__main__ import main, played
-from tests.conform.notation import Differs, More, parse, read, write
-from tests.conform.playing import Conversation, Difference, Link, Player, Step, conversations
+from tests.brokers.conftest import Run
 from tests.support.server import Server
 from tests.support.vectors import played_server
 
@@ -116,14 +116,13 @@ def test_every_protocol_has_vectors_and_each_step_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("protocol", ONE_PORT)
 def test_the_vectors_go_well_against_this_server_more_than_once(
-    protocol: str, shared_server: Server, capsys: pytest.CaptureFixture[str]
+    protocol: str, shared_server: Server, command: Run
 ) -> None:
     port = shared_server.address(protocol)[1]
     for _ in range(2):
-        assert main([protocol, "127.0.0.1", str(port)]) == ExitCode.OK
-        told = capsys.readouterr()
-        assert told.err == ""
-        assert told.out.count('"result": "ok"') == len(conversations(protocol))
+        code, out, said = command("conform", protocol, "127.0.0.1", str(port))
+        assert (code, said) == (ExitCode.OK, "")
+        assert out.count("ok  ") == len(conversations(protocol))
 
 
 @pytest.mark.parametrize("protocol", ONE_PORT)
@@ -202,18 +201,11 @@ def test_what_is_sent_again_may_be_answered_again_but_only_so_often() -> None:
             player.play(conversation)
 
 
-def test_a_difference_ends_it_with_exit_code_1(
-    shared_server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_ends_the_command_with_exit_code_1(shared_server: Server, command: Run) -> None:
     port = str(shared_server.address("kqmsgq")[1])
-    assert main(["logmq", "127.0.0.1", port, "--name", "produce and*"]) == ExitCode.FAILED
-    told = capsys.readouterr()
-    assert told.err == "1 of 1 conversations differ\n"
-    assert json.loads(told.out) == {
-        "result": "differs",
-        "conversation": "produce and consume",
-        "why": "step 2, C, its offset: byte 0: the connection was closed",
-    }
+    code, out, said = command("conform", "logmq", "127.0.0.1", port, "--name", "produce and*")
+    assert (code, said) == (ExitCode.FAILED, "brokers: 1 of 1 conversations differ\n")
+    assert out == ("differs  produce and consume  step 2, C, its offset: byte 0: the connection was closed\n")
 
 
 def test_a_client_that_says_something_else_is_told_to_differ() -> None:
@@ -228,24 +220,29 @@ def test_a_client_that_says_something_else_is_told_to_differ() -> None:
         next(rows)
 
 
-def test_where_nobody_answers_or_the_port_is_taken_nothing_differs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["logmq", "127.0.0.1", "1"]) == ExitCode.UNAVAILABLE
-    assert capsys.readouterr() == ("", "127.0.0.1:1: no server answers (Connection refused)\n")
+def test_where_nobody_answers_nothing_differs(command: Run) -> None:
+    code, out, said = command("conform", "logmq", "127.0.0.1", "1")
+    assert (code, out) == (ExitCode.UNAVAILABLE, "")
+    assert said == "brokers: 127.0.0.1:1: no server answers (Connection refused)\n"
+
+
+def test_a_port_that_is_taken_is_told(command: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["logmq", "127.0.0.1", str(port), "--serve"]) == ExitCode.CONFIGURATION
-    assert capsys.readouterr() == ("", f"cannot listen on 127.0.0.1:{port}: Address already in use\n")
+        code, out, said = command("conform", "logmq", "127.0.0.1", str(port), "--serve")
+    assert (code, out) == (ExitCode.CONFIGURATION, "")
+    assert said == f"brokers: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "x"])
-def test_what_is_no_port_is_a_mistake(port: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["logmq", "127.0.0.1", "--", port])
+def test_what_is_no_port_is_a_mistake(port: str, command: Run) -> None:
+    code, _, said = command("conform", "logmq", "127.0.0.1", port)
+    assert code == ExitCode.USAGE
+    assert "PORT" in said
 
 
-def test_names_that_are_not_there_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logmq", "127.0.0.1", "1", "--name", "nix"]) == ExitCode.USAGE
-    assert capsys.readouterr() == ("", "logmq has no conversation 'nix'\n")
-    assert main(["nix", "127.0.0.1", "1"]) == ExitCode.CONFIGURATION
+def test_names_that_are_not_there_are_a_mistake(command: Run) -> None:
+    code, _, said = command("conform", "logmq", "127.0.0.1", "1", "--name", "nix")
+    assert code == ExitCode.USAGE
+    assert said == "brokers: --name: logmq has no conversation 'nix'\n"
+    assert command("conform", "nix", "127.0.0.1", "1")[0] == ExitCode.CONFIGURATION

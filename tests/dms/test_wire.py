@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brokers.conform.notation import write
+from brokers.conform.playing import conversations
 from dms import wire
 from dms.wire import Refusal, Status, Type
 from shared.errors import RemoteProtocolError
-from tests.conform.notation import write
-from tests.conform.playing import conversations
 
 
 def frames_of_the_vectors() -> dict[Type, bytes]:

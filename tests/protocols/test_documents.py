@@ -14,8 +14,8 @@ import dms.states
 import kqmsgq.states
 import logmq.states
 import pubsub.states
+from brokers.conform.playing import Conversation, Link, Player, conversations
 from brokers.plugins import load_working
-from tests.conform.playing import Conversation, Link, Player, conversations
 from tests.support.documents import check_diagram, check_states, protocol_document
 from tests.support.vectors import HandLink, peer_link
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from brokers.conform.cli import played
+from brokers.conform.playing import Link, conversations
 from shared.errors import BrokerError
-from tests.conform.__main__ import played
-from tests.conform.playing import Link, conversations
 from tests.support.hand_peer import HandPeer
 
 

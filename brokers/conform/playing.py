@@ -20,8 +20,8 @@ from importlib.resources import files
 
 import attrs
 
+from brokers.conform.notation import Differs, More, Token, parse, read, write
 from brokers.errors import ExitCode, Failure
-from tests.conform.notation import Differs, More, Token, parse, read, write
 
 END = "end"
 AGAIN_SECONDS = 0.1

@@ -1,54 +1,63 @@
-"""`python -m tests.conform PROTOCOL HOST PORT`: the protocol's vectors, played against a server, or a client.
+"""`brokers conform PROTOCOL HOST PORT`: the protocol's vectors, played against a server, or a client."""
 
-Each conversation is played once, in the clear and without a login. What depends on time or on who chooses it
-may be any bytes. The first difference ends a conversation, and the exit code is 1 then. With --serve the
-client under test has to do what the conversation does, in its order. The README has the notation.
-"""
-
-import argparse
-import json
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
+from typing import Annotated
+
+from cyclopts import Parameter, validators
 
 from brokers import plugins
-from brokers.errors import ExitCode, Failure, exit_code
-from shared.errors import BrokerError
+from brokers.commands.flags import host_command
+from brokers.commands.render import Following
+from brokers.conform.playing import PATIENCE_SECONDS, Conversation, Difference, Link, Player, conversations
+from brokers.errors import ExitCode, Failure
+from shared.cli.options import Json, flag
 from shared.net.listeners import CannotListen, bind_each, format_address
-from tests.conform.playing import PATIENCE_SECONDS, Conversation, Difference, Link, Player, conversations
 
 BACKLOG = 16
 """Clients under test that wait to be taken."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Play, print a row for each conversation, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.conform", description=__doc__)
-    parser.add_argument("protocol", help="dms, logmq, pubsub, kqmsgq, dmp, or another that is installed")
-    parser.add_argument("host", help="of the server; with --serve the address to bind")
-    parser.add_argument("port", type=_port, help="its port, for datagrams too; with --serve 0 picks one")
-    parser.add_argument("--serve", action="store_true", help="be the server, and check the client")
-    parser.add_argument("--name", default="*", help="only the conversations whose names match this glob")
-    asked = parser.parse_args(arguments)
-    try:
-        package = plugins.load(asked.protocol).settings.__module__.rpartition(".")[0]
-        chosen = [each for each in conversations(package) if fnmatchcase(each.name, asked.name)]
-        if not chosen:
-            raise Failure(f"{asked.protocol} has no conversation {asked.name!r}", ExitCode.USAGE)
-        for row in played(chosen, asked.host, asked.port, serve=asked.serve):
-            print(json.dumps(row), flush=True)
-    except BrokerError as error:
-        print(error, file=sys.stderr)
-        return exit_code(error)
-    return ExitCode.OK
+@host_command(
+    "conform",
+    "brokers conform logmq 127.0.0.1 8080",
+    "brokers conform dms 127.0.0.1 9090 --name 'a queue*'",
+    "brokers conform dms 127.0.0.1 0 --serve --name 'a queue*'",
+)
+def conform(
+    protocol: Annotated[
+        str, Parameter(help="dms, logmq, pubsub, kqmsgq, dmp, or another that is installed.")
+    ],
+    host: Annotated[str, Parameter(help="Of the server; with --serve the address to bind.")],
+    port: Annotated[
+        int,
+        Parameter(
+            help="Its port, for datagrams too; with --serve 0 picks one.",
+            validator=validators.Number(gte=0, lte=65535),
+        ),
+    ],
+    /,
+    *,
+    serve: Annotated[bool, flag("Be the server, and check the client that connects.")] = False,
+    name: Annotated[str, Parameter(help="Only the conversations whose names match this glob.")] = "*",
+    json: Json = False,
+) -> Following:
+    """Check that a server or a client says the bytes that the protocol's vectors have.
 
+    Each conversation is played once, in the clear and without a login. What depends
+    on time or on who chooses it may be any bytes. The first difference ends a
+    conversation, and the command then ends with exit code 1.
 
-def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) < 1 << 16):
-        raise ValueError(text)
-    return int(text)
+    With --serve the client under test has to do what the conversation does, in its
+    order; brokers/conform/README.md has the notation and the steps.
+    """
+    package = plugins.load(protocol).settings.__module__.rpartition(".")[0]
+    chosen = [each for each in conversations(package) if fnmatchcase(each.name, name)]
+    if not chosen:
+        raise Failure(f"--name: {protocol} has no conversation {name!r}", ExitCode.USAGE)
+    return Following(played(chosen, host, port, serve=serve))
 
 
 def played(
@@ -134,7 +143,3 @@ def _datagrams(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     sock.connect(address)
     return sock
-
-
-if __name__ == "__main__":
-    sys.exit(main())
