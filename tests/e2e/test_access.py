@@ -1,4 +1,4 @@
-"""Protocol x request x who asks: every cell over sockets, against a server that knows only its users file."""
+"""Protocol x request x who asks, over sockets, against a server that knows only its users file."""
 
 import contextlib
 import itertools
@@ -460,13 +460,19 @@ LOGINS: Mapping[str, tuple[Login, str | None]] = {
 }
 
 
+WITH_EACH_REQUEST = (
+    ("required", "none", "mine"),
+    ("required", "right", "other"),
+    ("open", "right", "mine"),
+    ("anonymous", "none", "mine"),
+)
+
+
 def cells() -> Iterator[tuple[str, str, str, str, str]]:
-    """All, but for requests that are not even sent: a login that is refused before them is tried with one."""
-    for (protocol, (_, requests)), (way, login, name) in itertools.product(PROTOCOLS.items(), WAYS):
-        is_answered = protocol in ("dms", "dmp") or (protocol == "logmq" and LOGINS[login][0] is not None)
-        refused_before = is_answered and WAYS[way, login, name] == REFUSED
-        for request in requests[:1] if refused_before else requests:
-            yield protocol, request, way, login, name
+    """Each request in four ways, and each way with some requests: what a login gives is the same for all."""
+    for (protocol, (_, requests)), (number, cell) in itertools.product(PROTOCOLS.items(), enumerate(WAYS)):
+        for request in requests if cell in WITH_EACH_REQUEST else requests[number % 4 :: 4] or requests[:1]:
+            yield protocol, request, *cell
 
 
 @pytest.mark.parametrize(("protocol", "request_", "way", "login", "name"), list(cells()))
