@@ -517,19 +517,6 @@ def _sample(text: str, name: str, **labels: str) -> float:
     return float(found)
 
 
-def test_a_reload_that_is_wrong_changes_nothing(tmp_path: Path) -> None:
-    with served(tmp_path, USERS) as way, way.connect("logmq") as ann:
-        ann.sendall(f"AUTH ann {PASSWORD}\n".encode())
-        assert _line(ann) == b"OK\n"
-        (way.server.data / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
-        done = run("reload", "--data-dir", str(way.server.data), quick=True)
-        assert done.returncode == ExitCode.CONFIGURATION
-        assert "users.ann.password" in done.stderr
-        assert "hunter2" not in done.stderr + way.server.said
-        ann.sendall(b"PRODUCE mine hello\n")
-        assert _line(ann) == b"OK 0\n"
-
-
 def test_the_third_auth_in_a_row_that_is_refused_closes(tmp_path: Path) -> None:
     with served(tmp_path, USERS) as way, way.connect("logmq") as connection:
         connection.sendall(b"AUTH ann wrong\n" * 4 + b"PING\n")
