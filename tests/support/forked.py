@@ -52,9 +52,9 @@ def start(
     bug: str = "",
     **streams: Any,
 ) -> "Process | subprocess.Popen[bytes]":
-    """Run `brokers` with these words, or `-c` and a program: `streams` are stdin, stdout and stderr, as for
-    subprocess.Popen.
+    """Run `brokers` with these words, or `-c`, a program and its words.
 
+    `streams`: stdin, stdout and stderr, as for subprocess.Popen.
     `quick`: it takes the passwords of `quick_passwords`, and refuses the wrong ones without delay. `bug`: it
     has that bug (tests/trials/planted.py).
     """
@@ -286,6 +286,8 @@ if __name__ == "__main__":
     _import_all()
     sys.argv = [str(process.__file__), *_begun(socket.socket(fileno=int(sys.argv[1])))]
     if sys.argv[1] == "-c":
-        exec(sys.argv[2], {"__name__": "__main__"})  # noqa: S102 - a test's
+        _, _, program, *words = sys.argv
+        sys.argv = ["-c", *words]
+        exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's
     else:
         process.main()
