@@ -13,7 +13,6 @@ from dms.engine import Consumer, Engine, Queue
 from dms.job_requests import job_request_untrusted
 from dms.messages import READ_BYTES, Messages
 from dms.options import check_options
-from dms.records import Reason
 from dms.wire import DELIVERY_ID_BIT, PAYLOAD_BYTES_MAX, Refusal, Status, name_untrusted
 from shared.access import ASKER, Guard
 from shared.actions import (
@@ -35,7 +34,6 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
-from shared.queues.runs import to_spans
 from shared.storage.log import RecordTimes
 
 
@@ -150,17 +148,7 @@ class Admin:
             return {"purged": queue.depth - queue.held, "held": queue.held}
         await self._messages.shown(queue)
         jobs, tickets = await self._messages.purge_jobs(queue)
-        row = queue.end - queue.head
-        spans = to_spans([run for run, _ in queue.returned_runs()])
-        if queue.jobs is not None:
-            spans += queue.jobs.waiting_spans()
-        if row:
-            spans.append((queue.head, row))
-        ticket = queue.log_gone(spans, Reason.PURGED) if spans else None
-        queue.drop_front(row)
-        returned = queue.take_returned()
-        purged = row + sum(map(len, returned))
-        queue.drop(returned)
+        purged, ticket = queue.purge()
         self._engine.counts.purged += purged
         self._engine.sync_budget()
         for each in (*tickets, ticket):

@@ -65,6 +65,12 @@ class ColdRow(ColdReader):
             positions.popleft()
         return positions[0][1] if positions else self.log.first
 
+    def begin_at(self, first: int, offset: int) -> None:
+        """All of the row is cold, from that message on, whose record is there. What is being read is not
+        wanted."""
+        self.positions = deque([(first, offset)])
+        self.offset, self._fetching = offset, None
+
     # -- reading back
 
     def fetch(self) -> None:

@@ -57,7 +57,7 @@ from shared.queues.core import (
     SLACK_BYTES,
     RunQueue,
 )
-from shared.queues.runs import Ready, Run, bodies_bytes, split_by
+from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
 from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
 from shared.rates import TokenBucket
@@ -709,6 +709,48 @@ class Queue(RunQueue):
         """So many messages have left, other than by `ack`."""
         self.depth -= count
 
+    def discard(self, runs: Sequence[Run], reason: Reason) -> Ticket | None:
+        """Messages that were taken out leave unacknowledged; they are back where the disk refuses that. None:
+        they have left. Raises Refusal, and then nothing has changed."""
+        ticket = self.log_gone(to_spans(runs), reason)
+        if self.log is not None:
+            self.log.departed(partial(self.undo_departure, runs))
+        self.drop(runs)
+        return ticket
+
+    def purge(self) -> tuple[int, Ticket | None]:
+        """All that nobody holds leaves, but for jobs that may be delivered: how many. As `discard`."""
+        first, row = self.head, self.end - self.head
+        runs = [run for run, _ in self.returned_runs()]
+        spans = sorted([*to_spans(runs), *([(first, row)] if row else ())])
+        if not spans:
+            return 0, None
+        ticket = self.log_gone(spans, Reason.PURGED)
+        if self.log is not None:
+            assert self.cold is not None
+            undo = partial(self._undo_purge, first, row, self.cold.row_start() if row else 0, runs)
+            self.log.departed(undo, emptied=True)
+        self.drop_front(row)
+        self.ready.clear_requeued()
+        for aside in self.aside:
+            aside.clear()
+        if self.expiry is not None:
+            self.expiry.forget()
+        self.drop(runs)
+        return row + sum(map(len, runs)), ticket
+
+    def _undo_purge(self, first: int, row: int, offset: int, runs: Sequence[Run]) -> None:
+        """The disk has refused it: the row is back, cold, with the record of its first message at `offset`.
+        Nothing more of it has become visible meanwhile."""
+        if row:
+            assert self.cold is not None
+            self.cold.begin_at(first, offset)
+            self.head = first
+            self.depth += row
+            if self.expiry is not None:
+                self.expiry.row_moved()
+        self.undo_departure(runs)
+
     def log_gone(self, spans: Sequence[tuple[int, int]], reason: Reason) -> Ticket | None:
         """Log that messages (first sequence, count) leave unacknowledged. Raises Refusal."""
         if self.log is not None:
@@ -718,27 +760,16 @@ class Queue(RunQueue):
                 self.detach_or_refuse(error)
         return None
 
-    def returned_runs(self) -> list[tuple[Run, int]]:
+    def returned_runs(self) -> Iterator[tuple[Run, int]]:
         """All messages that left the row and nobody holds, each run with the age at which it is due; 0: it
-        is not delayed."""
-        runs = [(run, 0) for _, run in self.ready.requeued]
-        runs += [(run, 0) for aside in self.aside for run in aside]
-        if self.jobs is not None:
-            runs += [(run, 0) for run in self.jobs.runs()]
-        return runs if self.expiry is None else runs + self.expiry.runs()
-
-    def take_returned(self) -> list[Run]:
-        """Take all of these. They stay in the queue, and nobody gets them."""
-        runs = [run for run, _ in self.returned_runs()]
-        self.ready.clear_requeued()
+        is not delayed. Of jobs those that are aside, or dead. Ask for them in one turn."""
+        for _, run in self.ready.requeued:
+            yield run, 0
         for aside in self.aside:
-            aside.clear()
-        if self.jobs is not None:
-            jobs = self.jobs.take_all()  # runs of those that were ready are empty then
-            runs = [run for run in runs if run.bodies] + jobs
+            for run in aside:
+                yield run, 0
         if self.expiry is not None:
-            self.expiry.forget()
-        return runs
+            yield from self.expiry.runs()
 
     # -- time
 
@@ -805,7 +836,7 @@ class Queue(RunQueue):
             self.dispatch()
             engine.resolving = None
 
-    def refused(self, arrivals: Sequence[Arrival], leaving: Undoing) -> None:
+    def refused(self, arrivals: Sequence[Arrival], durable: int, leaving: Undoing) -> None:
         engine = self.engine
         if engine.memory_only:
             self.detach(engine.disk_failed or StoreReadOnly("the disk has failed"))
@@ -815,7 +846,7 @@ class Queue(RunQueue):
                 elif self.jobs is not None:
                     self.jobs.arrived(first, bodies, NO_RECORD)
         else:
-            for _, _, first, bodies, _, _ in reversed(arrivals):
+            for _, _, first, bodies, _, _ in reversed(arrivals[durable:]):
                 engine.counts.produced -= len(bodies)
                 if first >= JOB_FIRST:
                     assert self.jobs is not None
@@ -827,6 +858,8 @@ class Queue(RunQueue):
                     self.expiry.undo_produced(self.tail)
                 self.leave(len(bodies))
             leaving.undo()
+            if durable:
+                self.arrived(arrivals[:durable])
         if self.line:
             self.dispatch()
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -229,10 +228,13 @@ class Expiry:
         if self.queue.line:
             self.queue.dispatch()
 
-    def runs(self) -> list[tuple[Run, int]]:
+    def runs(self) -> Iterator[tuple[Run, int]]:
         """The messages that are delayed or dead, each run with the age at which it is due; 0: it is dead."""
-        delayed = [(run, due) for _, due, run in self._put_off]
-        return delayed + [(run, 0) for dead in self._dead.values() for run in dead]
+        for _, due, run in self._put_off:
+            yield run, due
+        for dead in self._dead.values():
+            for run in dead:
+                yield run, 0
 
     def row_grew(self) -> None:
         """More of the row is visible, or was read back."""
@@ -965,10 +967,6 @@ class Jobs:
         self.queue.charge_runs((run,))
         return run
 
-    def take_all(self) -> list[Run]:
-        """Take out all that wait or are ready."""
-        return self.take_some(self.count)
-
     def take_some(self, most: int) -> list[Run]:
         """Take out so many, in no order."""
         seqs = [*islice(self._runs, most)]
@@ -1018,14 +1016,11 @@ class Jobs:
         """A job leaves the queue. None: done. Raises Refusal."""
         queue, run = self.queue, self._taken(name)
         try:
-            ticket = queue.log_gone([(run.first, 1)], Reason.CANCELLED)
+            ticket = queue.discard((run,), Reason.CANCELLED)
         except Refusal:
             self.place(run)
             raise
-        queue.drop((run,))
         queue.engine.counts.cancelled += 1
-        if ticket is not None and queue.log is not None:
-            queue.log.departed(partial(queue.undo_departure, (run,)))
         if queue.line:  # it may have held its key
             queue.dispatch()
         return ticket
@@ -1062,11 +1057,9 @@ class Jobs:
         """A copy of a job as it is now, which may be cold, and its state: `waiting`, `ready` or `held`.
         Raises Refusal."""
         seq = self.find(name)
-        job = self.waiting.get(seq)
-        if job is not None:
-            return _run_of(seq, job), "waiting"
-        run, state = (self.held[seq], "held") if seq in self.held else (self._runs[seq], "ready")
-        return run.part(0, 1), state
+        run = self.copy_of(seq)
+        assert run is not None
+        return run, "waiting" if seq in self.waiting else "held" if seq in self.held else "ready"
 
     def _taken(self, name: MessageName) -> Run:
         seq = self.find(name)
@@ -1147,24 +1140,18 @@ class Jobs:
         """How many are visible, and nobody holds them; without the dead."""
         return len(self.waiting) + len(self._runs)
 
-    def runs(self) -> list[Run]:
-        """All that are ready."""
-        return list(self._runs.values())
+    @property
+    def sequences(self) -> list[int]:
+        """Of those that wait or are ready, in no order."""
+        return [*self.waiting.numbers, *self._runs]
 
-    def waiting_spans(self) -> list[tuple[int, int]]:
-        """The sequences of those that wait for their time, as pairs (first, count)."""
-        spans: list[tuple[int, int]] = []
-        for seq in sorted(self.waiting.numbers):
-            if spans and sum(spans[-1]) == seq:
-                spans[-1] = spans[-1][0], spans[-1][1] + 1
-            else:
-                spans.append((seq, 1))
-        return spans
-
-    def waiting_runs(self, least: int, most: int) -> list[Run]:
-        """Of those that wait for their time the first so many from that sequence on, as copies."""
-        seqs = nsmallest(most, [seq for seq in self.waiting.numbers if seq >= least])
-        return [_run_of(seq, job) for seq in seqs if (job := self.waiting.get(seq)) is not None]
+    def copy_of(self, seq: int) -> Run | None:
+        """A job as it is now, which may be cold. None: it has left."""
+        job = self.waiting.get(seq)
+        if job is not None:
+            return _run_of(seq, job)
+        run = self._runs.get(seq) or self.held.get(seq) or self._aside.get(seq)
+        return None if run is None else run.part(0, 1)
 
     def places(self) -> Iterator[list[tuple[int, bytes]]]:
         """All jobs, as a start is to find them in the log: in lists, each as of when it is asked for."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from heapq import nsmallest
+from itertools import chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import trio
@@ -23,13 +24,17 @@ from shared.objects import BadArgument, MessageRows, ObjectMissing
 from shared.queues.cold import is_cold, is_lost
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
-from shared.queues.runs import RUN_MOST, Run, first_of, split_at, to_spans
+from shared.queues.runs import RUN_MOST, Run, first_of, split_at
 from shared.queues.sifting import MessageActions
 from shared.storage.log import Log, Ticket, read_records
 from shared.task_turns import TaskTurn
 from shared.turns import batched
 
 READ_BYTES = 1 << 20
+SORTED_LEAST = 4096
+"""So many more than are wanted are collected before the smallest are sorted out."""
+
+_T = TypeVar("_T")
 
 
 class Messages(MessageActions[Queue]):
@@ -57,19 +62,20 @@ class Messages(MessageActions[Queue]):
         """Those of the row that are on disk are read from there, with their times. `held`: those that are
         held, too, and those of the row that are in memory from there."""
         cold, jobs, start, end = queue.cold, queue.jobs, max(queue.head, least), queue.end
-        runs = [run for run, _ in queue.returned_runs()]
-        if jobs is not None:
-            runs += jobs.waiting_runs(least, most)
+        out = [run for run, _ in queue.returned_runs()]
         if held:
-            runs += queue.held_runs()
+            out += queue.held_runs()
         if held or cold is None or queue.log is None:
-            runs += queue.ready.runs
+            out += queue.ready.runs
             start = max(queue.loaded_end, least)
         offset = 0 if cold is None else cold.row_start()
         if cold is not None:
             offset = max([at for first, at in cold.positions if first <= start], default=offset)
-        runs = nsmallest(most, [run for run in runs if run.end > least], key=attrgetter("first"))
         # Copies: what waits may be cut meanwhile.
+        meant = (run for run in out if run.end > least)
+        first = attrgetter("first")
+        # What leaves meanwhile may be missing from what is shown, but not from an export.
+        runs = nsmallest(most, meant, key=first) if held else await _smallest(meant, most, first)
         runs = [run.part(max(least - run.first, 0), len(run)) for run in runs]
         row, of_jobs = split_at(runs, JOB_FIRST)
         for run, place in first_of(row, most):
@@ -79,8 +85,11 @@ class Messages(MessageActions[Queue]):
             async for message in logged(cold.log, offset, start, min(end, start + most)):
                 most -= 1
                 yield message
-        for batch in batched(first_of(of_jobs, most)):
-            copies = [run for run, _ in batch]
+        if jobs is None:
+            return
+        sequences = chain([run.first for run in of_jobs], jobs.sequences)
+        for batch in batched(await _smallest((seq for seq in sequences if seq >= least), most, int)):
+            copies = [run for run in map(jobs.copy_of, batch) if run is not None]
             await _read_back(queue, copies)
             for run in copies:
                 yield run, run.head.produced_ms
@@ -146,8 +155,7 @@ class Messages(MessageActions[Queue]):
         return self._engine.move(queue, target, (run,), letters, Reason.REDRIVEN, jobs)
 
     def drop(self, queue: Queue, run: Run) -> Ticket | None:
-        ticket = queue.log_gone(to_spans((run,)), Reason.PURGED)
-        queue.drop((run,))
+        ticket = queue.discard((run,), Reason.PURGED)
         self._engine.counts.purged += len(run)
         return ticket
 
@@ -162,11 +170,10 @@ class Messages(MessageActions[Queue]):
             if not runs:
                 break
             try:
-                tickets.append(queue.log_gone(to_spans(runs), Reason.PURGED))
+                tickets.append(queue.discard(runs, Reason.PURGED))
             except Refusal:
                 self.return_front(queue, runs)
                 raise
-            queue.drop(runs)
             purged += len(runs)
             left -= len(runs)
             self._engine.counts.purged += len(runs)
@@ -189,10 +196,10 @@ class Messages(MessageActions[Queue]):
             raise ObjectMissing(f"no message {name} is in {queue.text}")
         return *found[0], "waiting" if waits else "ready"
 
-    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+    async def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
         return self._jobs(queue, name).cancel(name)
 
-    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+    async def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
         if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
             if queue.expiry is None or queue.expiry.delayed_run(name.number) is None:
                 raise BadArgument(f"{name} waits as its queue says: change its delay_ms")
@@ -230,6 +237,21 @@ class Messages(MessageActions[Queue]):
         if target.log is not None:
             with suppress(StoreError):
                 await self._engine.store.wait(target.log.newest_arrival)
+
+
+async def _smallest(items: Iterable[_T], most: int, key: Callable[[_T], int]) -> list[_T]:
+    """The `most` smallest, in order. There may be a million to look at: others run in between."""
+    found: list[_T] = []
+    turn = TaskTurn()
+    for batch in batched(items):
+        found += batch
+        if len(found) > most + SORTED_LEAST:
+            found.sort(key=key)
+            del found[most:]
+        if turn.over(len(batch)):
+            await turn.others()
+    found.sort(key=key)
+    return found[:most]
 
 
 async def logged(log: Log, offset: int, seq: int, end: int) -> AsyncGenerator[tuple[Run, int]]:

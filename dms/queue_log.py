@@ -68,8 +68,9 @@ class LogOwner(Protocol):
         resolve, unless it waits for the bucket.
         """
 
-    def refused(self, arrivals: Sequence[Arrival], leaving: Undoing) -> None:
-        """The disk refused everything that is not visible: these arrivals, oldest first, and what left."""
+    def refused(self, arrivals: Sequence[Arrival], durable: int, leaving: Undoing) -> None:
+        """The disk refused everything that is not durable: these arrivals, oldest first, but for the first so
+        many, which are to be visible now; and what left."""
 
     def wake_by(self, age_ms: int) -> None:
         """Have `flush_notes` called at that age or earlier."""
@@ -119,6 +120,9 @@ class QueueLog:
         # Lists, mostly of one: an empty deque is 760 bytes, and most queues of many are idle.
         self._arrivals: list[Arrival] = []
         self._leaving = Undoing()
+        self._emptied = 0
+        """The log's end behind a record by which all of the row leaves, while the disk may refuse that. Until
+        then nothing more of the row is visible: so it can be undone."""
 
         # Pending records, for the batch being filled. `_reserved`: bytes reserved for them there.
         self._pending: LogAppend | None = None
@@ -311,9 +315,11 @@ class QueueLog:
         body = records.pack_runs(spans) + target.encode()
         return self._with_notes(self._pack(RecordKind.MOVED, len(spans), 0, body, reason))
 
-    def departed(self, undo: Callable[[], None]) -> None:
-        """The last append makes messages leave; if it fails, `undo` is called."""
+    def departed(self, undo: Callable[[], None], *, emptied: bool = False) -> None:
+        """The last append makes messages leave; if it fails, `undo` is called. `emptied`: all of the row."""
         self._leaving.add(self.log.end, undo)
+        if emptied:
+            self._emptied = self.log.end
 
     def gone(self, runs: Sequence[tuple[int, int]], reason: Reason) -> Ticket:
         """Messages leave unacknowledged."""
@@ -473,6 +479,8 @@ class QueueLog:
         visible = log.visible
         arrivals = self._arrivals
         self._leaving.confirmed(visible)
+        if self._emptied > visible:
+            return
         if arrivals and arrivals[0][0] <= visible:
             if arrivals[-1][0] <= visible:
                 self._arrivals = []
@@ -489,7 +497,9 @@ class QueueLog:
         self._rollbacks += 1
         self.snapshot_end = min(self.snapshot_end, log.end)
         self._snapshot_floor = min(self._snapshot_floor, log.first)
-        self._owner.refused(tuple(arrivals), self._leaving)
+        self._emptied = 0
+        durable = bisect_right(arrivals, log.visible, key=itemgetter(0))
+        self._owner.refused(arrivals, durable, self._leaving)
 
     # -- snapshots
 

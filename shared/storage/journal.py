@@ -157,6 +157,11 @@ class Journal:
         """Bytes of the segments that are kept only because they are not shipped."""
         return sum([segment.size for segment in self.held])
 
+    @property
+    def ends(self) -> list[int]:
+        """Where segments end that are full."""
+        return [segment.end for segment in (*self.held, *self.old)]
+
     def _measure_room(self) -> None:
         whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
         self.room = whole - format.BATCH_HEADER_BYTES

@@ -144,6 +144,7 @@ async def test_a_jobs_key_names_its_target_and_goes_with_it_through_amqp_and_bac
         await world.bridges.change([bridge(f"dmp:{name.decode()}", f"dms:{target}", name="back")])
         world.carry()
     out, plain = (engine.queues[name] for name in (b"out", b"plain"))
-    (run,) = out.jobs.runs()
+    (run,) = map(out.jobs.copy_of, out.jobs.sequences)
+    assert run is not None
     assert (run.head.key, run.bodies) == ("ann", [b"ann"])
     assert (plain.depth, plain.jobs) == (1, None), "it does not look at keys"
