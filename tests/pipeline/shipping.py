@@ -11,9 +11,9 @@ from brokers.ship.formats import (
     Manifest,
     NewSection,
     Section,
+    Snapshot,
     SnapshotLine,
     pack_part,
-    pack_snapshot,
     part_key,
     snapshot_key,
     unpack_manifest,
@@ -23,6 +23,7 @@ from brokers.ship.stores import open_bucket
 from shared.storage import catalog, index
 from shared.storage.disk import opened
 from shared.storage.os_disk import OsDisk
+from tests.brokers.ship.apart import reads
 
 PARTS = 3
 
@@ -50,15 +51,15 @@ async def _ship(data: Path, bucket: Bucket, time_ms: int) -> None:
                 first, end = some[0].offset, some[-1].end
                 with opened(disk, line.log_path) as fd:
                     records = disk.read(fd, end - first, first)
-                new = NewSection(line.id, line.namespace, line.name, first, end, records, some)
+                new = NewSection(line.id, line.namespace, line.name, first, end, some)
                 key = part_key(1, found.replay_lsn, line.id * PARTS + low)
-                packed, (section,) = pack_part([new], journal_id=found.journal_id, epoch=1)
+                packed, (section,) = pack_part(
+                    [new], reads({line.id: records}), journal_id=found.journal_id, epoch=1
+                )
                 await bucket.create(key, packed)
                 sections.setdefault(line.id, []).append((key, section))
     lsn = found.replay_lsn
-    snapshot = pack_snapshot(
-        epoch=1, wal=1, time_ms=time_ms, whole_from=lsn, catalog_text=found.pack(), sections=sections
-    )
+    snapshot = Snapshot(1, 1, time_ms, lsn, found, found.pack(), sections).pack()
     key, journal_id = snapshot_key(1, lsn), f"{found.journal_id:016x}"
     await bucket.create(key, snapshot)
     line_of = SnapshotLine(key, lsn, lsn, time_ms, 1, 1, journal_id, len(snapshot))
