@@ -598,6 +598,8 @@ class Jobs:
         """Bytes of the records of all that are visible: of those that have left it is the mean."""
         self._runs: dict[int, Run] = {}
         """Those that are in `ready`."""
+        self._unplaced: dict[int, Run] = {}
+        """Ready and held jobs of which `ready` does not know yet, while options change."""
         self._lives: Waiting[bool] = Waiting()
         """When each is too old."""
         self._seen = SeenKeys()
@@ -622,18 +624,39 @@ class Jobs:
         return Keys(per_key, fair=fair, priority_max=priority_max)
 
     def options_changed(self) -> None:
-        """The queue's options have changed: what is ready stands anew, if they say in which order."""
-        options = self.queue.options
-        if self._order == _order_of(options):
+        """The queue's options have changed: what is ready stands anew, if they say in which order. The queue
+        delivers nothing until all does."""
+        if self._order == _order_of(self.queue.options):
             return
-        self.ready = self._new_keys()
-        for run in self._runs.values():
-            self.ready.add(run, run.head.priority, run.head.key)
-        for run in self.held.values():
-            self.ready.take_over(run.head.key)
-        if options.per_key == 1:
-            for _, _, form in self.waiting:
-                self._waits(form)
+        before, self.ready = self.ready, self._new_keys()
+        self._unplaced = {**self._runs, **self.held}
+        self.queue.await_returns()
+        self.queue.engine.long_work.add(self._place_anew(before))
+
+    def _place_anew(self, before: Keys) -> Iterator[None]:
+        ready, unplaced = self.ready, self._unplaced
+        try:
+            for seqs in batched([*unplaced]):
+                if ready is not self.ready:
+                    return  # the options have changed again
+                for seq in seqs:
+                    run = unplaced.pop(seq, None)
+                    if run is None:
+                        continue
+                    if seq in self.held:
+                        ready.take_over(run.head.key)
+                    else:
+                        ready.add(run, run.head.priority, run.head.key)
+                yield
+            for seqs in batched([*self.waiting.numbers] if ready.per_key == 1 else ()):
+                for seq in seqs:
+                    job = self.waiting.get(seq)
+                    if job is not None:
+                        self._waits(seq, job)
+                yield
+        finally:
+            self.queue.all_returned()
+        yield from before.forgotten()
 
     # -- jobs arrive
 
@@ -803,7 +826,7 @@ class Jobs:
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
         self._by_clock = self._by_clock or _AT in job
-        self._waits(job)
+        self._waits(seq, job)
         self._charge(WAITING_BYTES + len(job))
 
     def _make_ready(self, run: Run) -> None:
@@ -904,7 +927,8 @@ class Jobs:
         """Consumers do not hold these any more."""
         for run in runs:
             if self.held.pop(run.first, None) is not None:
-                self.ready.release(run.head.key)
+                if self._unplaced.pop(run.first, None) is None:
+                    self.ready.release(run.head.key)
                 self._aside[run.first] = run
 
     def held_again(self, run: Run) -> None:
@@ -951,18 +975,19 @@ class Jobs:
         ready = self._runs.pop(seq, None)
         if ready is None:
             return None
-        run = self._aside[seq] = self.ready.remove(ready, ready.head.priority, ready.head.key)
-        return run
+        if self._unplaced.pop(seq, None) is None:
+            ready = self.ready.remove(ready, ready.head.priority, ready.head.key)
+        self._aside[seq] = ready
+        return ready
 
-    def _waits(self, job: bytes) -> None:
+    def _waits(self, seq: int, job: bytes) -> None:
         """A job waits for its time: one that was tried may hold its key."""
-        if self.ready.per_key == 1:
-            run = _run_of(0, job)
-            self.ready.waits(run.head.key, tried=run.tries > 0)
+        if self.ready.per_key == 1 and (tries_of(job) if is_cold_job(job) else times_of(job)[0]):
+            self.ready.waits(seq, _run_of(seq, job).head.key, tried=True)
 
     def _no_longer_waiting(self, seq: int, job: bytes) -> Run:
         run = _run_of(seq, job)
-        self.ready.waits_no_more(run.head.key, tried=run.tries > 0)
+        self.ready.waits_no_more(seq, run.head.key)
         self._charge(-WAITING_BYTES - len(job))
         self.queue.charge_runs((run,))
         return run
