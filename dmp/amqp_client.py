@@ -1,22 +1,9 @@
-"""An AMQP 0-9-1 client: publish with confirms, consume with acknowledgements.
-
-    async with open_amqp() as client:
-        await client.declare_queue("jobs")
-        await client.publish("jobs", b"hello")
-        async with client.consume("jobs", prefetch=16) as deliveries:
-            async for delivery in deliveries:
-                ...
-                await delivery.ack()
+"""An AMQP 0-9-1 client (CLIENTS.md): publish with confirms, consume with acknowledgements.
 
 `publish` returns when the server has the message. It is on disk then if message and queue are durable, which
-is the default. Where `publish` raises `Disconnected`, the server may have the message or not. Any number of
-tasks may use one client at once: their requests are sent together, and answers are handed out as they come. A
-delivery that is not acknowledged goes back to its queue when its `consume` ends.
-
-When the connection is lost, every call that waits raises `Disconnected`. The client does not connect again:
-open another one.
-
-Source: PROTOCOL.md, "Principal". Messages are framed as AMQP's specification has it, part 4.2.
+is the default. Any number of tasks may use one client at once: their requests are sent together, and answers
+are handed out as they come. When the connection is lost, every call that waits raises `Disconnected`, and the
+server may have its message or not. The client does not connect again.
 """
 
 from collections import deque
@@ -55,6 +42,8 @@ UNSENT_BYTES_MAX = 1024 * 1024  # while more waits to be sent, publishing waits
 CLOSING_SECONDS = 5.0
 CHANNELS_MAX = 1000
 PREFETCH_MAX = 65535
+RETURNED_MAX = 10_000
+"""Messages of sinks that came back and were not looked at; further ones are dropped."""
 
 Properties = commands.Basic.Properties
 M = TypeVar("M", bound=base.Frame)
@@ -92,6 +81,15 @@ class _Answer(Generic[T]):
             raise self._outcome.with_traceback(None)
         assert self._outcome is not None
         return self._outcome
+
+
+@attrs.frozen
+class Returned:
+    """A message that could not be routed (312) or delivered at once (313)."""
+
+    code: int
+    key: str
+    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
 @attrs.define(eq=False)
@@ -169,6 +167,8 @@ class _Channel:
         self.connection = connection
         self.closing = False
         """We have said that it closes. The server's answers to what was asked before still arrive."""
+        self.returned: list[Returned] = []
+        """What came back, and was published by a sink."""
         self._asked: deque[tuple[type[base.Frame], _Answer[Any]]] = deque()
         self._published = 0
         self._unconfirmed: dict[int, _Published] = {}
@@ -304,7 +304,9 @@ class _Channel:
                 is_it = (published.exchange, published.key, published.body) == (exchange, key, body)
                 if is_it and published.mandatory and not published.returned:
                     published.returned = True
-                    break
+                    return
+            if len(self.returned) < RETURNED_MAX:
+                self.returned.append(Returned(method.reply_code or 0, key, body))
 
 
 class AmqpConnection(ClientConnection):
@@ -610,16 +612,16 @@ async def open_amqp(
     ssl.SSLError.
     """
     address = Address.of(host, port, kind="AMQP", protocol="dmp", usual_user="guest", **how)
-    async with opened(address, Client) as client:
+    async with open_loop() as loop, opened(loop, address, Client) as client:
         yield client
 
 
 @asynccontextmanager
-async def opened(address: Address, make: Callable[[AmqpConnection], Made]) -> AsyncIterator[Made]:
+async def opened(loop: Loop, address: Address, make: Callable[[AmqpConnection], Made]) -> AsyncIterator[Made]:
     """A client that `make` makes, over a connection."""
-    async with open_loop() as loop, logged_in(loop, address) as (principal, frame_bytes):
+    async with logged_in(loop, address) as (dialog, frame_bytes):
         connection = AmqpConnection(loop, frame_bytes)
-        principal.dialog.hand_over(connection)
+        dialog.hand_over(connection)
         try:
             yield make(connection)
         finally:

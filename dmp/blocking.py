@@ -1,18 +1,8 @@
-"""DMP's and AMQP's client for blocking code: the methods of `dmp.client`, without `await`.
-
-with connect() as client:
-    client.declare_queue("jobs")
-    client.publish("jobs", b"hello")
-    with client.consume("jobs", prefetch=16) as deliveries:
-        for delivery in deliveries:
-            ...
-            delivery.ack()
-"""
+"""DMP's and AMQP's client for blocking code: the methods of `dmp.client`, without `await`."""
 
 from collections.abc import Sequence
 
 from dmp import amqp_client, client
-from dmp.principal import Returned
 from shared.client.blocking import Blocking, as_it_is, block, following, itself, method, opener
 
 
@@ -58,7 +48,7 @@ class Sink(Blocking[client.Sink]):
     finish = method(client.Sink.finish)
 
     @property
-    def returned(self) -> Sequence[Returned]:
+    def returned(self) -> Sequence[amqp_client.Returned]:
         return self.core.returned
 
 

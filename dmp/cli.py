@@ -13,7 +13,7 @@ from dmp.amqp_client import Client, Deliveries, Delivery, open_amqp
 from dmp.client import Message, open_feed
 from dmp.data_types import SHORT_BYTES_MAX
 from dmp.shown_properties import read
-from shared.actions import CANCEL, JOB, RESCHEDULE
+from shared.actions import CANCEL, JOB, PURGE, RESCHEDULE
 from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
@@ -349,16 +349,11 @@ _ENDS: Mapping[str, str] = {"queue": "queue", "exchange": "to_exchange"}
 """How the API calls what a binding leads to."""
 
 
-@command("purge jobs", "purge jobs --dry-run")
-@destroys("delete all messages of queue {queue}")
-def purge(queue: QueueName, *, dry_run: DryRun = False, json: Json = False) -> ApiRequest:
-    """Delete a queue's messages, except those that consumers hold."""
-
-    def ask(api: AdminApi) -> Mapping[str, Any]:
-        answer = api.post("queues", "dmp", queue, "purge", dry_run=dry_run)
-        return {"queue": queue, "purged": answer["purged"]}
-
-    return ApiRequest(ask)
+command("purge jobs", "purge jobs --dry-run", name="purge")(
+    action_command(
+        "dmp", "queues", PURGE, {"queue": QueueName}, question="delete all messages of queue {queue}"
+    )
+)
 
 
 @command("bindings", "bindings --queue jobs --json")

@@ -1,33 +1,25 @@
-"""DMP's client: principal, lease and dialog behind one call.
+"""DMP's client (CLIENTS.md): principal, lease and dialog behind one call.
 
-    async with dmp.open_sink("quotes", declare="topic") as sink:
-        await sink.send("stocks.acme", b"17.20")
-
-    async with dmp.open_feed([("quotes", "stocks.#")]) as feed:
-        async for message in feed:
-            ...
-
-Each opens a principal connection, which logs in and asks for the lease, and then the DMP connection. On that
-nothing is answered: `send` returns once the bytes are the kernel's. Leaving the block of a sink says that all
-is sent, and waits until the server has read it. A feed delivers at most once. What a lost connection took
-with it nobody knows, so nothing is sent again behind the caller's back: that raises `Disconnected`. A feed
-that is given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed.
-
-Any number of tasks may share a sink; what they send at once goes out together. A cancelled send is made all
-the same.
+A sink or feed opens a principal connection, which logs in and asks for the lease, and then the DMP
+connection. On that nothing is answered: `send` returns once the bytes are the kernel's. What a lost
+connection took with it nobody knows, so nothing is sent again: that raises `Disconnected`. A feed that is
+given `retry_seconds` connects, declares and binds again; what was sent meanwhile it has missed. Any number of
+tasks may share a sink; what they send at once goes out together. A cancelled send is made all the same.
 """
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import attrs
-from pamqp import commands
+from pamqp import base, commands
 
 from dmp import amqp_client, wire
+from dmp.amqp.wire import Direct
+from dmp.amqp_client import Returned
 from dmp.data_types import SHORT_BYTES_MAX, short, take_short
-from dmp.principal import PORT, Dialog, Principal, Refused, Returned, error_for, open_principal
+from dmp.principal import PORT, Dialog, Refused, error_for
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import DMP_HEADER, Message, MessageOptions
 from shared.client.dial import Address, Disconnected, How, Unreachable
@@ -53,6 +45,26 @@ __all__ = [
 DIALOG_SECONDS = 30.0
 
 Properties = commands.Basic.Properties
+
+
+class Principal(amqp_client.Client):
+    """A client that declares, binds and asks for leases; one connection of DMP, or more, goes with it."""
+
+    @property
+    def returned(self) -> Sequence[Returned]:
+        """Messages of its sinks that came back."""
+        return () if self._main is None else self._main.returned
+
+    async def sink_lease(self, exchange: str) -> bytes:
+        """Raises Refused, Disconnected; so does `feed_lease`."""
+        return await self._lease(Direct.Put(exchange), Direct.PutOk)
+
+    async def feed_lease(self, queue: str) -> bytes:
+        return await self._lease(Direct.Get(queue), Direct.GetOk)
+
+    async def _lease(self, method: base.Frame, answer: Any) -> bytes:
+        lease: str = (await self._call(method, answer)).lease
+        return lease.encode()
 
 
 class Sink:
@@ -150,7 +162,10 @@ async def connect(
     address = Address.of(
         host, port, kind="AMQP", protocol="dmp", usual_user="guest", retry_seconds=retry_seconds, **how
     )
-    async with amqp_client.opened(address, partial(Client, address=address)) as client:
+    async with (
+        open_loop() as loop,
+        amqp_client.opened(loop, address, partial(Client, address=address)) as client,
+    ):
         yield client
 
 
@@ -200,9 +215,9 @@ async def open_feed(
 
 @asynccontextmanager
 async def _sink(loop: Loop, address: Address, exchange: str, declare: str | None) -> AsyncIterator[Sink]:
-    async with open_principal(loop, address) as principal:
+    async with amqp_client.opened(loop, address, Principal) as principal:
         if declare is not None:
-            await principal.declare_exchange(exchange, declare)
+            await principal.declare_exchange(exchange, declare, durable=False)
         lease = await principal.sink_lease(exchange)
         dialog, data = await _open_leased(loop, address, lease)
         sender = Sender(loop, _refusal_in)
@@ -244,8 +259,9 @@ class _Lessee:
     async def connect(self, loop: Loop) -> tuple[Dialog, bytes]:
         await self.principal.aclose()
         self.principal = AsyncExitStack()
-        principal = await self.principal.enter_async_context(open_principal(loop, self.address))
-        self.queue = await principal.declare_queue(self.asked)
+        opening = amqp_client.opened(loop, self.address, Principal)
+        principal = await self.principal.enter_async_context(opening)
+        self.queue = await principal.declare_queue(self.asked, durable=False, exclusive=True)
         for exchange, key in self.bindings:
             await principal.bind(self.queue, exchange, key)
         return await _open_leased(loop, self.address, await principal.feed_lease(self.queue))

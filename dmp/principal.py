@@ -1,7 +1,6 @@
-"""A client's principal: as much AMQP 0-9-1 as it takes to log in, declare, bind and lease.
+"""How a client's principal begins: the dialog of its login, and the frames that a server sends.
 
-It has one channel and asks one thing at a time. Messages of a sink that come back (`basic.return`) are kept
-in `returned`. For everything else there are ordinary AMQP clients; both may be used beside each other.
+`amqp_client` goes on with the connection.
 """
 
 from collections import deque
@@ -13,7 +12,7 @@ import attrs
 from pamqp import base, commands
 
 from dmp.amqp import wire
-from dmp.amqp.wire import Direct, encode
+from dmp.amqp.wire import encode
 from dmp.refusals import Refusal
 from dmp.wire import AMQP_HEADER
 from shared.client.dial import FIRST_ANSWER_SECONDS, Address, Disconnected, check_plain
@@ -22,12 +21,9 @@ from shared.client.loop import ClientConnection, Loop, Wakeup
 from shared.errors import EXIT_MISSING, BrokerError, RemoteProtocolError
 
 PORT = 5672
-CLOSING_SECONDS = 5.0
-CALL_SECONDS = 60.0  # for an answer: a durable declaration waits for a disk
-# Messages that came back and were not looked at; further ones are dropped.
-RETURNED_MAX = 10_000
+LOGIN_SECONDS = 60.0
+"""For each answer of the login."""
 FRAME_BYTES_MAX = 1 << 20
-_CHANNEL = 1
 
 M = TypeVar("M", bound=base.Frame)
 
@@ -51,15 +47,6 @@ class NotThere(Refused):
 
 def error_for(code: int, text: str) -> Refused:
     return (NotThere if code == 404 else Refused)(code, text)
-
-
-@attrs.frozen
-class Returned:
-    """A message that could not be routed (312) or delivered at once (313)."""
-
-    code: int
-    key: str
-    body: bytes = attrs.field(repr=lambda body: f"<{len(body)} bytes>")
 
 
 @attrs.define(eq=False)
@@ -189,17 +176,14 @@ class Dialog(ClientConnection):
             self._arrival.wake()
 
 
-class Principal:
-    """Made by `open_principal`."""
+class LoginDialog:
+    """Logs in over a dialog."""
 
     def __init__(self, dialog: Dialog) -> None:
-        self.dialog = dialog
+        self._dialog = dialog
         self._frames = ServerFrames()
-        self._contents = Contents()
         self._methods: deque[base.Frame] = deque()
         self._mechanisms: list[str] = []
-        self.returned: list[Returned] = []
-        """At most `RETURNED_MAX`; all there are once it is closed."""
 
     async def greet(self) -> None:
         """The first words. Raises Disconnected and RemoteProtocolError where it is no such server."""
@@ -223,95 +207,40 @@ class Principal:
         else:
             said = "EXTERNAL", login.user
         start_ok = commands.Connection.StartOk(properties, *said, "en_US")
-        tune = await self.call(start_ok, commands.Connection.Tune, channel=0)
+        tune = await self._call(start_ok, commands.Connection.Tune)
         frame_bytes = min(tune.frame_max or FRAME_BYTES_MAX, FRAME_BYTES_MAX)
-        self.dialog.send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
-        await self.call(commands.Connection.Open("/"), commands.Connection.OpenOk, channel=0)
+        self._dialog.send(encode(commands.Connection.TuneOk(tune.channel_max, frame_bytes, 0), 0))
+        await self._call(commands.Connection.Open("/"), commands.Connection.OpenOk)
         return frame_bytes
 
-    async def open_channel(self) -> None:
-        """The one on which all else is asked."""
-        await self.call(commands.Channel.Open(), commands.Channel.OpenOk)
-
-    async def declare_queue(self, name: str) -> str:
-        """An exclusive queue; without a name, the server's choice."""
-        declared = await self.call(
-            commands.Queue.Declare(queue=name, exclusive=True), commands.Queue.DeclareOk
-        )
-        return declared.queue or name
-
-    async def declare_exchange(self, name: str, type_: str) -> None:
-        await self.call(
-            commands.Exchange.Declare(exchange=name, exchange_type=type_), commands.Exchange.DeclareOk
-        )
-
-    async def bind(self, queue: str, exchange: str, key: str) -> None:
-        await self.call(
-            commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key), commands.Queue.BindOk
-        )
-
-    async def sink_lease(self, exchange: str) -> bytes:
-        return await self._lease(Direct.Put(exchange), Direct.PutOk)
-
-    async def feed_lease(self, queue: str) -> bytes:
-        return await self._lease(Direct.Get(queue), Direct.GetOk)
-
-    async def _lease(self, method: base.Frame, answer: Any) -> bytes:
-        lease: str = (await self.call(method, answer)).lease
-        return lease.encode()
-
-    async def call(
-        self,
-        method: base.Frame,
-        answer: type[M],
-        *,
-        channel: int = _CHANNEL,
-        seconds: float = CALL_SECONDS,
-    ) -> M:
-        """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
-        return await self._ask(encode(method, channel), answer, method.name, seconds)
-
-    async def close(self) -> None:
-        """Say goodbye; what comes back until the server agrees is in `returned`."""
-        try:
-            goodbye = commands.Connection.Close(200, "bye", 0, 0)
-            await self.call(goodbye, commands.Connection.CloseOk, channel=0, seconds=CLOSING_SECONDS)
-        except BrokerError:
-            pass  # it was faster, or has not answered
+    async def _call(self, method: base.Frame, answer: type[M]) -> M:
+        return await self._ask(encode(method, 0), answer, method.name, LOGIN_SECONDS)
 
     async def _ask(self, data: bytes, answer: type[M], what: str, seconds: float) -> M:
-        self.dialog.send(data)
-        deadline = self.dialog.loop.now() + seconds
+        """Ask and wait. Raises Refused, Disconnected, RemoteProtocolError."""
+        self._dialog.send(data)
+        deadline = self._dialog.loop.now() + seconds
         while True:
             while self._methods:
                 method = self._methods.popleft()
                 if isinstance(method, answer):
                     return method
-                if isinstance(method, commands.Connection.Close | commands.Channel.Close):
+                if isinstance(method, commands.Connection.Close):
                     raise error_for(method.reply_code or 0, method.reply_text)
-            received = await self.dialog.receive(deadline)
+            received = await self._dialog.receive(deadline)
             if received is None:
                 raise Disconnected(f"no answer to {what} in {seconds:g} s")
-            self._take(received)
-
-    def _take(self, data: bytes) -> None:
-        """Raises RemoteProtocolError."""
-        try:
-            for kind, _, payload in self._frames.feed(data):
-                found = self._contents.take(kind, payload)
-                if isinstance(found, Arrived):
-                    if len(self.returned) < RETURNED_MAX:
-                        code = getattr(found.method, "reply_code", 0)
-                        self.returned.append(Returned(code, found.method.routing_key or "", found.body))
-                elif found is not None:
-                    self._methods.append(found)
-        except Refusal as error:
-            raise RemoteProtocolError(str(error)) from error
+            try:
+                for kind, _, payload in self._frames.feed(received):
+                    if kind == wire.METHOD:
+                        self._methods.append(wire.decode_untrusted(payload))
+            except Refusal as error:
+                raise RemoteProtocolError(str(error)) from error
 
 
 @asynccontextmanager
-async def logged_in(loop: Loop, address: Address) -> AsyncIterator[tuple[Principal, int]]:
-    """A principal, and how large frames may be; its connection is closed at the end.
+async def logged_in(loop: Loop, address: Address) -> AsyncIterator[tuple[Dialog, int]]:
+    """A dialog that is logged in, and how large frames may be; its connection is closed at the end.
 
     Raises Refused, Disconnected (`Unreachable` where somebody is there who does not answer as AMQP does),
     ConnectionRefusedError.
@@ -319,20 +248,11 @@ async def logged_in(loop: Loop, address: Address) -> AsyncIterator[tuple[Princip
     dialog = Dialog(loop)
     await loop.connect(address, dialog)
     try:
-        principal = Principal(dialog)
+        login = LoginDialog(dialog)
         try:
-            await principal.greet()
+            await login.greet()
         except (Disconnected, RemoteProtocolError) as error:
             raise address.not_answered(error) from error
-        yield principal, await principal.log_in(address.login)
+        yield dialog, await login.log_in(address.login)
     finally:
         dialog.transport.close()
-
-
-@asynccontextmanager
-async def open_principal(loop: Loop, address: Address) -> AsyncIterator[Principal]:
-    """Logged in, with its channel open; says goodbye at the end. Raises as `logged_in` does."""
-    async with logged_in(loop, address) as (principal, _):
-        await principal.open_channel()
-        yield principal
-        await principal.close()

@@ -1,12 +1,8 @@
 """A message's properties as they stand on the wire: flags, then the properties that the flags announce.
 
-They go from publisher to consumer as they came, byte for byte. What the broker itself must know (is it
-persistent, when does it expire) is read off by walking over them. That also proves them well formed; tables
-are decoded only where a headers exchange or a dead letter asks for it.
-
-`CC` and `BCC` are RabbitMQ's headers with further routing keys of a message, arrays of long strings. A
-message goes to each queue once, however many of its keys lead there. Who gets it sees `CC` and not `BCC`,
-which is taken out of the headers before the message goes anywhere.
+They go from publisher to consumer as they came, byte for byte, but for `BCC`. What the broker itself must
+know is read off by walking over them, which also proves them well formed; tables are decoded only where a
+headers exchange or a dead letter asks for it.
 """
 
 import functools

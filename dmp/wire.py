@@ -1,12 +1,5 @@
-"""DMP's bytes: the dialog's short strings, and messages in envelopes. No I/O, no state; both ends use it.
-
-    [size u32][exchange shortstr][routing key shortstr][flags u16][properties][body length u32][body]
-
-`size` counts what follows it. A later revision divides the body length: its first byte holds options, its
-other three the length. Since no body has 16 MiB, the two can be told apart. A first byte that is not zero is
-read as options where the rest of the field, and only that, fits the size.
-
-Source: PROTOCOL.md, "DMP".
+"""DMP's bytes (PROTOCOL.md, "DMP"): the dialog's short strings, and messages in envelopes. No I/O, no state;
+both ends use it.
 """
 
 import math

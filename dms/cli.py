@@ -10,6 +10,7 @@ from pathlib import Path
 from time import time_ns
 from typing import Annotated, Any, Literal, cast
 
+import attrs
 from cyclopts import Parameter
 
 from dms.actions import CHANGE
@@ -310,6 +311,36 @@ def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[A
     return bodies_shown(message.body for message in messages)
 
 
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class CreateOptions:
+    """The options of a new queue, as `QueueOptions` has them."""
+
+    depth: Annotated[int | None, _option("Messages at most.")] = None
+    ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None
+    max_deliveries: Annotated[int | None, _option("Deliveries after which a message is dead.")] = None
+    dead_letter: Annotated[str | None, _option("The queue for dead messages; none: dropped.")] = None
+    delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None
+    retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None
+    retry_max_ms: Annotated[int | None, _option("The delay doubles with each NACK, up to this.")] = None
+    ack_ms: Annotated[int | None, _option("For a delivery, then it returns.")] = None
+    dedup_ms: Annotated[int | None, _option("A dedup key is known so long, message or not.")] = None
+    loss_counts: Annotated[
+        Literal["oldest", "all", "none"] | None, _option("Deliveries of a lost connection that count.")
+    ] = None
+    priorities: Annotated[int | None, _option("How many priorities jobs have (up to 10).")] = None
+    per_key: Annotated[int | None, _option("Of a key at a time, unacknowledged.")] = None
+    fair: Annotated[bool | None, _option("Keys take turns.")] = None
+    rate: Annotated[str | None, _option("Deliveries at most (100/s).")] = None
+    schedule: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help='Messages at times, as JSON: {"every": "10m", "body": "go"}; repeatable.',
+            show_default=False,
+        ),
+    ] = ()
+
+
 @command(
     "create -q orders",
     "create -q orders --max-deliveries 5 --dead-letter orders-dead",
@@ -318,62 +349,23 @@ def _shown(messages: Sequence[Message], queue: str, *, json: bool) -> Sequence[A
 async def create(
     queue: QueueName,
     *,
-    depth: Annotated[int | None, _option("Messages at most.")] = None,
-    ttl_ms: Annotated[int | None, _option("Messages older than this are dead.")] = None,
-    max_deliveries: Annotated[int | None, _option("Deliveries after which a message is dead.")] = None,
-    dead_letter: Annotated[str | None, _option("The queue for dead messages; none: dropped.")] = None,
-    delay_ms: Annotated[int | None, _option("From PRODUCE until the first delivery.")] = None,
-    retry_ms: Annotated[int | None, _option("From a NACK until the next delivery.")] = None,
-    retry_max_ms: Annotated[int | None, _option("The delay doubles with each NACK, up to this.")] = None,
-    ack_ms: Annotated[int | None, _option("For a delivery, then it returns.")] = None,
-    dedup_ms: Annotated[int | None, _option("A dedup key is known so long, message or not.")] = None,
-    loss_counts: Annotated[
-        Literal["oldest", "all", "none"] | None, _option("Deliveries of a lost connection that count.")
-    ] = None,
-    priorities: Annotated[int | None, _option("How many priorities jobs have (up to 10).")] = None,
-    per_key: Annotated[int | None, _option("Of a key at a time, unacknowledged.")] = None,
-    fair: Annotated[bool | None, _option("Keys take turns.")] = None,
-    rate: Annotated[str | None, _option("Deliveries at most (100/s).")] = None,
-    schedule: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help='Messages at times, as JSON: {"every": "10m", "body": "go"}; repeatable.',
-            show_default=False,
-        ),
-    ] = (),
+    options: CreateOptions = CreateOptions(),
     exist_ok: Annotated[bool, flag("No error where it exists; its options stay.")] = False,
     server: Server,
     json: Json = False,
 ) -> Mapping[str, Any]:
     """Make a queue. Options that are not given are taken from the server's settings."""
-    options = QueueOptions(
-        depth=depth,
-        ttl_ms=ttl_ms,
-        max_deliveries=max_deliveries,
-        dead_letter=dead_letter,
-        delay_ms=delay_ms,
-        retry_ms=retry_ms,
-        retry_max_ms=retry_max_ms,
-        ack_ms=ack_ms,
-        dedup_ms=dedup_ms,
-        loss_counts=loss_counts,
-        priorities=priorities,
-        per_key=per_key,
-        fair=fair,
-        rate=rate,
-        schedule=_schedules(schedule),
-    )
+    said = {**attrs.asdict(options), "schedule": _schedules(options.schedule)}
     async with _connected(server) as client:
         try:
-            await client.create(queue, options)
+            await client.create(queue, QueueOptions(**said))
         except QueueExists:
             if not exist_ok:
                 raise
             return {"queue": queue, "created": False}
-        if dead_letter and dead_letter not in {each.name for each in await client.queues()}:
-            warn(
-                f"no queue {dead_letter} is listed: {queue} holds its dead messages back until you create it"
-            )
+        dead = options.dead_letter
+        if dead and dead not in {each.name for each in await client.queues()}:
+            warn(f"no queue {dead} is listed: {queue} holds its dead messages back until you create it")
     return {"queue": queue, "created": True}
 
 

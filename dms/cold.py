@@ -9,20 +9,17 @@ If the log is damaged, what cannot be read is skipped, and a consumer that asks 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import attrs
 import structlog
 
 from dms import records
-from dms.cold_jobs import LOST, is_cold, read_back
 from dms.records import NotOurs, RecordKind
 from dms.wire import refusal_for
-from shared.errors import CorruptRecord, LogDeleted, OutOfRange, StoreError
+from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.queues.cold import ColdReader
-from shared.queues.runs import Run, bodies_bytes
+from shared.queues.runs import bodies_bytes
 from shared.storage.lost import Lost, describe_lost
 
 if TYPE_CHECKING:
@@ -33,8 +30,6 @@ logger = structlog.stdlib.get_logger("brokers.dms")
 
 FETCH_BYTES = 256 << 10
 """Bytes read back at once."""
-JOBS_BYTES = 32 << 10
-"""The same of jobs: those that are due together came together, or did not."""
 POSITION_BYTES = 64 << 10
 """Bytes from one entry of `positions` to the next."""
 
@@ -96,7 +91,7 @@ class ColdRow(ColdReader):
         if isinstance(data, CorruptRecord):
             lost = self.log.lost_at(self.offset)
             self.offset = lost.end
-            self.lose([lost])
+            self.lose(lost)
             return queue.is_cold and not queue.ready.loaded
         if isinstance(data, StoreError):
             self.cannot_read(data)
@@ -150,7 +145,7 @@ class ColdRow(ColdReader):
 
     # -- damage
 
-    def lose(self, lost: Sequence[Lost]) -> None:
+    def lose(self, *lost: Lost) -> None:
         """Note damage of the log. Consumers in line are told, or else the next that asks."""
         queue, known = self._queue, self._lost
         new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
@@ -191,52 +186,3 @@ class ColdRow(ColdReader):
             reason=str(error),
         )
         self._queue.end_credits(refusal_for(error))
-
-
-@attrs.define(eq=False)
-class ColdJobs(ColdReader):
-    """Reads cold jobs of one queue back from its log. Damage is told by the row's reader."""
-
-    _row: "ColdRow"
-    _left: deque[Run] = attrs.field(factory=deque, init=False)
-    _then: list[Callable[[], None]] = attrs.field(factory=list, init=False)
-
-    def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
-        """Have the bodies and heads of these jobs in memory, as far as they are cold; `then` is called when
-        they are, maybe at once. One that is lost, or has left meanwhile, is `is_lost` then. One that cannot
-        be read is cold still: `row.ended`."""
-        if not self._row.ended:
-            self._left += sorted([run for run in runs if is_cold(run)], key=attrgetter("offset"))
-        self._then.append(then)
-        if not self.reading:
-            if self._left:
-                self.offset = self._left[0].offset
-                self._read_on(JOBS_BYTES)
-            if not self.reading:
-                self._on_read()
-
-    def _on_read(self) -> None:
-        done, self._then = self._then, []
-        for then in done:
-            then()
-
-    def _takes_more(self, data: bytes | StoreError) -> bool:
-        left = self._left
-        if isinstance(data, CorruptRecord):
-            lost = self.log.lost_at(self.offset)
-            while left and self.offset <= left[0].offset < lost.end:
-                left.popleft().offset = LOST
-            self._row.lose([lost])
-        elif isinstance(data, LogDeleted | OutOfRange) or data == b"":
-            if left[0].offset == self.offset:  # else its record was moved meanwhile
-                left.popleft().offset = LOST
-        elif isinstance(data, StoreError):
-            left.clear()
-            self._row.cannot_read(data)
-        else:
-            while left and 0 <= left[0].offset - self.offset < len(data):
-                read_back(left.popleft(), data, self.offset)
-        if not left:
-            return False
-        self.offset = left[0].offset
-        return True

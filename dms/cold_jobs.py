@@ -2,7 +2,7 @@
 
 A job that waits for its time, or that is ready while memory is scarce, is *cold*: its body and headers are in
 its record, and the queue knows what decides about it (`cold_job`). As a run it has an empty body. Whoever
-delivers, moves or shows it reads it back first (`dms.cold.ColdJobs`).
+delivers, moves or shows it reads it back first (`shared.queues.cold`).
 """
 
 from __future__ import annotations
@@ -12,35 +12,25 @@ import re
 
 from dms import records
 from dms.job_head import JobHead, about_of, pack_job, times_of, unpack_job
+from shared.queues.cold import LOST, PLAIN_BYTES, due_of, is_cold, packed, place_of, tries_of
 from shared.queues.runs import Run
 
 READY_BYTES = 500
 """Memory of a cold job whose time has come, beside what is known of it: with its places in the queue."""
 NO_RECORD = -1
 """The offset of a job that is in memory alone."""
-PLAIN_BYTES = 15
-"""Of a cold job about which nothing is known but its numbers."""
-_MARK = 0xFF << 112
-LOST = -2
-"""The offset of a job that was to be read back, and is not there."""
-_TRIES_MAX = (1 << 24) - 1
 _DECIDING = ("expires", "at", "priority", "key", "dedup", "known_until", "text")
 _DECIDES = re.compile(f'"(?:{"|".join(_DECIDING)})"'.encode())
 
 
 def cold_job(place: int, due: int, tries: int, head: JobHead) -> bytes:
-    """What a queue knows of a cold job: a byte that no job in a record begins with, where its record begins
-    (6 bytes), the age at which it is due (5: 34 years), its deliveries (3); and, as JSON, what of its head
-    decides about it, if anything does.
-
-    Bytes, and not an object: 48 bytes of memory for most, with one more 64, and nothing for the garbage
-    collector.
-    """
+    """What a queue knows of a cold job, which no job in a record begins as: the age at which it is due among
+    its numbers; and, as JSON, what of its head decides about it, if anything does."""
     decides = b""
     if head.key or head.expires or head.dedup or head.priority or head.at_ms or head.text:
         known = {name: value for name, value in head.about.items() if name in _DECIDING}
         decides = json.dumps(known).encode()
-    return _packed(place, due, tries, decides)
+    return packed(place, due, tries, decides)
 
 
 def cold_job_of(form: bytes, place: int) -> bytes:
@@ -48,29 +38,12 @@ def cold_job_of(form: bytes, place: int) -> bytes:
     tries, due = times_of(form)
     if _DECIDES.search(about_of(form)):
         return cold_job(place, due, tries, unpack_job(form)[1])
-    return _packed(place, due, tries, b"")
-
-
-def _packed(place: int, due: int, tries: int, decides: bytes) -> bytes:
-    numbers = _MARK | place << 64 | due << 24 | min(tries, _TRIES_MAX)
-    return numbers.to_bytes(PLAIN_BYTES) + decides
+    return packed(place, due, tries, b"")
 
 
 def is_cold_job(job: bytes) -> bool:
     """Whether a job is cold, or as it stands in a record."""
     return job[0] == 0xFF
-
-
-def place_of(job: bytes) -> int:
-    return int.from_bytes(job[1:7])
-
-
-def due_of(job: bytes) -> int:
-    return int.from_bytes(job[7:12])
-
-
-def tries_of(job: bytes) -> int:
-    return int.from_bytes(job[12:PLAIN_BYTES])
 
 
 def head_of(job: bytes) -> JobHead:
@@ -80,14 +53,9 @@ def head_of(job: bytes) -> JobHead:
     return head
 
 
-def moved(job: bytes, place: int) -> bytes:
-    """The same job with its record elsewhere."""
-    return job[:1] + place.to_bytes(6) + job[7:]
-
-
 def timed(job: bytes, tries: int, due: int) -> bytes:
     """The same job with so many deliveries, and due at another time."""
-    return _packed(place_of(job), due, tries, job[PLAIN_BYTES:])
+    return packed(place_of(job), due, tries, job[PLAIN_BYTES:])
 
 
 def rescheduled(job: bytes, due: int, at_ms: int) -> bytes:
@@ -113,16 +81,6 @@ def with_decided(form: bytes, job: bytes) -> bytes:
 
 def cold_run(seq: int, job: bytes) -> Run:
     return Run(head_of(job), [b""], seq, tries_of(job), place_of(job))
-
-
-def is_cold(run: Run) -> bool:
-    """Whether a job is to be read back before anybody gets it."""
-    return run.head is not None and run.head.cold
-
-
-def is_lost(run: Run) -> bool:
-    """Whether it was to be read back, and is not there."""
-    return run.offset == LOST
 
 
 def make_cold(run: Run) -> None:

@@ -26,29 +26,32 @@ from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from dms.cold import ColdJobs
 from dms.cold_jobs import (
     NO_RECORD,
-    PLAIN_BYTES,
     cold_job,
     cold_job_of,
     cold_run,
-    due_of,
     head_of,
-    is_cold,
     is_cold_job,
-    is_lost,
     make_cold,
-    moved,
-    place_of,
+    read_back,
     timed,
-    tries_of,
 )
 from dms.job_head import JOB_FIRST, JobHead, pack_job, pack_new_job, times_of, unpack_job
 from dms.job_requests import JobRequest
 from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.errors import StoreError
+from shared.queues.cold import (
+    PLAIN_BYTES,
+    ColdMessages,
+    due_of,
+    is_cold,
+    is_lost,
+    moved,
+    place_of,
+    tries_of,
+)
 from shared.queues.dedup import SeenKeys
 from shared.queues.due_times import DueTimes
 from shared.queues.keys import Keys
@@ -587,7 +590,7 @@ class Jobs:
         self.held: dict[int, Run] = {}
         self._aside: dict[int, Run] = {}
         """Those that were taken out, and nobody holds."""
-        self._reader = None if queue.cold is None else ColdJobs(queue.cold.log, queue.cold)
+        self._reader = None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold, read_back)
         self._reads_front = False
         self.not_yet = False
         """The next one is on its way from the log; or some were lost, and who asked was told."""
@@ -876,7 +879,7 @@ class Jobs:
         inside = False
 
     def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
-        """Have the bodies of jobs in memory; see `ColdJobs.load`. Of copies the memory is not counted."""
+        """Have the bodies of jobs in memory; see `ColdMessages.load`. Of copies the memory is not counted."""
         if self._reader is None:
             then()
             return

@@ -13,7 +13,6 @@ import attrs
 import trio
 
 from dms import records
-from dms.cold_jobs import is_cold, is_lost
 from dms.engine import Engine, Queue
 from dms.expiry import REASON_TEXTS, Jobs
 from dms.job_head import JOB_FIRST, JobHead
@@ -22,6 +21,7 @@ from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
 from shared.errors import StoreError
 from shared.objects import BadArgument, MessageRows, ObjectMissing
+from shared.queues.cold import is_cold, is_lost
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import RUN_MOST, Run, first_of, split_at
@@ -196,10 +196,10 @@ class Messages(MessageActions[Queue]):
             raise ObjectMissing(f"no message {name} is in {queue.text}")
         return *found[0], "waiting" if waits else "ready"
 
-    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+    async def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
         return self._jobs(queue, name).cancel(name)
 
-    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+    async def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
         if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
             if queue.expiry is None or queue.expiry.delayed_run(name.number) is None:
                 raise BadArgument(f"{name} waits as its queue says: change its delay_ms")

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from dms import cold, records
-from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed, tries_of
+from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed
 from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead
 from dms.records import NotOurs, Record, RecordKind, SeqRange
@@ -18,6 +18,7 @@ from dms.settings import NAMESPACE, QUEUES, TABLES_NAMESPACE, DmsSettings
 from dms.times import Times
 from shared.errors import StoreError
 from shared.plugin import Context
+from shared.queues.cold import tries_of
 from shared.queues.pausing import tell_paused
 from shared.queues.runs import Run
 from shared.storage.log import WholeRecords
@@ -293,7 +294,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
         queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen, replay.job_bytes)
-    queue.cold.lose(lost)
+    queue.cold.lose(*lost)
 
 
 async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:

@@ -25,11 +25,12 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dms import records
-from dms.cold_jobs import place_of, with_decided
+from dms.cold_jobs import with_decided
 from dms.job_copying import JobCopying
 from dms.records import HEAD, JOB_RECORD_BYTES, RUN_BYTES, DeadLetter, Reason, RecordKind
 from dms.undoing import Undoing
 from shared.errors import StoreError
+from shared.queues.cold import place_of
 from shared.queues.runs import Run, numbers_of, to_spans
 
 if TYPE_CHECKING:

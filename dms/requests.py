@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dms.cold_jobs import is_cold
 from dms.engine import Queue, deleted, not_held
 from dms.job_head import JobHead
 from dms.job_requests import job_name_untrusted, job_time_untrusted, nack_untrusted
@@ -39,6 +38,7 @@ from dms.wire import (
 from shared.access import MANAGE, READ, WRITE, Guard
 from shared.net.stops import Stop
 from shared.objects import client_name
+from shared.queues.cold import is_cold
 from shared.replies import ReplySlot
 from shared.turns import batched
 

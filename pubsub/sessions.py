@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SESSION_BYTES = 800
 """Measured memory of a session, with its row in the table of absences. An id has at most ten characters."""
 SUBSCRIPTION_BYTES = 900
-"""Measured memory of a subscription, with its row: 210 bytes without wildcards, 680 with three."""
+"""Memory of a subscription, with its row: 210 bytes were measured without wildcards, 1,050 with three."""
 
 _PLAIN, _KEEPS = b"", b"\1"
 

@@ -1,15 +1,7 @@
-"""One budget for the memory that grows because of what clients do.
-
-The process has one `Account`. Each protocol opens accounts within it for its subscriptions, sessions,
-bindings, unacknowledged deliveries and so on. An amount counts in its account and in all that contain it, and
-each of these may refuse it.
+"""One budget for the memory that grows because of what clients do (ARCHITECTURE.md, "Budget").
 
 A user has no more of an account than his share (`shared.shares`). What counts in numbers, not in bytes, asks
-`Account.new_shares` for the same.
-
-`take` is for requests that can be refused; the caller answers in its protocol's form. `charge` always fits.
-It is for durable data, which must fit at the next start, and for memory that frees itself, as outboxes do.
-Sizes are the callers' estimates, with the overhead of Python's objects.
+`Account.new_shares` for the same. Sizes are the callers' estimates, with the overhead of Python's objects.
 
 Memory with a small constant bound is not charged. The host keeps a quarter of the memory for it and for the
 code. It is: known first bytes of messages (2 MiB each for pub/sub and KqueueMsgQ); recordings that wait 50 ms

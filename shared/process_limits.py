@@ -8,6 +8,7 @@ reads, syncs: some 45 in a quiet hour) is never below 100.
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 FILES_LEAST = 256
@@ -30,10 +31,8 @@ def raise_file_limit() -> int:
     """Raise the soft limit on open files to the hard one; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        try:
+        with suppress(OSError, ValueError):  # a hard limit above what the kernel allows is refused
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # macOS: the hard limit may be "infinity", which setrlimit then refuses
-            pass
     return file_limit()
 
 

@@ -1,18 +1,8 @@
 """Version 1 of the API, `/api/v1`: lists the objects of every protocol, shows one, and acts on it.
 
-| request | answer |
-|---|---|
-| GET /overview | the running protocols, with their rates over the last minute |
-| GET /history?after= | rates over the last 15 minutes, or since one of its `times` |
-| GET /<kind>?limit=&after=&match=&<filter>= | `{"items": [...], "next": <to give as `after`, or null>}` |
-| GET /<kind>?sort=&limit= | the first `limit` objects by a column; `sort=-ready`: the largest first |
-| POST /<kind>?dry_run= | creates an object; 405 for kinds that cannot be created here |
-| GET /<kind>/<name> | one object, with the columns of the list |
-| GET /<kind>/<name>/<action> | runs an action that changes nothing; its arguments are query parameters |
-| POST /<kind>/<name>/<action>?dry_run= | runs an action; arguments and answer are JSON objects |
-| DELETE /<kind>/<name>?dry_run= | runs the action `delete`, or `kick` |
-| the path of an `Operation` | requests outside the lists: logs, backup ... |
-| GET /openapi.json | this table as an OpenAPI document |
+docs/reference/api.md lists its requests. A list takes `limit`, `after`, `match`, filters of its kind and
+`sort`, a column (`-ready`: the largest first). GET runs an action that changes nothing, with its arguments as
+the query, and DELETE runs `delete`, or `kick`.
 
 Where several protocols create such objects, the body's `protocol` says which one does. Of several actions of
 a list the first counts that takes all arguments. `shared.objects` and the protocols describe kinds, columns

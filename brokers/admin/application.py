@@ -2,21 +2,8 @@
 
 It serves the control socket, for its owner, and the admin port (`port`, `gate`), for users who log in. On the
 control socket a change is refused (403) if a browser says that a web page asks for it (`Origin`). Errors are
-problem details (RFC 9457).
-
-| request | answer |
-|---|---|
-| GET /livez | 200 while the process runs its loop |
-| GET /readyz | 200, or 503 and the reason: starting, draining, a protocol down, the store read-only |
-| | 200 has behind `ok;` that the server is fenced |
-| GET /status | JSON: what runs, on which addresses, and how the store is |
-| GET /metrics | Prometheus text |
-| GET /metrics/detailed?family=&name= | the same for each object (`brokers.admin.detailed`) |
-| POST /reload | takes up what changed: settings, users, certificates; all or nothing |
-| POST /drain | stops the server as SIGTERM does |
-| POST /backup {"target"} | a consistent copy of the live data folder |
-
-Over TCP files are written to and read from the folder `backups` of the data folder alone.
+problem details (RFC 9457). docs/operate.md lists the requests. Over TCP files are written to and read from
+the folder `backups` of the data folder alone.
 """
 
 import pwd

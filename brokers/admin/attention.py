@@ -122,9 +122,9 @@ class Attention:
         if trouble.name in self._failed:
             return
         try:
-            for name, link, advice in trouble.find(server, self._tally):
-                if found.lasts(trouble.name, name):
-                    found.add(trouble.name, name, link, advice)
+            for advice in trouble.find(server, self._tally):
+                if found.lasts(trouble.name, advice.of):
+                    found.add(trouble.name, advice.of, trouble.link, advice)
         except Exception as error:
             self._report(trouble.name, error)
 

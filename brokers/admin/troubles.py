@@ -40,11 +40,13 @@ TREND_SECONDS = 60.0
 
 @attrs.frozen
 class Advice:
-    """What is said of a trouble: what it means, and what to do, in a sentence each."""
+    """What is said of a trouble: what it means, and what to do, in a sentence each. `of`: what on the server
+    has it; "" for an object of a list."""
 
     means: str
     advice: str
     severity: Literal["critical", "warning"] = "warning"
+    of: str = ""
 
 
 @attrs.frozen
@@ -192,11 +194,12 @@ class ObjectTrouble:
 
 @attrs.frozen
 class ServerTrouble:
-    """A kind of trouble of the server. `find` yields (object, link, advice)."""
+    """A kind of trouble of the server. `link`: the page's view of it. `find` yields what is said of each."""
 
     name: str
     help: str
-    find: Callable[[ServerReading, Tally], Iterator[tuple[str, str, Advice]]]
+    link: str
+    find: Callable[[ServerReading, Tally], Iterator[Advice]]
 
 
 # Of objects.
@@ -379,222 +382,185 @@ OBJECT_TROUBLES = (
 # Of the server.
 
 
-def _memory(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _memory(server: ServerReading, tally: Tally) -> Iterator[Advice]:
     tally.add_growth("memory", server.accounts)
     for account, count in tally.lasting("memory").items():
-        yield (
-            account,
-            "/store",
-            Advice(
-                f"Clients were refused {count:,} times in a minute, for want of memory.",
-                "Look who has it: end what takes much, or give the server more memory.",
-                "critical",
-            ),
+        yield Advice(
+            f"Clients were refused {count:,} times in a minute, for want of memory.",
+            "Look who has it: end what takes much, or give the server more memory.",
+            "critical",
+            of=account,
         )
 
 
-def _disk(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _disk(server: ServerReading, _: Tally) -> Iterator[Advice]:
     store = server.store
     if store is None:
         return
     free = readable(store.free_bytes, "bytes")
     if server.read_only is not None:
-        yield (
-            "read-only",
-            "/store",
-            Advice(
-                f"Nothing more is written: {server.read_only}.",
-                "Look at the disk and the log; then restart the server.",
-                "critical",
-            ),
+        yield Advice(
+            f"Nothing more is written: {server.read_only}.",
+            "Look at the disk and the log; then restart the server.",
+            "critical",
+            of="read-only",
         )
     if store.full:
-        yield (
-            "space",
-            "/store",
-            Advice(
-                f"The disk is full, {free} are free: publishing has stopped.",
-                "Free space, or lower what is retained.",
-                "critical",
-            ),
+        yield Advice(
+            f"The disk is full, {free} are free: publishing has stopped.",
+            "Free space, or lower what is retained.",
+            "critical",
+            of="space",
         )
     elif store.scarce:
-        yield (
-            "space",
-            "/store",
-            Advice(
-                f"The disk is nearly full, {free} are free: publishing stops soon.",
-                "Free space, or lower what is retained.",
-            ),
+        yield Advice(
+            f"The disk is nearly full, {free} are free: publishing stops soon.",
+            "Free space, or lower what is retained.",
+            of="space",
         )
     if store.unapplied_logs:
-        yield (
-            "log files",
-            "/store",
-            Advice(
-                f"{store.unapplied_logs:,} log files take no bytes, and are served from memory.",
-                "Look at the log, which says why, and at the disk.",
-                "critical",
-            ),
+        yield Advice(
+            f"{store.unapplied_logs:,} log files take no bytes, and are served from memory.",
+            "Look at the log, which says why, and at the disk.",
+            "critical",
+            of="log files",
         )
     if store.retention_paused:
-        yield (
-            "retention",
-            "/store",
-            Advice(
-                "Retention by age waits, for the wall clock has jumped: the disk fills.",
-                "Set the machine's clock right, then restart the server.",
-            ),
+        yield Advice(
+            "Retention by age waits, for the wall clock has jumped: the disk fills.",
+            "Set the machine's clock right, then restart the server.",
+            of="retention",
         )
 
 
-def _damage(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _damage(server: ServerReading, _: Tally) -> Iterator[Advice]:
     store = server.store
     if store is None:
         return
     if store.damaged_ranges:
-        yield (
-            "damaged places",
-            "/store",
-            Advice(
-                f"{store.damaged_ranges:,} places hold other bytes than were written.",
-                "brokers fsck says which; restore a backup, or look at the disk.",
-                "critical",
-            ),
+        yield Advice(
+            f"{store.damaged_ranges:,} places hold other bytes than were written.",
+            "brokers fsck says which; restore a backup, or look at the disk.",
+            "critical",
+            of="damaged places",
         )
     if store.restored_files:
-        yield (
-            "removed files",
-            "/store",
-            Advice(
-                f"{store.restored_files:,} log files had been removed or replaced, and were written anew.",
-                "Find out who does that: the server's log names them.",
-            ),
+        yield Advice(
+            f"{store.restored_files:,} log files had been removed or replaced, and were written anew.",
+            "Find out who does that: the server's log names them.",
+            of="removed files",
         )
 
 
-def _certificate(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _certificate(server: ServerReading, _: Tally) -> Iterator[Advice]:
     soon: dict[float, list[str]] = {}
     for name, ends in server.certificates:
         if ends < server.wall + ENDS_DAYS * DAY_SECONDS:
             soon.setdefault(ends, []).append(name)
     for ends, names in soon.items():
         left = ends - server.wall
-        yield (
-            ", ".join(names),
-            "/",
-            Advice(
-                f"It ends in {_for(left)}, and clients refuse to connect then."
-                if left > 0
-                else "It has ended: clients refuse to connect.",
-                "Put a new one in its place; it is taken up within a minute.",
-                "warning" if left > 0 else "critical",
-            ),
+        yield Advice(
+            f"It ends in {_for(left)}, and clients refuse to connect then."
+            if left > 0
+            else "It has ended: clients refuse to connect.",
+            "Put a new one in its place; it is taken up within a minute.",
+            "warning" if left > 0 else "critical",
+            of=", ".join(names),
         )
 
 
-def _refused(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _refused(server: ServerReading, tally: Tally) -> Iterator[Advice]:
     tally.add("refused", server.refused)
     for (protocol, who, action), count in tally.lasting("refused", REFUSED_LEAST).items():
-        yield (
-            f"{protocol}/{who}/{action}",
-            "/logs?level=warning",
-            Advice(
-                f"{who} was refused {count:,} times in a minute: no rule allows {action} in {protocol}.",
-                "The log names the rules: brokers user allow, or look what that client does.",
-            ),
+        yield Advice(
+            f"{who} was refused {count:,} times in a minute: no rule allows {action} in {protocol}.",
+            "The log names the rules: brokers user allow, or look what that client does.",
+            of=f"{protocol}/{who}/{action}",
         )
 
 
-def _loop(server: ServerReading, tally: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _loop(server: ServerReading, tally: Tally) -> Iterator[Advice]:
     count, seconds, at = server.stretches
     tally.add("loop", {"process": count})
     for name, times in tally.lasting("loop", STRETCHES_LEAST).items():
         lately = f"; lately for {readable(round(seconds, 3), 'seconds')}{f' at {at}' if at else ''}"
-        yield (
-            name,
-            "/logs?level=warning",
-            Advice(
-                f"Every client waited for over 100 ms, {times} times in a minute{lately if count else ''}.",
-                "Give the server a processor and a disk of its own, or look at the clients of that protocol.",
-            ),
+        yield Advice(
+            f"Every client waited for over 100 ms, {times} times in a minute{lately if count else ''}.",
+            "Give the server a processor and a disk of its own, or look at the clients of that protocol.",
+            of=name,
         )
 
 
-def _protocol(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _protocol(server: ServerReading, _: Tally) -> Iterator[Advice]:
     for each in server.protocols:
         if each["state"] not in ("serving", "draining", "starting"):
-            yield (
-                each["protocol"],
-                "/logs?level=error",
-                Advice(
-                    f"It is {each['state']}: its clients are not served.",
-                    "Report the traceback in the log.",
-                    "critical",
-                ),
+            yield Advice(
+                f"It is {each['state']}: its clients are not served.",
+                "Report the traceback in the log.",
+                "critical",
+                of=each["protocol"],
             )
         elif each["restarts"]:
-            yield (
-                each["protocol"],
-                "/logs?level=error",
-                Advice(
-                    f"It crashed, and was started again; {each['restarts']} times since the start.",
-                    "Report the traceback in the log.",
-                ),
+            yield Advice(
+                f"It crashed, and was started again; {each['restarts']} times since the start.",
+                "Report the traceback in the log.",
+                of=each["protocol"],
             )
 
 
-def _shipping(server: ServerReading, _: Tally) -> Iterator[tuple[str, str, Advice]]:
+def _shipping(server: ServerReading, _: Tally) -> Iterator[Advice]:
     seen = server.shipping
     if seen is None:
         return
     if seen["state"] in ("refused", "fenced"):
-        yield (
-            "bucket",
-            "/store",
-            Advice(
-                f"Nothing is shipped any more: {seen['reason']}.",
-                "See to it that one server runs, then restart the one that is to ship.",
-                "critical",
-            ),
+        yield Advice(
+            f"Nothing is shipped any more: {seen['reason']}.",
+            "See to it that one server runs, then restart the one that is to ship.",
+            "critical",
+            of="bucket",
         )
     elif seen["lag_seconds"] > UNSHIPPED_SECONDS:
-        yield (
-            "lag",
-            "/store",
-            Advice(
-                f"The bucket lacks what was acknowledged since {_for(seen['lag_seconds'])}, "
-                f"{readable(seen['lag_bytes'], 'bytes')}: {seen['reason'] or 'it is slow'}.",
-                "Look at the bucket, its rights and the network; what waits is kept and shipped later.",
-                "critical",
-            ),
+        yield Advice(
+            f"The bucket lacks what was acknowledged since {_for(seen['lag_seconds'])}, "
+            f"{readable(seen['lag_bytes'], 'bytes')}: {seen['reason'] or 'it is slow'}.",
+            "Look at the bucket, its rights and the network; what waits is kept and shipped later.",
+            "critical",
+            of="lag",
         )
     if seen.get("drill_ok") is False:
-        yield (
-            "drill",
-            "/store",
-            Advice(
-                "A restore that was tried out is not what is served.",
-                "brokers ship verify says which object is damaged; keep a backup until that is clear.",
-                "critical",
-            ),
+        yield Advice(
+            "A restore that was tried out is not what is served.",
+            "brokers ship verify says which object is damaged; keep a backup until that is clear.",
+            "critical",
+            of="drill",
         )
 
 
 SERVER_TROUBLES = (
-    ServerTrouble("memory", "Requests are refused for want of memory, again and again.", _memory),
-    ServerTrouble("disk", "The disk is nearly full, or takes nothing more.", _disk),
-    ServerTrouble("damage", "Bytes on the disk are not what was written.", _damage),
-    ServerTrouble("certificate", f"A certificate ends within {ENDS_DAYS} days.", _certificate),
+    ServerTrouble("memory", "Requests are refused for want of memory, again and again.", "/store", _memory),
+    ServerTrouble("disk", "The disk is nearly full, or takes nothing more.", "/store", _disk),
+    ServerTrouble("damage", "Bytes on the disk are not what was written.", "/store", _damage),
+    ServerTrouble("certificate", f"A certificate ends within {ENDS_DAYS} days.", "/", _certificate),
     ServerTrouble(
         "refused",
         f"Requests of a user, or of an address, are refused by the rules {REFUSED_LEAST} times a minute.",
+        "/logs?level=warning",
         _refused,
     ),
-    ServerTrouble("loop", f"Everybody waits for over 100 ms, {STRETCHES_LEAST} times a minute.", _loop),
-    ServerTrouble("protocol", "A protocol is down, or has crashed since the start.", _protocol),
     ServerTrouble(
-        "shipping", "The bucket lacks what is a minute old, or is another's; a drill failed.", _shipping
+        "loop",
+        f"Everybody waits for over 100 ms, {STRETCHES_LEAST} times a minute.",
+        "/logs?level=warning",
+        _loop,
+    ),
+    ServerTrouble(
+        "protocol", "A protocol is down, or has crashed since the start.", "/logs?level=error", _protocol
+    ),
+    ServerTrouble(
+        "shipping",
+        "The bucket lacks what is a minute old, or is another's; a drill failed.",
+        "/store",
+        _shipping,
     ),
 )
 TROUBLES: Sequence[ObjectTrouble | ServerTrouble] = (*SERVER_TROUBLES, *OBJECT_TROUBLES)

@@ -17,8 +17,10 @@ from brokers.bench.adapter import Adapter, Point, fan_out_load
 from brokers.bench.load import STAMPED_BYTES_MIN, Address, FanOut, Measured, stamped_body
 from dmp import wire
 from dmp.amqp.wire import BODY, FRAME_END, FRAME_HEAD, HEADER, encode
+from dmp.amqp_client import AmqpConnection
+from dmp.client import Principal
 from dmp.data_types import short
-from dmp.principal import Dialog, Principal
+from dmp.principal import Dialog, LoginDialog
 from dmp.properties import NO_PROPERTIES
 from dmp.wire import AMQP_HEADER, DMP_HEADER
 from shared.client.login import Login, Password
@@ -44,14 +46,15 @@ def leased(address: Address, keys: Sequence[bytes], size: int, sinks: int, feeds
             stream = await trio.open_tcp_stream(*address)
             dialog = Dialog(loop)
             loop.attach(stream, dialog)
-            principal = Principal(dialog)
-            await principal.greet()
-            await principal.log_in(load.who)
-            await principal.open_channel()
-            await principal.declare_exchange(EXCHANGE, _kind(keys))
+            login = LoginDialog(dialog)
+            await login.greet()
+            connection = AmqpConnection(loop, await login.log_in(load.who))
+            dialog.hand_over(connection)
+            principal = Principal(connection)
+            await principal.declare_exchange(EXCHANGE, _kind(keys), durable=False)
             found = [await principal.sink_lease(EXCHANGE) for _ in range(sinks)]
             for number in range(feeds):
-                queue = await principal.declare_queue("")
+                queue = await principal.declare_queue(durable=False, exclusive=True)
                 for key in keys[number % sinks :: sinks]:
                     await principal.bind(queue, EXCHANGE, key.decode())
                 found.append(await principal.feed_lease(queue))

@@ -1,14 +1,8 @@
-"""Transactions of a channel (`tx.select`): publishes and acknowledgements are held until the commit.
+"""Transactions of a channel (PROTOCOL.md, "Transactions"): publishes and acknowledgements are held until the
+commit, which is one entry of the journal, however many queues it touches.
 
-A commit is one entry of the journal, however many queues it touches, so a crash leaves all of it or nothing.
-The reply waits until that entry is on the disk. A rejected message moves to its dead-letter exchange in the
-same step. Held messages count as memory, and have limits of their own.
-
-A commit is applied in one stretch, which the limits of a transaction bound: `transaction_messages_max` counts
-messages, once for each of their queues, and deliveries.
-
-A client cannot settle a delivery twice in a transaction. Until the commit the delivery still counts against
-prefetch, and a rollback makes it unacknowledged again.
+It is applied in one stretch, which the limits of a transaction bound. Until then a delivery that is settled
+still counts against prefetch, and a rollback makes it unacknowledged again.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ import errno
 import functools
 import os
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from time import perf_counter
@@ -169,26 +168,23 @@ def resolve(host: str, port: int, kind: int) -> list[tuple[int, str]]:
 def connection_options(settings: NetSettings, host: str, *, pushes: bool) -> Iterator[tuple[int, int, int]]:
     """Options, `(level, option, value)`, of connections to a socket bound to `host` (numeric).
 
-    On Linux connections inherit them from the listening socket. Connections over loopback get no keepalive;
+    Connections inherit them from the listening socket. Connections over loopback get no keepalive;
     where a socket is not bound to loopback, `Acceptor` turns it off for peers on this machine.
     """
     yield socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
     if not is_loopback(host):
         yield from keepalive(settings.keepalive_seconds)
-    if hasattr(socket, "TCP_USER_TIMEOUT") and not pushes:
+    if not pushes:
         yield socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(settings.user_timeout_seconds * 1000)
 
 
 def acknowledge_now(sock: socket.socket | trio.socket.SocketType) -> None:
-    """Send a delayed acknowledgement now (Linux), for what came so far."""
-    if hasattr(socket, "TCP_QUICKACK"):
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        except OSError:
-            pass  # the connection is gone: the next read shows it
+    """Send a delayed acknowledgement now, for what came so far."""
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+    except OSError:
+        pass  # the connection is gone: the next read shows it
 
-
-INHERITS_OPTIONS = sys.platform == "linux"
 
 Admitted = Callable[[socket.socket, str, str], None]
 """Takes over an accepted, nonblocking socket; the peer as shown, `host:port`; and its numeric host."""
@@ -206,18 +202,13 @@ class Acceptor:
     listening: socket.socket
     _admitted: Admitted
     _loop: "LoopTurn"
-    _pushes: bool
     _is_behind: Callable[[], bool] = lambda: False
     _encrypts: Callable[[], bool] = lambda: False  # a connection accepted now will have TLS
     _refusals_unlogged: Counter[str] = attrs.Factory(Counter)  # by reason, as `_logged_at`
     _logged_at: dict[str, float] = attrs.Factory(dict)
 
     def __attrs_post_init__(self) -> None:
-        host = self.listening.getsockname()[0]
-        self._options: tuple[tuple[int, int, int], ...] = ()
-        if not INHERITS_OPTIONS:
-            self._options = tuple(connection_options(self._loop.settings, host, pushes=self._pushes))
-        self._probes = not is_loopback(host)
+        self._probes = not is_loopback(self.listening.getsockname()[0])
         self._spare_fd = _open_spare()
 
     async def run(self) -> None:
@@ -274,16 +265,9 @@ class Acceptor:
                 sock.close()
                 self._refuse(cap, host)
                 continue
-            try:
-                sock.setblocking(False)
-                for level, option, value in self._options:
-                    sock.setsockopt(level, option, value)
-                if self._probes and is_loopback(host):
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
-            except OSError:  # macOS: the peer has closed already
-                self._loop.admission.leave(host, encrypted=encrypted)
-                sock.close()
-                continue
+            sock.setblocking(False)
+            if self._probes and is_loopback(host):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
             self._admitted(sock, format_address(host, port), host)
             if perf_counter() > ends or (strangers is not None and strangers.is_over()):
                 return True

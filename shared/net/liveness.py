@@ -8,20 +8,16 @@ flight, and no probe is answered. (If nothing waits to be sent, keepalive probes
 """
 
 import math
-import socket
 import struct
-import sys
 from collections.abc import Iterable
 from typing import Protocol
 
 import trio
 
-AVAILABLE = sys.platform == "linux"
 LOOKS = 5
 """Examinations of each connection per timeout: a dead one is found at most a fifth late."""
 SLICE = 100
 """Connections examined before other tasks run: about 100 µs."""
-TCP_INFO = getattr(socket, "TCP_INFO", 11)
 WAITING = struct.Struct("=3xB20xI28xI")
 """Fields of Linux's struct tcp_info: tcpi_probes (unanswered) at 3, tcpi_unacked (segments) at 24,
 tcpi_last_ack_recv (ms ago) at 56."""
@@ -50,7 +46,7 @@ def bytes_passed(connection: Pushed) -> tuple[int, int] | tuple[None, None]:
     consumer (6 runs in turns, twice).
     """
     try:
-        info = connection.tcp_info(PASSED.size) if AVAILABLE else None
+        info = connection.tcp_info(PASSED.size)
     except OSError:
         info = None
     if info is None or len(info) < PASSED.size:

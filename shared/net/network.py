@@ -1,25 +1,14 @@
 """The network of a process, and each protocol's group of listeners and connections in it.
 
-    network = Network(settings, log)
-    group = Group("logmq", network, after_turn=store.commit_pending, log=log)
-    addresses = group.bind_tcp("logmq", "127.0.0.1", 8080, open_session)
-    await nursery.start(group.serve)    # until cancelled
-    ...
-    group.stop_accepting()              # the drain: then the service ends its waits,
-    group.drain()                       # and every session is told that no more input comes
-    await group.wait_no_connections()   # under the host's deadline
-
 Admission, backlogs and strangers are the network's, so they are shared by all groups.
 """
 
-import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 import trio
@@ -34,6 +23,7 @@ from shared.net.datagrams import DatagramEndpoint, Subnet, bind_udp
 from shared.net.listeners import Acceptor, Admitted, BoundAddress, bind_tcp, check_exposure
 from shared.net.loop_turn import AfterTurn, DrivenConnection, LoopTurn, OpenSession
 from shared.net.outbox import Backlogs
+from shared.net.poll import PollDriver
 from shared.net.settings import CertificateUser, NetSettings, TlsSettings
 from shared.net.strangers import Strangers
 from shared.net.stream import StreamDriver
@@ -41,9 +31,6 @@ from shared.net.tls import ServerTls
 from shared.net.tls_stream import TlsStream
 from shared.objects import CONNECTIONS, Action, Objects, time_text
 from shared.process_limits import memory_limit_bytes
-
-if TYPE_CHECKING:
-    from shared.net.poll import PollDriver
 
 
 class Network:
@@ -131,7 +118,7 @@ class Group:
             strangers=network.strangers,
             asks_login=asks_login,
         )
-        self._poll = _poll_driver(self.loop) if network.settings.driver == "auto" else None
+        self._poll = PollDriver(self.loop) if network.settings.driver == "auto" else None
         self._stream = StreamDriver(self.loop, network.certificate_user)
         self.acceptors: list[Acceptor] = []
         self._endpoints: list[DatagramEndpoint] = []
@@ -151,8 +138,7 @@ class Group:
         admitted = self._admitted(open_session, pushes=pushes)
         is_behind = self._poll.is_behind if self._poll is not None else lambda: False
         self.acceptors += [
-            Acceptor(sock, admitted, self.loop, pushes, is_behind, lambda: self.tls is not None)
-            for sock in sockets
+            Acceptor(sock, admitted, self.loop, is_behind, lambda: self.tls is not None) for sock in sockets
         ]
         return [sock.getsockname()[:2] for sock in sockets]
 
@@ -190,8 +176,7 @@ class Group:
                 if self._poll is not None:
                     nursery.start_soon(self._poll.run, name=f"{self.name}: connections")
                     nursery.start_soon(self._poll.serve_strangers, name=f"{self.name}: strangers' input")
-                if liveness.AVAILABLE:
-                    nursery.start_soon(liveness.watch, self.loop.pushed, self._settings.user_timeout_seconds)
+                nursery.start_soon(liveness.watch, self.loop.pushed, self._settings.user_timeout_seconds)
                 for endpoint in self._endpoints:
                     nursery.start_soon(endpoint.run, name=f"{self.name}: datagrams")
                 nursery.start_soon(self._accept_all, name=f"{self.name}: new connections")
@@ -309,12 +294,3 @@ _VALUES: Mapping[str, Callable[[DrivenConnection], Any]] = {
     "backlog_bytes": attrgetter("outbox.size"),
 }
 """Columns of a connection, besides those that only its group knows."""
-
-
-def _poll_driver(loop: LoopTurn) -> "PollDriver | None":
-    """None where the system has no epoll (macOS): there `poll` cannot even be imported."""
-    if not (hasattr(select, "epoll") and hasattr(os, "eventfd")):
-        return None
-    from shared.net.poll import PollDriver
-
-    return PollDriver(loop)

@@ -215,7 +215,7 @@ class PollConnection(DrivenConnection):
     def tcp_info(self, size: int = liveness.WAITING.size) -> bytes | None:
         if self.closed:
             return None
-        return self.sock.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
+        return self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
 
     def await_rest(self) -> None:
         if not (self.closed or self._unread):  # `_unread`: the next read asks for it, if needed

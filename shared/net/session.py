@@ -1,25 +1,8 @@
-"""The base of every protocol's session: partial input, backpressure, reply order, deadlines, the end.
+"""The base of every protocol's session (ARCHITECTURE.md, "A connection: SessionBase").
 
-A subclass parses and applies input in `apply`. Everything else is here, once for all protocols:
-
-*Partial input.* The start of an incomplete request is kept and joined with the next read. It is charged to
-the process's backlogs. `need` says how many bytes must be there before `apply` is called again, so a large
-request is not joined anew with every read. If that is the request's exact length, `take_first` gets the
-request alone, and the rest of a large read is not copied.
-
-*Time.* A request must be complete within `input_seconds` of its first byte. The clock does not run while the
-server itself holds input back.
-
-*Pauses.* While `stopped` has a reason set, nothing is read. Input that was read and not applied is kept. It
-is applied when the last reason is cleared, but never from inside `apply`.
-
-*Fairness.* A subclass asks `turn.over()` after each item. Once it is, `yield_turn` leaves the rest of the
-input to the next turn of the loop.
-
-*The end.* `input_ended` is called after everything before the end of input has been applied. `release` is
-called exactly once: when the session ends, or when its connection is lost.
-
-No I/O and no clock: the driver calls, and time is `connection.now`.
+A subclass parses and applies input in `apply`. Input that was read and not applied is kept, and charged to
+the process's backlogs. It is applied when the last reason to hold input back is cleared, but never from
+inside `apply`. No I/O and no clock: the driver calls, and time is `connection.now`.
 """
 
 import math
@@ -52,7 +35,8 @@ class SessionBase:
     `hung_up`, the peer has sent its last byte; `ended`, no more input is taken; `lost`, the connection is
     gone; `user`, who has logged in ("": nobody yet); `guard`, the access rules to ask (None: everything is
     allowed).
-    It sets: `input_seconds`, the time that a request has from its first byte to its last; `amid`, a request
+    It sets: `input_seconds`, the time that a request has from its first byte to its last, without
+    that in which input is held back; `amid`, a request
     has begun of which nothing is in `kept`; `gathered_bytes`, what the subclass holds of that request.
     """
 

@@ -2,8 +2,7 @@
 
 A protocol that forwards what it receives in fixed-size frames says where in a frame a datagram's bytes go
 (`datagram_sink.Layout`). The kernel puts them there (scatter input), and `recvmmsg` receives many at once.
-Python's work is per batch. Without `recvmmsg`, one `recvmsg` a datagram gives the same result. 128 datagrams
-that wait take 0.6 us each so, and 4.2 one by one.
+Python's work is per batch: 128 datagrams that wait take 0.6 us each so, and 4.2 one by one.
 """
 
 import ctypes
@@ -12,11 +11,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from shared.net.datagram_sink import Layout
 from shared.net.listeners import format_address
-from shared.storage.syscalls import libc_function
+from shared.storage.syscalls import recvmmsg
 
 NAME_BYTES = 28  # sockaddr_in6, the larger of IPv4 and IPv6
 SENDERS_MAX = 4096
@@ -30,7 +28,7 @@ Receive = Callable[[socket.socket], tuple[list[int], bytes]]
 class Slots:
     """Memory for `count` frames of one socket, and what fills it."""
 
-    def __init__(self, layout: Layout, count: int, *, in_bulk: bool = True) -> None:
+    def __init__(self, layout: Layout, count: int) -> None:
         self._layout = layout
         self._count = count
         self._memory = bytearray(layout.frame_bytes * count)
@@ -42,8 +40,7 @@ class Slots:
         self._tail = 0
         self._used = 0
         self._stamps = bytes(count * NAME_BYTES)
-        bulk = _recvmmsg(self._memory, layout, count) if in_bulk else None
-        self._receive: Receive = bulk or self._receive_each
+        self._receive = _receiver(self._memory, layout, count)
 
     def receive(
         self, sock: socket.socket, allowed: Callable[[str], bool] | None
@@ -112,26 +109,6 @@ class Slots:
         self._stamps = bytes(self._count * NAME_BYTES)
         self._tail = self._used = 0
 
-    def _receive_each(self, sock: socket.socket) -> tuple[list[int], bytes]:
-        """One system call per datagram, for systems without recvmmsg."""
-        layout, view = self._layout, self._view
-        room = sum(size for _, size in layout.parts)
-        lengths: list[int] = []
-        names: list[bytes] = []
-        at = 0
-        while len(lengths) < self._count:
-            parts = [view[at + offset : at + offset + size] for offset, size in layout.parts]
-            try:
-                length, _, flags, address = sock.recvmsg_into(parts)
-            except OSError:
-                if not lengths:
-                    raise
-                break  # the next call shows the error again, if it lasts
-            lengths.append(room + 1 if flags & socket.MSG_TRUNC else length)
-            names.append(_name(sock.family, address))
-            at += layout.frame_bytes
-        return lengths, b"".join(names)
-
 
 def _address(name: bytes) -> tuple[str, int]:
     """Host and port of a sockaddr."""
@@ -141,22 +118,14 @@ def _address(name: bytes) -> tuple[str, int]:
     return socket.inet_ntop(socket.AF_INET6, name[8:24]), port
 
 
-def _name(family: int, address: Any) -> bytes:
-    """The sockaddr of a host and port."""
-    start: bytes = int(family).to_bytes(2, sys.byteorder) + address[1].to_bytes(2, "big")
-    flow = b"" if family == socket.AF_INET else bytes(4)
-    host: bytes = socket.inet_pton(family, address[0].partition("%")[0])
-    return (start + flow + host).ljust(NAME_BYTES, b"\0")
-
-
 class _IoVec(ctypes.Structure):
     """An iovec."""
 
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
-class _Message(ctypes.Structure):
-    """64-bit Linux's msghdr, and behind it what recvmmsg(2) adds: the datagram's length."""
+class _MessageHeader(ctypes.Structure):
+    """A msghdr."""
 
     _fields_ = (
         ("name", ctypes.c_void_p),
@@ -166,16 +135,17 @@ class _Message(ctypes.Structure):
         ("control", ctypes.c_void_p),
         ("control_bytes", ctypes.c_size_t),
         ("flags", ctypes.c_int),
-        ("padding", ctypes.c_int),
-        ("length", ctypes.c_uint32),
     )
 
 
-def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
-    """None where the system has no such call, or other structures."""
-    call = libc_function("recvmmsg")
-    if call is None or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
+class _Message(ctypes.Structure):
+    """A mmsghdr: behind the header the datagram's length."""
+
+    _fields_ = (("header", _MessageHeader), ("length", ctypes.c_uint32))
+
+
+def _receiver(memory: bytearray, layout: Layout, count: int) -> Receive:
+    """What receives into these frames."""
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     names = bytearray(count * NAME_BYTES)
     names_base = ctypes.addressof(ctypes.c_char.from_buffer(names))
@@ -186,7 +156,7 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
         for number, (offset, size) in enumerate(layout.parts, start=first):
             parts[number].base = base + place * layout.frame_bytes + offset
             parts[number].size = size
-        message = messages[place]
+        message = messages[place].header
         message.name = names_base + place * NAME_BYTES
         message.name_bytes = NAME_BYTES  # overwritten by the real size, which suits the next call
         message.parts = ctypes.addressof(parts) + first * ctypes.sizeof(_IoVec)
@@ -197,7 +167,7 @@ def _recvmmsg(memory: bytearray, layout: Layout, count: int) -> Receive | None:
 
     def receive(sock: socket.socket) -> tuple[list[int], bytes]:
         # Naming `parts` here keeps it alive as long as the structures that point to it, as `names` is below.
-        received = call(sock.fileno(), messages, count, flags, None)
+        received = recvmmsg(sock.fileno(), messages, count, flags, None)
         if received < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))

@@ -135,7 +135,7 @@ class StreamConnection(DrivenConnection):
         transport = self.transport
         if self.closed or not isinstance(transport, trio.SocketStream):
             return None
-        info: bytes = transport.getsockopt(socket.IPPROTO_TCP, liveness.TCP_INFO, size)
+        info: bytes = transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
         return info
 
     def await_rest(self) -> None:
@@ -219,9 +219,8 @@ class StreamDriver:
         with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                if hasattr(select, "epoll"):
-                    self._ends = stack.enter_context(select.epoll())
-                    nursery.start_soon(self._watch_ends, self._ends)
+                self._ends = stack.enter_context(select.epoll())
+                nursery.start_soon(self._watch_ends, self._ends)
                 task_status.started()
                 await trio.sleep_forever()
 

@@ -1,13 +1,9 @@
-"""Recording: a protocol's messages go to a log, as whole socket reads.
+"""Recording: a protocol's messages go to a log, as whole socket reads (RECORDING.md).
 
-Theory of operation. Each source of messages, such as a connection, has a `Track`, which makes the head of its
-blocks once. `record` turns the bytes of one read, with that head, into one record of the log. Nobody waits
-for it, so blocks are held for a moment and committed together: a commit costs the same for one as for a
-thousand.
-
-A recorder must never slow its protocol. Messages that cannot be written are left out: the disk is full or
-behind, the store is read-only, or retention has not made room. They are counted and logged, at a limited
-rate. When the log takes records again, a gap in it marks them.
+Each source of messages, such as a connection, has a `Track`, which makes the head of its blocks once. Nobody
+waits for blocks, so they are held for a moment and committed together. A recorder must never slow its
+protocol: messages that cannot be written are left out, counted, and logged at a limited rate. When the log
+takes records again, a gap in it marks them.
 """
 
 import time
@@ -54,10 +50,6 @@ class _WaitingBlock(NamedTuple):
     frames: Buffer
     messages: int
     size: int
-
-
-def _is_large(block: _WaitingBlock) -> bool:
-    return len(block.frames) > 0
 
 
 class Recording:
@@ -266,7 +258,7 @@ class Recorder:
             return
         self._held = []
         self._held_bytes = 0
-        for alone, those in groupby(held, _is_large):
+        for alone, those in groupby(held, lambda block: len(block.frames) > 0):
             if alone:
                 for each in those:
                     self._append(log, each.head, each.frames, 1, each.messages, each.size)

@@ -1,4 +1,4 @@
-"""A set, and a dict, that mostly have one entry: it stands alone while there is no second, then a dict does.
+"""A set that mostly has one member: it stands alone while there is no second, then a dict does.
 
 A dict takes 232 bytes for one entry, and of a million subscriptions most patterns have one subscriber. Things
 have a hash, so none of them is a dict, and none is None, which stands for the empty set. The order is that of
@@ -9,13 +9,9 @@ from collections.abc import Hashable, Iterable
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T", bound=Hashable)
-V = TypeVar("V")
 
 CompactSet: TypeAlias = T | dict[T, None]
 """A set. `insert` and `remove` return the set as it is then."""
-CompactDict: TypeAlias = dict[bytes, V] | bytes | None
-"""A dict: None if empty, its one key, or all of it. Its owner keeps it in two fields, this and the one key's
-value (else None). The functions take both; `store` and `delete` return both as they are then."""
 
 SPARSE_BYTES = 128  # a dict filled by adding takes at most some 80 bytes an entry
 SPARSE_BYTES_MIN = 1024
@@ -54,29 +50,3 @@ def remove(members: CompactSet[T] | None, thing: T) -> CompactSet[T] | None:
     if members.__sizeof__() > SPARSE_BYTES * len(members) + SPARSE_BYTES_MIN:
         return dict.fromkeys(members)
     return members
-
-
-def lookup(keys: CompactDict[V], only: V | None, key: bytes) -> V | None:
-    if isinstance(keys, dict):
-        return keys.get(key)
-    return only if keys == key else None
-
-
-def store(keys: CompactDict[V], only: V | None, key: bytes, value: V) -> tuple[CompactDict[V], V | None]:
-    """The fields with `value` under `key`, replacing an old value."""
-    if isinstance(keys, dict):
-        keys[key] = value
-        return keys, None
-    if keys is None or only is None or keys == key:
-        return key, value
-    return {keys: only, key: value}, None
-
-
-def delete(keys: CompactDict[V], key: bytes) -> tuple[CompactDict[V], V | None]:
-    """The fields without `key`, which must be there."""
-    if not isinstance(keys, dict):
-        return None, None
-    del keys[key]
-    if len(keys) == 1:
-        return next(iter(keys.items()))
-    return keys, None

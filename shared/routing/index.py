@@ -17,8 +17,6 @@ import math
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-import attrs
-
 from shared.budget import CacheBytes, Caches, unbounded
 from shared.routing.compact import CompactSet, contains, insert, iterate, remove
 from shared.routing.exact import Exact
@@ -31,17 +29,6 @@ CACHE_BYTES_MAX = 8 * 2**20
 """Some 25,000 names of 50 bytes with ten subscribers each."""
 _ENTRY_BYTES = 200
 """A name's and a tuple's own fields, and a place in a dict that is between half and wholly full."""
-
-
-@attrs.frozen
-class RoutingStatistics:
-    """`walks`: matches that the cache did not answer; `visits`: nodes and entries they looked at."""
-
-    subscriptions: int
-    subscribers: int
-    walks: int
-    visits: int
-    cached_names: int
 
 
 class RoutingIndex(Generic[S]):
@@ -64,7 +51,6 @@ class RoutingIndex(Generic[S]):
         "_held",
         "_patterns",
         "_subscriptions",
-        "_walks",
     )
 
     def __init__(
@@ -82,7 +68,6 @@ class RoutingIndex(Generic[S]):
         # What is forgotten alone still counts, so that the cache only goes sooner.
         self._books = cache_books or CacheBytes(Caches(unbounded()), math.inf)
         self._subscriptions = 0
-        self._walks = 0
 
     def __len__(self) -> int:
         """The number of subscriptions."""
@@ -145,17 +130,12 @@ class RoutingIndex(Generic[S]):
         """The nodes and entries that all matches so far have visited, as a measure of work."""
         return self._patterns.visits
 
-    def statistics(self) -> RoutingStatistics:
-        return RoutingStatistics(
-            subscriptions=self._subscriptions,
-            subscribers=len(self._held),
-            walks=self._walks,
-            visits=self.visits,
-            cached_names=len(self._cache),
-        )
+    @property
+    def subscribers(self) -> int:
+        """The number of subscribers that have a subscription."""
+        return len(self._held)
 
     def _match(self, name: bytes) -> tuple[S, ...]:
-        self._walks += 1
         sets = self._patterns.walk(name)
         if self._every is not None:
             sets.append(self._every)

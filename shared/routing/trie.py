@@ -15,14 +15,13 @@ A match costs at most the nodes that there are, some 0.4 us each; usual ones vis
 of 30 levels made for it take 0.1 s, and two hundred thousand 3 s. By pairs ten thousand took 22 s, for a name
 of 127 levels.
 
-Most nodes have at most one child. So `children` and `rests` hold a single entry bare (`CompactDict`). The
-shape of the trie follows from the patterns in it, whatever came and went before.
+The shape of the trie follows from the patterns in it, whatever came and went before.
 """
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shared.routing.compact import CompactDict, CompactSet, delete, insert, lookup, remove, store
+from shared.routing.compact import CompactSet, insert, remove
 from shared.routing.syntax import Wildcards
 
 S = TypeVar("S", bound=Hashable)
@@ -32,32 +31,22 @@ class Node(Generic[S]):
     """A prefix of patterns, in whole levels.
 
     `ends`: subscribers of the prefix and then one_level, last. `below`: of the prefix and then any_levels,
-    last. `rests`: subscribers by literal rest; or one rest, and its subscribers in `rest_only`. `children`:
-    nodes by literal level; or one level, and its node in `child_only`. `one`, `many`: the node behind
-    one_level, behind any_levels, where more follows.
+    last. `rests`: subscribers by literal rest. `children`: nodes by literal level. `one`, `many`: the node
+    behind one_level, behind any_levels, where more follows. None stands for what is empty: most are.
     """
 
-    __slots__ = ("below", "child_only", "children", "ends", "many", "one", "rest_only", "rests")
+    __slots__ = ("below", "children", "ends", "many", "one", "rests")
 
     def __init__(self) -> None:
         self.ends: CompactSet[S] | None = None
         self.below: CompactSet[S] | None = None
-        self.rests: CompactDict[CompactSet[S]] = None
-        self.rest_only: CompactSet[S] | None = None
-        self.children: CompactDict[Node[S]] = None
-        self.child_only: Node[S] | None = None
+        self.rests: dict[bytes, CompactSet[S]] | None = None
+        self.children: dict[bytes, Node[S]] | None = None
         self.one: Node[S] | None = None
         self.many: Node[S] | None = None
 
     def is_empty(self) -> bool:
-        return (
-            self.ends is None
-            and self.below is None
-            and self.rests is None
-            and self.children is None
-            and self.one is None
-            and self.many is None
-        )
+        return all(getattr(self, part) is None for part in self.__slots__)
 
 
 class Places:
@@ -95,10 +84,6 @@ class Places:
                 place <<= 1
         return self._rests
 
-    def place_of_rest(self, rest: bytes) -> int:
-        """The set of the one place where the name goes on as `rest`, or the empty set."""
-        return self.rests.get(rest, 0) if self._name.endswith(rest) else 0
-
 
 class Trie(Generic[S]):
     """Patterns and their subscribers.
@@ -132,7 +117,7 @@ class Trie(Generic[S]):
         rest, more = name, separator
         if not name and not self._wildcards.empty_level:  # no level to read: only the empty pattern is a rest
             more = b""
-            if (subscribers := lookup(self.root.rests, self.root.rest_only, b"")) is not None:
+            if self.root.rests is not None and (subscribers := self.root.rests.get(b"")) is not None:
                 found.append(subscribers)
         while more and frontier:
             level, more, after = rest.partition(separator)
@@ -140,20 +125,10 @@ class Trie(Generic[S]):
             for node in frontier:
                 if (below := node.below) is not None:
                     found.append(below)
-                if (rests := node.rests) is not None:
-                    if type(rests) is dict:
-                        subscribers = rests.get(rest)
-                    else:
-                        subscribers = node.rest_only if rests == rest else None
-                    if subscribers is not None:
-                        found.append(subscribers)
-                if (children := node.children) is not None:
-                    if type(children) is dict:
-                        child = children.get(level)
-                    else:
-                        child = node.child_only if children == level else None
-                    if child is not None:
-                        following.append(child)
+                if (rests := node.rests) is not None and (subscribers := rests.get(rest)) is not None:
+                    found.append(subscribers)
+                if (children := node.children) is not None and (child := children.get(level)) is not None:
+                    following.append(child)
                 if (one := node.one) is not None:
                     following.append(one)
                 if not more and (ends := node.ends) is not None:
@@ -191,8 +166,9 @@ class Trie(Generic[S]):
                 self._set_child(node, level, child)
             node = child
         if rest is not None:
-            subscribers = insert(lookup(node.rests, node.rest_only, rest), subscriber)
-            node.rests, node.rest_only = store(node.rests, node.rest_only, rest, subscribers)
+            if node.rests is None:
+                node.rests = {}
+            node.rests[rest] = insert(node.rests.get(rest), subscriber)
         elif last == self._any_levels:
             node.below = insert(node.below, subscriber)
         else:
@@ -209,11 +185,11 @@ class Trie(Generic[S]):
             assert child is not None
             node = child
         if rest is not None:
-            left = remove(lookup(node.rests, node.rest_only, rest), subscriber)
-            if left is None:
-                node.rests, node.rest_only = delete(node.rests, rest)
-            else:
-                node.rests, node.rest_only = store(node.rests, node.rest_only, rest, left)
+            assert node.rests is not None
+            left = remove(node.rests.pop(rest), subscriber)
+            if left is not None:
+                node.rests[rest] = left
+            node.rests = node.rests or None
         elif last == self._any_levels:
             node.below = remove(node.below, subscriber)
         else:
@@ -232,17 +208,20 @@ class Trie(Generic[S]):
             return node.one
         if level == self._any_levels:
             return node.many
-        return lookup(node.children, node.child_only, level)
+        return None if node.children is None else node.children.get(level)
 
     def _set_child(self, node: Node[S], level: bytes, child: Node[S] | None) -> None:
         if level == self._one_level:
             node.one = child
         elif level == self._any_levels:
             node.many = child
-        elif child is None:
-            node.children, node.child_only = delete(node.children, level)
         else:
-            node.children, node.child_only = store(node.children, node.child_only, level, child)
+            children = node.children or {}
+            if child is None:
+                del children[level]
+            else:
+                children[level] = child
+            node.children = children or None
 
 
 def _read_on(
@@ -251,8 +230,8 @@ def _read_on(
     """Visit nodes behind any_levels, each with the set of places where it is reached.
 
     Returns the nodes that the name leads to from there, with their places, and how many entries it went
-    through. What matches is added to `found`. Where both a node and the name have many entries, `&` goes
-    through those that are fewer.
+    through, besides one of each dict. What matches is added to `found`. Where both a node and the name have
+    many entries, `&` goes through those that are fewer.
     """
     following: list[Node[S]] = []
     following_at: list[int] = []
@@ -273,21 +252,13 @@ def _read_on(
         if (ends := node.ends) is not None and places & last:
             found.append(ends)
         if (children := node.children) is not None:
-            if type(children) is dict:
-                tried += min(len(children), len(levels))
-                for level in children.keys() & levels.keys():
-                    following.append(children[level])
-                    following_at.append((places & levels[level]) << 1)
-            elif children in levels and (child := node.child_only) is not None:
-                following.append(child)
-                following_at.append((places & levels[children]) << 1)
+            tried += min(len(children), len(levels)) - 1
+            for level in children.keys() & levels.keys():
+                following.append(children[level])
+                following_at.append((places & levels[level]) << 1)
         if (rests := node.rests) is not None:
-            if isinstance(rests, dict):
-                rest_at = of_name.rests
-                tried += min(len(rests), len(rest_at))
-                both = rests.keys() & rest_at.keys()
-                found += [rests[rest] for rest in both if places & rest_at[rest]]
-            elif places & of_name.place_of_rest(rests):
-                assert node.rest_only is not None
-                found.append(node.rest_only)
+            rest_at = of_name.rests
+            tried += min(len(rests), len(rest_at)) - 1
+            both = rests.keys() & rest_at.keys()
+            found += [rests[rest] for rest in both if places & rest_at[rest]]
     return following, following_at, tried

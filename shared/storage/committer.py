@@ -1,24 +1,15 @@
-"""The committer: makes what was appended durable, then publishes it to everybody who waits.
+"""The committer: makes what was appended durable, then publishes it to everybody who waits (ARCHITECTURE.md,
+"One write path").
 
-`begin` gives appenders a place in the batch that is being filled. `commit_pending`, called at the end of a
-driver's turn, commits that batch: on the loop if that is quick, else in a thread. Appends meanwhile fill the
-next batch. So the disk's speed sets the batch size, and no timer is needed.
-
-On success, in this order: the bytes are in the log files or the logs' tails, `visible` advances, watchers are
-called, tickets resolve. On failure everything appended and not durable is rolled back: the failed batch, and
-all behind it, whose offsets follow from it.
-
-A commit is `Committer._take`, `Commit.run`, `Committer._finish`. `Commit.run` blocks, in a thread or on the
-loop, and touches nothing that the loop reads. The outcome stays in the `Commit`, and in a `LogCommit` for
-each log whose file it may touch. All else is the trio thread's.
+On failure everything appended and not durable is rolled back: the failed batch, and all behind it, whose
+offsets follow from it. `Commit.run` touches nothing that the loop reads; all else is the trio thread's.
 """
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import attrs
 import structlog
@@ -72,8 +63,6 @@ _INLINE_LIGHT_MAX = 1024
 _INLINE_BUSY = 20
 """On a busy loop a sync on the loop may take this many times as long as on an idle one: 6 ms. A thread needs
 the interpreter's lock twice, beside a loop that hardly lets go of it."""
-_RECENT_BYTES_MAX = 1 << 20
-"""Up to this size, what has just gone to a log's file is kept in memory for the log's watchers."""
 _SPARE_BYTES = 8 << 20
 """Address space that is kept for a commit which is in the journal and needs memory to end. It is never
 written, so it takes none."""
@@ -82,19 +71,6 @@ _SYNCS_IN_THREAD = 8
 """How many syncs in threads are looked at. The shortest counts: one of them nearly always found the
 interpreter free."""
 _SYNC_SHORT_SECONDS = 100e-6
-
-
-class Registry(Protocol):
-    """Keeps the catalog and the cache of new records."""
-
-    def changed(self, change: Change) -> None:
-        """The change is durable."""
-
-    def undone(self, change: Change) -> None:
-        """The change was rolled back."""
-
-    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """New records are visible, and the log has watchers."""
 
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
@@ -434,7 +410,11 @@ class Commit:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                self._with_spare(partial(self._apply_append, part))
+                try:
+                    self._apply_append(part)
+                except MemoryError:  # it must be done, for the journal has it: with what is kept for this
+                    self.spare.clear()
+                    self._apply_append(part)
 
     def _remove(self, log: Log) -> None:
         """Unlink a deleted log's files."""
@@ -468,16 +448,6 @@ class Commit:
         if target.late or target.failed:
             target.tail.append(data)
         part.written = None
-
-    def _with_spare(self, work: Callable[[], None]) -> None:
-        """Do what must be done, for the journal has it: where memory is short, with what is kept for this.
-        `work` may begin twice.
-        """
-        try:
-            work()
-        except MemoryError:
-            self.spare.clear()
-            work()
 
     def _write_before(self, target: LogCommit) -> None:
         """Write the log's tail first, so that no hole is left before what follows."""
@@ -539,15 +509,21 @@ def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Committer:
-    """One per store. `read_only` is final: the journal can no longer be trusted."""
+    """One per store; the parts that write beside it share its disk, files, clock, settings and threads.
+
+    `read_only` is final: the journal can no longer be trusted.
+    """
 
     journal: Journal
-    _disk: Disk
-    _files: OpenFiles
-    _clock: Clock
-    _settings: StorageSettings
-    _registry: Registry
-    _in_thread: Callable[..., Awaitable[Any]]
+    disk: Disk
+    files: OpenFiles
+    clock: Clock
+    settings: StorageSettings
+    _changed: Callable[[Change], None]
+    """Called when a change of the catalog is durable."""
+    _undone: Callable[[Change], None]
+    """Called when one was rolled back."""
+    in_thread: Callable[..., Awaitable[Any]]
     read_only: StoreError | None = None
     replay_lsn: int = 0
     """Where replay begins, as of the last checkpoint's snapshot."""
@@ -595,11 +571,11 @@ class Committer:
     index entry with the records before it."""
 
     def __attrs_post_init__(self) -> None:
-        settings = self._settings
+        settings = self.settings
         self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 8 - 1)
         if settings.reference_bytes:
             self._light_most = min(self._light_most, settings.reference_bytes - 1)
-        self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
+        self.tails = Tails(self.settings.tail_log_bytes, self.settings.tail_bytes_max)
 
     # -- filling batches
 
@@ -619,29 +595,19 @@ class Committer:
     ) -> tuple[list[int], Ticket]:
         """Append to several logs, all or nothing, in the strictest of their modes. Raises as `Log.append`."""
         self._require_writable(parts[0][0], reserved)
-        size = 0
+        size = len(parts) * ENTRY_HEADER_BYTES
         for log, records, _ in parts:  # looked at before anything is done
             if log.deleted:
                 self._require_writable(log, reserved)
             size += len(records)
-        mode = min([log.mode.waits_for for log, _, _ in parts])
-        batch = self._batch_with_room(size + len(parts) * ENTRY_HEADER_BYTES)
-        offsets = []
-        folds = []
-        for log, records, count in parts:
-            part = batch.append_to(log, mode)
-            part.chunks.append(records)
-            part.counts.append(count)
-            offset = log.end
-            offsets.append(offset)
-            log.end = offset + len(records)
-            if log.fold is not None:
-                folds.append((log.fold, offset, records))
-        batch.room -= size
+        batch = self._batch_with_room(size)
+        together, self._together = self._together, True
+        try:
+            offsets = [log.append(records, count, reserved)[0] for log, records, count in parts]
+        finally:
+            self._together = together
         self._sync_creations(batch)
-        for fold, offset, records in folds:  # these may append more, and so seal the batch
-            fold(offset, records)
-        return offsets, batch.tickets[mode]
+        return offsets, batch.tickets[min([log.mode.waits_for for log, _, _ in parts])]
 
     @contextmanager
     def together(self, size: int) -> Iterator[CommitBatch]:
@@ -775,10 +741,10 @@ class Committer:
                 return newest
             newest.seal()
             self._charge(newest.bytes)
-            if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.tails.account.over:
+            if self._awaited_bytes() + need > self.settings.pending_bytes_max or self.tails.account.over:
                 self.congested = True
         room = max(BATCH_PAYLOAD_MAX, need)
-        batch = CommitBatch(room, room, self._clock.monotonic())
+        batch = CommitBatch(room, room, self.clock.monotonic())
         batches.append(batch)
         return batch
 
@@ -828,17 +794,18 @@ class Committer:
                     await self._wait_for_room()
                     if not self._batches:
                         continue  # they were committed on the loop meanwhile, or refused
-                    commit = self._take(self._count_together())
+                    sizes = [batch.bytes for batch in self._batches]
+                    commit = self._take(None if self.journal.fit_together(sizes) else 1)
                     commit.in_thread = True
                     with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                         try:
-                            await self._in_thread(commit.run, limiter=self._limiter)
+                            await self.in_thread(commit.run, limiter=self._limiter)
                         except MemoryError as error:
                             commit.not_run(error)
                         except Exception as error:
                             commit.fail(error)
                     self._finish(commit)
-                elif (left := self._sync_by - self._clock.monotonic()) <= 0:
+                elif (left := self._sync_by - self.clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
                     with trio.move_on_after(left):
@@ -850,7 +817,7 @@ class Committer:
 
     def _is_quick(self) -> bool:
         """Whether a commit on the loop costs less than handing it to a thread."""
-        settings = self._settings
+        settings = self.settings
         if len(self._batches) > 1 or self.tails.crowded:
             return False
         batch = self._batches[0]
@@ -861,7 +828,7 @@ class Committer:
             quick = settings.inline_sync_seconds
             sync_seconds = self.counts.sync_seconds
             if sync_seconds >= quick:
-                filling = self._clock.monotonic() - batch.began
+                filling = self.clock.monotonic() - batch.began
                 if sync_seconds >= min(filling, _INLINE_BUSY * quick):
                     return False
         return (
@@ -885,24 +852,19 @@ class Committer:
             if self.make_room is None or not await self.make_room():
                 break
 
-    def _count_together(self) -> int:
-        """How many batches, the oldest first, are one commit: all that are there, or one."""
-        batches = self._batches
-        return len(batches) if self.journal.fit_together([batch.bytes for batch in batches]) else 1
-
     async def _sync_in_thread(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, in its time."""
         self._busy = True
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         self._sync_by = math.inf
         try:
             with trio.CancelScope(shield=True):
-                await self._in_thread(self.journal.sync, limiter=self._limiter)
+                await self.in_thread(self.journal.sync, limiter=self._limiter)
         except PoisonError as error:
             self._busy = False
             self.poison(error)
         else:
-            self.counts.count_sync(self._clock.monotonic() - began, in_thread=True)
+            self.counts.count_sync(self.clock.monotonic() - began, in_thread=True)
             self._busy = False
         self._run_idle()
 
@@ -918,11 +880,11 @@ class Committer:
         commit = Commit(
             batches,
             self.journal,
-            self._disk,
-            self._files,
-            self._clock,
-            now_ms=self._clock.wall_ms(),
-            reference_bytes=self._settings.reference_bytes,
+            self.disk,
+            self.files,
+            self.clock,
+            now_ms=self.clock.wall_ms(),
+            reference_bytes=self.settings.reference_bytes,
             spare=self._spare,
         )
         try:
@@ -964,7 +926,7 @@ class Committer:
             batch.appends = {log: appends[log] for log in heavy if log in appends}
         for log, parts in heavy.items():
             commit.logs[log] = self._take_log(log, parts, synced=synced)
-        commit.room = self._files.room
+        commit.room = self.files.room
 
     def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool) -> LogCommit:
         """Say which way the appends of a log go that is not light.
@@ -973,12 +935,12 @@ class Committer:
         """
         late = self.tails.takes(log, parts[-1].end - parts[0].offset)
         before = log.tail if not late else bytearray()  # first: it may take memory that is not there
-        target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
+        target = LogCommit(log, UNKNOWN if late else self.files.pin(log.file), late)
         target.before = before
         refers = synced and not late and self._may_refer(log)
         for part in parts:
             # What goes to the file before the sync must not leave a hole before it.
-            refers = refers and part.end - part.offset >= self._settings.reference_bytes
+            refers = refers and part.end - part.offset >= self.settings.reference_bytes
             part.by_reference = refers
         return target
 
@@ -988,7 +950,7 @@ class Committer:
         A file in mode `always` with bytes beyond the journal normally proves that the journal is damaged. So
         recovery must know: a batch within the replayed part says so, and is synced.
         """
-        return self._settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
+        return self.settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
 
     # -- publishing the outcome
 
@@ -997,7 +959,7 @@ class Committer:
         place.
         """
         try:
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             counts, journal = self.counts, self.journal
             good = commit.batches[: commit.good]
             failure = commit.error  # a poison sets `read_only`
@@ -1024,7 +986,7 @@ class Committer:
                         counts.ack_seconds[namespace].observe(now - batch.began, records)
             for batch in good:
                 for change in batch.changes:
-                    self._registry.changed(change)
+                    self._changed(change)
             if watched:
                 self._call_watchers(watched)
             if commit.poison is not None:
@@ -1040,7 +1002,7 @@ class Committer:
             if (
                 journal.old
                 or journal.batches > self.checkpoint_batches
-                or self.referred_bytes > self._settings.checkpoint_direct_bytes
+                or self.referred_bytes > self.settings.checkpoint_direct_bytes
             ):
                 self.request_checkpoint()
             if counts.bytes > self.unlooked_bytes:
@@ -1079,14 +1041,10 @@ class Committer:
         """
         moved: dict[Log, None] = {}
         for target in commit.logs.values():
-            target.unpin(self._files)
+            target.unpin(self.files)
         for batch in commit.batches[: commit.good]:
             for log, part in batch.appends.items():
-                size = part.end - part.offset
                 log.visible = part.end
-                if log.watchers and size <= _RECENT_BYTES_MAX and not commit.logs[log].late:
-                    with suppress(MemoryError):
-                        self._registry.remember(log, part.offset, part.chunks)
                 moved[log] = None
         for log in moved:
             target = commit.logs[log]
@@ -1118,7 +1076,7 @@ class Committer:
     def _resume_waiting(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
         self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
-        if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
+        if self.congested and self._awaited_bytes() <= self.settings.pending_bytes_max // 2:
             self.congested = False
             callbacks, self._uncongested = self._uncongested, []
             for callback in callbacks:
@@ -1157,7 +1115,7 @@ class Committer:
             batch.seal()
         for batch in reversed(failed):
             for change in reversed(batch.changes):
-                self._registry.undone(change)
+                self._undone(change)
         self._roll_back(dict.fromkeys(log for batch in failed for log in batch.logs))
         for batch in failed:
             batch.end(error)

@@ -283,9 +283,6 @@ class Inventory:
             log.mode = change.before
             log.pending = None
 
-    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        self._reader.remember(log, offset, chunks)
-
     # -- calls of checkpoints
 
     def snapshot(self, replay_lsn: int, changed: Iterable[Log], clean: bool) -> CatalogSnapshot:

@@ -1,16 +1,12 @@
-"""The journal's writer: batches into preallocated segments, one sync for everything in them.
+"""The journal's writer: batches into preallocated segments, one sync for everything in them (STORAGE.md).
 
-Theory of operation. The journal is one endless byte string cut into segments. Batches are appended to the
-current segment. When one does not fit, the journal rolls to the spare segment, which was prepared ahead. It
-is allocated, its name is synced, and it is filled with zeros so that a sync need not write block maps. Full
-segments stay in `old` until a checkpoint says that replay will never need them; then one is renamed to be the
-next spare. Where the journal is shipped, they go to `held` first, until they are.
+When a batch does not fit, the journal rolls to the spare segment, which was prepared ahead: filled with
+zeros, so that a sync need not write block maps. Full segments stay in `old` until a checkpoint says that
+replay will never need them, and where the journal is shipped in `held` until they are.
 
-Failures differ by exception. OSError from `write`: nothing was written, or it was taken back (the batch's
-header is zero), and the journal goes on. `PoisonError`: what the disk holds is unknown, which is final.
-
-`write` and `sync` are called by one thread at a time (the committer's), `prepare` and `release` by another
-(the checkpoint's), at any time.
+OSError from `write`: nothing was written, or it was taken back (the batch's header is zero), and the journal
+goes on. `PoisonError`: what the disk holds is unknown, which is final. `write` and `sync` are called by one
+thread at a time (the committer's), `prepare` and `release` by another (the checkpoint's), at any time.
 """
 
 import errno
@@ -161,6 +157,11 @@ class Journal:
         """Bytes of the segments that are kept only because they are not shipped."""
         return sum([segment.size for segment in self.held])
 
+    @property
+    def ends(self) -> list[int]:
+        """Where segments end that are full."""
+        return [segment.end for segment in (*self.held, *self.old)]
+
     def _measure_room(self) -> None:
         whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
         self.room = whole - format.BATCH_HEADER_BYTES
@@ -211,7 +212,10 @@ class Journal:
             if taken < len(batch):
                 write_all(self.disk, segment.fd, whole[taken:], offset + taken)
         except OSError as error:
-            self._take_back(segment, offset, error)
+            try:
+                write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
+            except OSError:
+                raise PoisonError("a failed write of the journal could not be taken back") from error
             raise
         self.previous = lsn
         self.position = lsn + len(batch)
@@ -219,12 +223,6 @@ class Journal:
         self.unsynced = True
         self.batches += 1
         return batch
-
-    def _take_back(self, segment: Segment, offset: int, error: OSError) -> None:
-        try:
-            write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
-        except OSError:
-            raise PoisonError("a failed write of the journal could not be taken back") from error
 
     def sync(self, beside: Sequence[int] = ()) -> None:
         """Make everything written so far durable, and the files `beside`, to which it refers.

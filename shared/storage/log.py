@@ -305,8 +305,7 @@ class Log:
     """Called with offset and records of every append before it is durable: for state that is a fold over the
     records."""
     advanced: "Callable[[Log], None] | None" = None
-    """Called like a watcher, for the appender itself, which keeps the log's content in another form. Unlike
-    for a watcher, new records are not cached in memory for it."""
+    """Called like a watcher, for the appender itself, which keeps the log's content in another form."""
     rolled_back: "Callable[[Log], None] | None" = None
     """Called when appends were rolled back: `end` is `visible` again."""
     unawaited: bool = False

@@ -78,9 +78,9 @@ def _are_ours(disk: Disk, line: LogLine, pieces: Pieces, *, trusted: bool) -> bo
     """Whether the files under a new log's name are its own."""
     if any(piece.crc32c is not None for piece in pieces):
         return True
-    # A file that has more than the journal is another log's, or the journal has lost records.
+    # A file that has as much as the journal or more is this log's or an earlier one's: its index tells.
     journaled_end = pieces[-1].end if pieces else 0
-    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) > journaled_end)
+    trusted = trusted or (line.mode == "always" and size_of(disk, line.log_path) >= journaled_end)
     return trusted and index.read_index_of(disk, line.index_path, line.id, line.created_ms) is not None
 
 
@@ -222,7 +222,11 @@ class _LogRecovery:
                 return
             if not index.entry_matches(self._disk, self._fd, entry):
                 return
-            self._write_again(entry)
+            # Write the bytes again: after a failed sync they may be only in the page cache, marked clean.
+            start = max(entry.offset, self.position, self._rewrite)
+            if start < entry.end:
+                data = self._disk.read(self._fd, entry.end - start, start)
+                write_all(self._disk, self._fd, data, start)
             if entry.offset < self.position:
                 self._follow_rest(entry)
             else:
@@ -280,12 +284,6 @@ class _LogRecovery:
             head = self._disk.read(self._fd, format.LENGTH_BYTES, position)
             position += format.LENGTH_BYTES + int.from_bytes(head, "big")
         return min(position, size)
-
-    def _write_again(self, entry: IndexEntry) -> None:
-        """Write the bytes again: after a failed sync they may be only in the page cache, marked clean."""
-        start = max(entry.offset, self.position, self._rewrite)
-        if start < entry.end:
-            write_all(self._disk, self._fd, self._disk.read(self._fd, entry.end - start, start), start)
 
     def _fill(self, end: int, *, torn: bool = False) -> None:
         """The index is shorter than what is known to be in the file: index what is found."""

@@ -15,7 +15,6 @@ _FILE_MODE = 0o600
 _FOLDER_MODE = 0o700
 # O_CLOEXEC is what os.open does anyway; a FIFO or device put in a file's place must not hang the open.
 _COMMON = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_RWF_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
 
 class OsDisk:
@@ -32,7 +31,7 @@ class OsDisk:
             _make_all(folder)
         self._root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._folders: dict[str, int] = {"": self._root}  # one handle per namespace: a handful
-        self._nowait = _RWF_NOWAIT is not None
+        self._nowait = True
 
     def __enter__(self) -> Self:
         return self
@@ -110,17 +109,25 @@ class OsDisk:
             taken += len(data)
         return b"".join(parts)
 
+    def read_into(self, fd: int, target: memoryview, offset: int) -> int:
+        taken = 0
+        while taken < len(target):
+            count = os.preadv(fd, [target[taken:]], offset + taken)
+            if not count:
+                break
+            taken += count
+        return taken
+
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         if not self._nowait:
             return None
-        assert _RWF_NOWAIT is not None
         buffer = bytearray(length)
         view = memoryview(buffer)
         taken = 0
         try:
             while taken < length:
                 # Short at the end of cached bytes, and at the end of the file: the next call tells which.
-                count = os.preadv(fd, [view[taken:]], offset + taken, _RWF_NOWAIT)
+                count = os.preadv(fd, [view[taken:]], offset + taken, os.RWF_NOWAIT)
                 if count == 0:
                     break
                 taken += count
@@ -134,9 +141,7 @@ class OsDisk:
         return os.pwrite(fd, data, offset)
 
     def write_pieces(self, fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> int:
-        if hasattr(os, "pwritev"):
-            return os.pwritev(fd, pieces, offset)
-        return os.pwrite(fd, b"".join(pieces), offset)
+        return os.pwritev(fd, pieces, offset)
 
     def sync_data(self, fd: int) -> None:
         if self.read_only:  # the system may report success when it writes nothing any more
@@ -214,10 +219,6 @@ class OsDisk:
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
-_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux's CLOCK_MONOTONIC stands still while the machine sleeps; after that the wall clock would seem set."""
-
-
 class SystemClock:
     """The machine's clocks."""
 
@@ -225,7 +226,8 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.clock_gettime(_STEADY)
+        # CLOCK_MONOTONIC stands still while the machine sleeps; after that the wall clock would seem set.
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _make_all(folder: Path) -> None:

@@ -7,7 +7,7 @@ where an entry begins or an earlier answer ended; otherwise the records are walk
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, TypeVar
@@ -47,31 +47,22 @@ class MemoryRange(FileRange):
         return self._data
 
 
-class Cache:
-    """Pieces of logs by key, each with its offset; the oldest is evicted first, used or not."""
+class Blocks:
+    """Checked bytes of entries by log id and offset; the oldest are evicted first, used or not."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[Hashable, tuple[int, bytes]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self.size = 0
 
-    def get(self, key: Hashable) -> tuple[int, bytes] | None:
-        return self._entries.get(key)
+    def get(self, log_id: int, offset: int) -> bytes | None:
+        return self._entries.get((log_id, offset))
 
-    def put(self, key: Hashable, offset: int, data: bytes) -> None:
-        self.drop(key)
-        if len(data) > self._bytes_max:
-            return
-        self._entries[key] = offset, data
-        self.size += len(data)
+    def put(self, log_id: int, offset: int, data: bytes) -> None:
+        self.size += len(data) - len(self._entries.pop((log_id, offset), b""))
+        self._entries[log_id, offset] = data
         while self.size > self._bytes_max:
-            _, (_, oldest) = self._entries.popitem(last=False)
-            self.size -= len(oldest)
-
-    def drop(self, key: Hashable) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.size -= len(entry[1])
+            self.size -= len(self._entries.popitem(last=False)[1])
 
 
 class Verified:
@@ -162,8 +153,7 @@ class Reader:
     def __attrs_post_init__(self) -> None:
         self.table = IndexTable(self._disk, self._files)
         self._verified = Verified()
-        self._blocks = Cache(self._cache_bytes // 2)  # by log id and offset: checked bytes of an entry
-        self._recent = Cache(self._cache_bytes // 2)  # by log: what has just become visible
+        self._blocks = Blocks(self._cache_bytes)
 
     # -- requests of logs
 
@@ -224,15 +214,8 @@ class Reader:
                     raise StoreError(f"the index cannot be read: {describe(error)}") from error
                 missing.loaded(found)
 
-    # -- calls of the committer and of retention
-
-    def remember(self, log: Log, offset: int, chunks: Sequence[bytes | memoryview]) -> None:
-        """Keep records in memory for a while that have just become visible, and that somebody waits for."""
-        self._recent.put(log, offset, b"".join(chunks))
-
     def forget(self, log: Log) -> None:
         """Drop everything remembered of a deleted log."""
-        self._recent.drop(log)
         self._near.pop(log, None)
         self._verified.forget(log.id)
         self.table.forget(log)
@@ -272,11 +255,6 @@ class Reader:
             raise OutOfRange(log.first)
         if offset >= log.visible:
             return self._answer_memory(request, b"")
-        recent = self._recent.get(log)
-        if recent is not None and not (request.want is Want.RANGE and self._zero_copy):
-            start, data = recent
-            if start == offset or (start < offset < start + len(data) and (log.id, offset) in self._starts):
-                return self._answer_memory(request, self._trim(request, start, data))
         if offset >= log.tail_start:
             return self._answer_memory(request, self._tail(request))
         number, entry = self._find(log, offset)
@@ -363,16 +341,16 @@ class Reader:
             # The entry's newest bytes are only in memory; those in the file were written by this process.
             entry = entry._replace(length=log.tail_start - entry.offset)
             number = _IN_MEMORY
-        block = self._blocks.get((log.id, entry.offset))
-        if block is not None and len(block[1]) == entry.length:
-            return self._answer_block(request, entry, block[1])
+        block = self._blocks.get(log.id, entry.offset)
+        if block is not None and len(block) == entry.length:
+            return self._answer_block(request, entry, block)
 
         def checked(data: bytes) -> Any:
             if number != _IN_MEMORY and (len(data) != entry.length or crc32c(data) != entry.crc32c):
                 raise self._corrupt(log, entry)
             self._verified.add(log.id, number)
             if len(data) <= _BLOCK_BYTES_MAX:
-                self._blocks.put((log.id, entry.offset), entry.offset, data)
+                self._blocks.put(log.id, entry.offset, data)
             return self._answer_block(request, entry, data)
 
         return self._fetch(request, entry.offset, entry.length, checked)

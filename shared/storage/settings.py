@@ -111,7 +111,7 @@ class StorageSettings:
     open_files_max: int = attrs.field(default=0, validator=validators.ge(0))
     """Log files kept open; 0: as many as the process's limit leaves beside connections, 400 to 8192."""
     cache_bytes: int = attrs.field(default=16 * MIB, validator=validators.ge(0))
-    """The cache of blocks read for single records, and of the newest appends for readers at a log's end."""
+    """The cache of blocks read for single records."""
     reader_threads: int = attrs.field(default=4, validator=validators.ge(1))
     """Concurrent reads from the disk."""
     reserve_bytes_min: int = attrs.field(default=64 * MIB, validator=validators.ge(0))

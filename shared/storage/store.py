@@ -1,10 +1,4 @@
-"""Theory of operation (ARCHITECTURE.md; STORAGE.md for the bytes). `Log.append` notes what is to be written
-and returns an offset and a ticket. The `Committer` takes what has been appended to all logs, writes it to the
-journal as one batch, syncs once, and resolves the tickets. `LogWriter` writes the records to the logs' own
-files and indexes later, without a sync; until then readers get them from memory (`Tails`). The `Checkpointer`
-syncs logs and indexes so that journal segments become free. `recovery` replays the journal after an unclean
-end.
-"""
+"""The store: its parts, and what protocols call (ARCHITECTURE.md; STORAGE.md for the bytes)."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -125,8 +119,9 @@ class Store:
         self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
         self._reader = Reader(disk, files, self._reader_threads, in_thread, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
+        inventory = self._inventory
         self._committer = committer = Committer(
-            journal, disk, files, clock, settings, self._inventory, in_thread
+            journal, disk, files, clock, settings, inventory.changed, inventory.undone, in_thread
         )
         # What protocols call here is said there.
         self.commit_pending = committer.commit_pending
@@ -151,32 +146,12 @@ class Store:
             )
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
-        self._log_writer = LogWriter(self._committer, disk, files, clock, in_thread)
-        self._checkpointer = Checkpointer(
-            self._committer,
-            self._log_writer,
-            self._inventory,
-            disk,
-            files,
-            clock,
-            settings.sync_all_logs,
-            in_thread,
-        )
-        self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
+        self._log_writer = LogWriter(committer)
+        self._checkpointer = Checkpointer(committer, self._log_writer, inventory)
+        self._names = FileNames(committer, self._log_writer, self._checkpointer)
         reserve = ReserveFile(disk, _RESERVE_SEGMENTS * journal.segment_bytes, in_thread)
-        self._watch = FolderWatch(committer, disk, settings, journal, lock, self._names, reserve)
-        self.retention = RetentionKeeper(
-            self._committer,
-            self._inventory,
-            self._reader,
-            disk,
-            files,
-            clock,
-            recovered.written_ms,
-            settings.retention_seconds,
-            in_thread,
-            self._checkpointer.request,
-        )
+        self._watch = FolderWatch(committer, lock, self._names, reserve)
+        self.retention = RetentionKeeper(committer, inventory, self._reader, recovered.written_ms)
         if self.shipping is not None:
             self.retention.may_punch = self.shipping.may_punch
         self._scrub = Scrub(

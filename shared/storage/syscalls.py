@@ -1,20 +1,17 @@
-"""System calls that Python does not wrap, and what to do where the platform lacks them.
+"""Linux's system calls that Python does not wrap, and what to do where a file system lacks them.
 
-Functions raise OSError with the system's errno, or tell by their result that the platform cannot.
+Functions raise OSError with the system's errno, or tell by their result that the file system cannot.
 """
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 _KEEP_SIZE_AND_PUNCH = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h
-_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 # The errors of file systems without the operation (ZFS, NFS, FAT, some FUSE).
 _NOT_THERE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.ENODEV})
@@ -24,26 +21,12 @@ _NOT_THERE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENO
 _SYNCFS_TELLS_SINCE = (5, 17)
 
 
-def libc_function(name: str) -> Callable[..., int] | None:
-    """A function of the C library that returns an int; None where it is not there, or this is not Linux."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    except (OSError, AttributeError):
-        return None
-    function.restype = ctypes.c_int
-    found: Callable[..., int] = function
-    return found
-
-
-_syncfs = libc_function("syncfs")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+recvmmsg: Callable[..., int] = _LIBC.recvmmsg
+_syncfs: Callable[..., int] = _LIBC.syncfs
+_sync_file_range: Callable[..., int] = _LIBC.sync_file_range
 # musl has no fallocate64; glibc's fallocate takes a 32-bit off_t on 32-bit machines, fallocate64 never does.
-fallocate = libc_function("fallocate64") or libc_function("fallocate")
-"""None: the platform has none."""
-
-
-_sync_file_range = libc_function("sync_file_range")
+fallocate: Callable[..., int] = getattr(_LIBC, "fallocate64", None) or _LIBC.fallocate
 _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE, linux/fs.h
 
 
@@ -57,19 +40,7 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
             raise OSError(number, os.strerror(number))
 
 
-def _sync_medium(fd: int) -> None:
-    """On macOS fsync leaves the bytes in the drive's cache; only F_FULLFSYNC reaches the medium."""
-    try:
-        fcntl.fcntl(fd, _F_FULLFSYNC)  # type: ignore[arg-type]
-    except OSError as error:
-        if error.errno not in _NOT_THERE:
-            raise
-        os.fsync(fd)
-
-
-sync_data: Callable[[int], None] = (
-    getattr(os, "fdatasync", os.fsync) if _F_FULLFSYNC is None else _sync_medium
-)
+sync_data = os.fdatasync
 """Make a file's bytes and length durable."""
 
 
@@ -79,21 +50,18 @@ def allocate(fd: int, size: int) -> None:
     If the file system cannot reserve, only the length is set. (posix_fallocate would instead write to every
     block, which reserves nothing on copy-on-write file systems.)
     """
-    if fallocate is not None:
-        try:
-            _call(fallocate, fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
-            return
-        except OSError as error:
-            if error.errno not in _NOT_THERE:
-                raise
+    try:
+        _call(fallocate, fd, 0, ctypes.c_int64(0), ctypes.c_int64(size))
+        return
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
     if os.fstat(fd).st_size < size:
         os.ftruncate(fd, size)
 
 
 def punch(fd: int, offset: int, length: int) -> bool:
     """Free the blocks of a range, which then reads as zeros. False if that is unavailable."""
-    if fallocate is None:
-        return False
     try:
         _call(fallocate, fd, _KEEP_SIZE_AND_PUNCH, ctypes.c_int64(offset), ctypes.c_int64(length))
     except OSError as error:
@@ -105,8 +73,6 @@ def punch(fd: int, offset: int, length: int) -> bool:
 
 def start_write_back(fd: int) -> bool:
     """Ask the system to start writing a file's dirty bytes, without waiting. False if that is unavailable."""
-    if _sync_file_range is None:
-        return False
     try:
         _call(_sync_file_range, fd, ctypes.c_int64(0), ctypes.c_int64(0), _RANGE_WRITE)
     except OSError as error:
@@ -118,7 +84,7 @@ def start_write_back(fd: int) -> bool:
 
 def syncfs(fd: int) -> bool:
     """Sync the file system of `fd`, which was opened long before. False if its result cannot be trusted."""
-    if _syncfs is None or not _syncfs_tells(os.fstat(fd).st_dev):
+    if not _syncfs_tells(os.fstat(fd).st_dev):
         return False
     _call(_syncfs, fd)
     return True

@@ -1,15 +1,10 @@
-"""A small keyed map kept in a log: consumer groups' offsets, sessions, bindings. Bytes to bytes.
+"""A small keyed map kept in a log (STORAGE.md, "Tables"): consumer groups' offsets, sessions, bindings.
 
 The map is the fold of the log's records, both at the start and later. Whatever is appended to the log, by
 `put` or by `Store.append_all` together with other logs, is in the map at once. It is removed again if its
-commit fails. A record's payload is `[op u8][key length u16][key][value]`; op 1 puts, 2 deletes.
-
-The log keeps its own size down. The map is in the order of its records, so the oldest live record is known,
-and all below it is dropped. While less than half of the log is live, each change copies a few of the oldest
-records to the end. So the work is spread, and there is never a pause.
-
-If the log is damaged, the table is what the other records make. Keys put there may be missing or have an
-older value, and keys removed there may be back.
+commit fails. While less than half of the log is live, each change copies a few of the oldest records to the
+end: the work is spread, and there is never a pause. If the log is damaged, keys put there may be missing or
+have an older value, and keys removed there may be back.
 """
 
 import struct

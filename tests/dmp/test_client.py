@@ -11,7 +11,7 @@ import trio.testing
 import dmp
 from dmp.amqp_client import open_amqp
 from dmp.client import Disconnected, Feed, Message, Refused
-from dmp.principal import Dialog, Principal
+from dmp.principal import Dialog, LoginDialog
 from dmp.settings import DmpSettings
 from shared.client.dial import Unreachable
 from shared.client.trio_loop import trio_loop
@@ -118,4 +118,4 @@ async def test_a_server_that_says_nothing_to_the_amqp_header_is_given_up(
         dialog = Dialog(loop)
         loop.attach(near, dialog)
         with trio.fail_after(15), pytest.raises(Disconnected, match="no answer to the AMQP header in 3 s"):
-            await Principal(dialog).greet()
+            await LoginDialog(dialog).greet()

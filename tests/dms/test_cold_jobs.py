@@ -10,19 +10,7 @@ import pytest
 import trio
 
 from dms import messages, queue_log, records
-from dms.cold import ColdJobs
-from dms.cold_jobs import (
-    cold_job,
-    cold_run,
-    due_of,
-    head_of,
-    is_cold_job,
-    moved,
-    place_of,
-    said_of,
-    timed,
-    tries_of,
-)
+from dms.cold_jobs import cold_job, cold_run, head_of, is_cold_job, read_back, said_of, timed
 from dms.engine import Queue
 from dms.job_copying import JobCopying
 from dms.job_head import JOB_FIRST, JobHead, pack_job
@@ -32,6 +20,7 @@ from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.budget import Account
 from shared.errors import OutOfRange, StoreError
+from shared.queues.cold import ColdMessages, due_of, moved, place_of, tries_of
 from shared.storage.log import Log
 from tests.dms.world import World, deliveries, deliveries_with, statuses, with_queue
 from tests.support.turns import short_turns
@@ -276,7 +265,7 @@ def test_a_job_whose_record_was_moved_while_it_was_read_is_read_where_it_is() ->
     row: Any = SimpleNamespace(ended=False)
     head, done = JobHead(), list[bytes]()
     run = cold_run(JOB_FIRST, cold_job(100, 0, 0, head))
-    ColdJobs(log, row).load([run], lambda: done.extend(run.bodies))
+    ColdMessages(log, row, read_back).load([run], lambda: done.extend(run.bodies))
     run.offset = 900
     log.reads[0][1](OutOfRange(500))
     assert [offset for offset, _ in log.reads] == [100, 900]

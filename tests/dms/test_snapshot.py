@@ -7,10 +7,11 @@ import pytest
 import trio
 
 from dms import queue_log, records
-from dms.cold_jobs import due_of, head_of, place_of, tries_of
+from dms.cold_jobs import head_of
 from dms.opening import LogReplay
 from dms.records import KeptMessage, RecordKind
 from dms.settings import DmsSettings
+from shared.queues.cold import due_of, place_of, tries_of
 from shared.queues.runs import Run
 from shared.storage.log import read_records
 from tests.dms.busy import busy

@@ -1,6 +1,5 @@
 """How far a batch goes in a log, by folder and by servers: it is the same, and it always moves on."""
 
-import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brokers.pipeline.source import data_source, stream
+from brokers.pipeline.source import stream
 from brokers.pipeline.source.batch_range import BatchRange
 from brokers.pipeline.source.options import SourceOptions, parse
 from brokers.pipeline.source.planning import open_reader
@@ -120,19 +119,6 @@ def test_a_batch_has_as_many_records_as_fit_and_one_at_least(
         for batch in asked:
             batch.advance(reader)
         assert [(batch.stop, batch.records) for batch in asked] == expected
-
-
-@pytest.mark.parametrize(("most", "records"), [(7, 100), (700, 3000), (5000, 3000)])
-def test_a_task_has_no_more_records_than_asked_and_all_tasks_have_each_once(
-    plain: Path, place: Callable[[Path], dict[str, str]], most: int, records: int
-) -> None:
-    wanted = RECORDS[-records:]
-    given = place(plain) | {"subscribe": "orders", "maxRecordsPerPartition": str(most)}
-    given["startingOffsets"] = json.dumps({"orders": offset_of(len(RECORDS) - records)})
-    chosen = parse(given, streaming=False)
-    shares = data_source.BatchReader(chosen).partitions()
-    found = [values(chosen, *data_source.ranges_of(share)) for share in shares]
-    assert found == [wanted[at : at + most] for at in range(0, len(wanted), most)]
 
 
 LIMITS = [stream.Limit(records=700), stream.Limit(length=100_000), stream.Limit(700, 100_000)]

@@ -239,8 +239,8 @@ def test_an_error_names_the_option_that_was_given(tmp_path: Path, folder: Path) 
     with pytest.raises(ConfigError) as error:
         place(folder, "starting", startingOffsetsByTimestamp=json.dumps({"orders": int(late)}))
     assert error.value.key == "startingOffsetsByTimestamp"
-    chosen = parse({"path": str(folder), "assign": '["other"]'}, streaming=False)
-    with pytest.raises(ConfigError, match=f"assign: there is no other in {folder}$"):
+    chosen = parse({"path": str(folder), "subscribe": "other"}, streaming=False)
+    with pytest.raises(ConfigError, match=f"subscribe: there is no other in {folder}$"):
         data_source.BatchReader(chosen).partitions()
     chosen = parse({"path": str(folder), "subscribe": "orders", "namespace": "dms"}, streaming=False)
     with pytest.raises(ConfigError, match=f"there is no orders in {folder}, namespace dms$"):

@@ -82,6 +82,9 @@ def test_topics_are_named_by_subscribe_and_assign_alike(
     given: dict[str, str], names: tuple[str, ...]
 ) -> None:
     assert parse({"path": "data"} | given).topics.names == names
+    for partitions in ("[0, 1]", "[]", "[1]", "0"):
+        with pytest.raises(ConfigError, match="one partition, 0"):
+            parse({"path": "data", "assign": f'{{"orders": {partitions}}}'})
 
 
 def test_a_pattern_is_for_the_whole_name() -> None:
@@ -123,16 +126,6 @@ def test_a_time_behind_the_newest_record_is_an_error_unless_said_otherwise() -> 
 @pytest.mark.parametrize(("text", "size"), [("1", 1), ("8k", 8 << 10), ("8KiB", 8 << 10), ("2 mb", 2 << 20)])
 def test_sizes_have_units(text: str, size: int) -> None:
     assert options(maxBytesPerTrigger=text).max_bytes == size
-    assert options(maxValueBytes=text).max_value_bytes == size
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("15m", 900), ("2 min", 120), ("1h", 3600), ("500ms", 0.5), ("1500", 1.5)],
-)
-def test_a_length_of_time_has_a_unit_or_is_milliseconds(text: str, seconds: float) -> None:
-    assert options(True, minOffsetsPerTrigger="5", maxTriggerDelay=text).max_delay_seconds == seconds
-    assert options(True, minOffsetsPerTrigger="5").max_delay_seconds == 900
 
 
 def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
@@ -166,7 +159,6 @@ def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
         (None, {"minPartitions": "0"}, "minPartitions"),
         (None, {"maxOffsetsPerTrigger": "1.5"}, "maxOffsetsPerTrigger"),
         (None, {"maxBytesPerTrigger": "8 parsecs"}, "maxBytesPerTrigger"),
-        (None, {"maxValueBytes": "0"}, "maxValueBytes"),
         (None, {"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         (None, {"verifyCrc": "1"}, "verifyCrc"),
         (None, {"unverified": "hope"}, "unverified"),
@@ -179,18 +171,11 @@ def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
         (None, {"namespace": ""}, "namespace"),
         (None, {"tls": "true"}, "tls"),
         (None, {"replyTimeoutMs": "5"}, "replyTimeoutMs"),
-        (None, {"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition"),
-        (None, {"minOffsetsPerTrigger": "-1"}, "minOffsetsPerTrigger"),
-        (None, {"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger"),
-        (None, {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay"),
-        (None, {"minOffsetsPerTrigger": "5", "maxTriggerDelay": "9" * 400}, "maxTriggerDelay"),
-        (None, {"maxTriggerDelay": "5s"}, "maxTriggerDelay"),
         (None, {"group": "billing"}, "group"),
         (True, {"endingOffsets": "latest"}, "endingOffsets"),
         (True, {"endingTimestamp": "5"}, "endingTimestamp"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
         (False, {"maxBytesPerTrigger": "5"}, "maxBytesPerTrigger"),
-        (False, {"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger"),
     ],
 )
 def test_a_wrong_option_is_named(streaming: bool | None, given: dict[str, str], named: str) -> None:
@@ -240,6 +225,3 @@ def test_a_time_before_1970_is_the_beginning_and_there_is_one_partition() -> Non
     ):
         with pytest.raises(ConfigError, match=says):
             options(**wrong)
-    for partitions in ("[0, 1]", "[]", "[1]", "0"):
-        with pytest.raises(ConfigError, match="one partition, 0"):
-            parse({"path": "data", "assign": f'{{"orders": {partitions}}}'})

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from brokers.pipeline.source import data_source, stream
 from brokers.pipeline.source.options import parse
@@ -98,46 +98,6 @@ def test_a_batchs_limit_is_the_options_unless_all_is_asked_for(folder: Path) -> 
         for asked, end in ((limit, most), (ReadAllAvailable(), offset_of(3000))):
             found = reader.latestOffset(reader.initialOffset(), asked)
             assert found["logs"][str(folder)]["orders"][0] == end
-
-
-def test_a_batch_waits_until_there_is_enough_or_it_has_waited_long_enough(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(data_source, "monotonic", lambda: now)
-    chosen = options(
-        folder, streaming=True, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s"
-    )
-    reader = data_source.StreamReader(chosen)
-    limit = reader.getDefaultReadLimit()
-    assert limit == ReadMinRows(10)
-    first = reader.latestOffset(reader.initialOffset(), limit)
-    assert between(chosen, stream.INITIAL, first) == RECORDS
-    fill(folder, {ORDERS: [b"a"] * 9})
-    now = 5.0
-    assert reader.latestOffset(first, limit) == first
-    assert reader.reportLatestOffset() == {"behind_bytes": {str(folder): {"orders": 9 * 5}}}
-    fill(folder, {ORDERS: [b"b"]})
-    second = reader.latestOffset(first, limit)
-    assert between(chosen, first, second) == [b"a"] * 9 + [b"b"]
-    assert reader.reportLatestOffset() == {"behind_bytes": {str(folder): {"orders": 0}}}
-    fill(folder, {ORDERS: [b"c"]})
-    now = 10.0
-    assert reader.latestOffset(second, limit) == second
-    now = 10.1
-    third = reader.latestOffset(second, limit)
-    assert between(chosen, second, third) == [b"c"]
-    fill(folder, {ORDERS: [b"d"]})
-    reader.prepareForTriggerAvailableNow()
-    assert between(chosen, third, reader.latestOffset(third, limit)) == [b"d"]
-
-
-def test_a_batch_that_waits_has_nothing_though_a_topic_has_come(folder: Path) -> None:
-    chosen = options(folder, streaming=True, subscribe="orders,bills")
-    start = follow(chosen, stream.INITIAL)
-    fill(folder, {("logmq", "bills"): [b"x"]})
-    assert stream.planned(chosen, start, stream.Limit(), least=2).end == start
-    assert between(chosen, start, follow(chosen, start)) == [b"x"]
 
 
 def test_a_stream_with_a_target_ends_there(folder: Path) -> None:

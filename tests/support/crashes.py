@@ -26,8 +26,8 @@ SETTINGS = StorageSettings(
     scrub_bytes_per_second=0,
     cache_bytes=1 << 16,
 )
-_SYNCS = frozenset({"sync", "sync_folder", "sync_all"})
-_WRITES = frozenset({"write", "truncate", "allocate", "create", "rename", "unlink", "mkdir", "punch"})
+SYNCS = frozenset({"sync", "sync_folder", "sync_all"})
+WRITES = frozenset({"write", "truncate", "allocate", "create", "rename", "unlink", "mkdir", "punch"})
 
 Workload = Callable[[Witness], Awaitable[None]]
 
@@ -120,11 +120,11 @@ async def record(
         if syncing:
             witness.journal_synced(syncing.pop())
         moment = witness.tick()
-        if operation.kind in _SYNCS:
+        if operation.kind in SYNCS:
             history.cuts.append(Cut(operation.number, moment, disk.power_cut()))
             if operation.path.startswith("journal/"):
                 syncing.append(moment)
-        elif operation.kind in _WRITES:
+        elif operation.kind in WRITES:
             history.kills.append((moment, disk.kill()))
 
     disk.before = before
@@ -196,7 +196,7 @@ async def check_recovery(witness: Witness, cut: Cut, seed: int, runs: int) -> Ta
         again: list[Cut] = []
 
         def before(operation: Operation, disk: FakeDisk = disk, again: list[Cut] = again) -> None:
-            if operation.kind in _SYNCS:
+            if operation.kind in SYNCS:
                 again.append(Cut(operation.number, cut.moment, disk.power_cut()))
 
         disk.before = before

@@ -39,6 +39,8 @@ def test_a_seed_settles_everything() -> None:
         *("dms-produce-before-sync", "dms-snapshot-forgets-older", "dms-nack-loses-place"),
         *("dms-dead-left-behind", "dms-times-run-on", "dms-nack-costs-no-time", "dms-tries-never-end"),
         *("jobs-come-early", "jobs-have-no-name", "jobs-are-left-out-of-snapshots"),
+        *("keys-jobs-pass-each-other", "keys-take-no-turns"),
+        *("schedules-forget-what-was-missed", "schedules-forget-what-is-done"),
         *("bridge-position-is-late", "refused-tail-forgotten", "tail-cut-within-a-record"),
         "tail-forgotten-where-the-front-is-dropped",
     ],

@@ -5,7 +5,6 @@ crash between them leaves both, and the rename is done again. Names are durable 
 """
 
 import io
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -56,32 +55,15 @@ class BucketReader(io.RawIOBase):
 
 @attrs.define(eq=False)
 class BucketFiles:
-    """See `Files`. An open file is held in memory, and is there once it is synced."""
+    """See `Files`."""
 
     store: "ObjectStore"
-    _open: dict[int, tuple[str, io.BytesIO]] = attrs.field(factory=dict, init=False)
-    _numbers: Iterator[int] = attrs.field(factory=itertools.count, init=False)
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
-        number = next(self._numbers)
-        self._open[number] = (path, io.BytesIO(b"" if create else self._get(path)))
-        return number
+    def read_whole(self, path: str) -> bytes:
+        with _as_os_errors():
+            return bytes(self.store.get(path).bytes())
 
-    def close(self, fd: int) -> None:
-        del self._open[fd]
-
-    def size(self, fd: int) -> int:
-        return len(self._open[fd][1].getbuffer())
-
-    def read(self, fd: int, length: int, offset: int) -> bytes:
-        return bytes(self._open[fd][1].getbuffer()[offset : offset + length])
-
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        buffer = self._open[fd][1]
-        buffer.seek(offset)
-        return buffer.write(data)
-
-    def sync_data(self, fd: int) -> None:
+    def write_new(self, path: str, data: bytes) -> None:
         """Create the object. Raises FileExistsError if there is one with other bytes.
 
         A PUT whose answer was lost may have been done, and a second try of it is refused then. What is read
@@ -89,13 +71,11 @@ class BucketFiles:
         """
         from obstore.exceptions import BaseError
 
-        path, buffer = self._open[fd]
-        data = buffer.getvalue()
         try:
             self.store.put(path, data, mode="create")
         except BaseError as error:
             try:
-                there = self._get(path)
+                there = self.read_whole(path)
             except FileNotFoundError:
                 raise OSError(str(error).partition("\n")[0]) from error
             if there != data:
@@ -132,7 +112,3 @@ class BucketFiles:
             for some in self.store.list(f"{path}/"):
                 for each in some:
                     yield each["path"]
-
-    def _get(self, path: str) -> bytes:
-        with _as_os_errors():
-            return bytes(self.store.get(path).bytes())

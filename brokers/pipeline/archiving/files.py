@@ -14,14 +14,13 @@ from shared.local_path import sync_folder
 
 
 class Files(Protocol):
-    """Files below one folder; paths are relative to it. Raises OSError. See `Disk` in the storage."""
+    """Files below one folder; paths are relative to it. Raises OSError."""
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int: ...
-    def close(self, fd: int) -> None: ...
-    def size(self, fd: int) -> int: ...
-    def read(self, fd: int, length: int, offset: int) -> bytes: ...
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int: ...
-    def sync_data(self, fd: int) -> None: ...
+    def read_whole(self, path: str) -> bytes: ...
+
+    def write_new(self, path: str, data: bytes) -> None:
+        """Create a file, synced; its name is durable once the folder is synced. Raises FileExistsError."""
+
     def sync_folder(self, path: str) -> None: ...
     def rename(self, old: str, new: str) -> None: ...
     def unlink(self, path: str) -> None: ...
@@ -36,24 +35,14 @@ class LocalFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False) -> int:
-        flags = os.O_RDONLY if not create else os.O_RDWR | os.O_CREAT | (os.O_EXCL if exclusive else 0)
-        return os.open(self._folder / path, flags, 0o666)
+    def read_whole(self, path: str) -> bytes:
+        return (self._folder / path).read_bytes()
 
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def size(self, fd: int) -> int:
-        return os.fstat(fd).st_size
-
-    def read(self, fd: int, length: int, offset: int) -> bytes:
-        return os.pread(fd, length, offset)
-
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def sync_data(self, fd: int) -> None:
-        os.fsync(fd)
+    def write_new(self, path: str, data: bytes) -> None:
+        with (self._folder / path).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def sync_folder(self, path: str) -> None:
         sync_folder(self._folder / path)
@@ -79,27 +68,3 @@ class LocalFiles:
             return sorted(os.listdir(self._folder / path))
         except (FileNotFoundError, NotADirectoryError):
             return []
-
-
-def read_whole(files: Files, path: str) -> bytes:
-    fd = files.open(path)
-    try:
-        size, parts, at = files.size(fd), [], 0
-        while at < size and (data := files.read(fd, size - at, at)):
-            parts.append(data)
-            at += len(data)
-        return b"".join(parts)
-    finally:
-        files.close(fd)
-
-
-def write_new(files: Files, path: str, data: bytes) -> None:
-    """Create a file and sync it. Its name is durable once the folder is synced. Raises FileExistsError."""
-    fd = files.open(path, create=True, exclusive=True)
-    try:
-        at = 0
-        while at < len(data):
-            at += files.write(fd, data[at:], at)
-        files.sync_data(fd)
-    finally:
-        files.close(fd)

@@ -33,7 +33,7 @@ from brokers.errors import ExitCode, Failure
 from brokers.pipeline.archiving import manifest as manifests
 from brokers.pipeline.archiving import names
 from brokers.pipeline.archiving.bucket import BucketFiles
-from brokers.pipeline.archiving.files import Files, LocalFiles, read_whole, write_new
+from brokers.pipeline.archiving.files import Files, LocalFiles
 from brokers.pipeline.archiving.manifest import Manifest, Part
 from brokers.pipeline.archiving.places import ArchivePlace, BucketPlace
 from shared.errors import StoreInUse
@@ -101,7 +101,7 @@ def newest(files: Files) -> Manifest | None:
 
 def _newest(files: Files) -> Manifest | None:
     for version in sorted(_versions(files), reverse=True):
-        data = read_whole(files, names.manifest(version))
+        data = files.read_whole(names.manifest(version))
         found = manifests.unpack(data)
         if found is not None:
             return found
@@ -152,7 +152,7 @@ class ArchiveFolder:
             return None
         for version in _versions(self.files):
             if version > self.manifest.version:
-                data = read_whole(self.files, names.manifest(version))
+                data = self.files.read_whole(names.manifest(version))
                 if manifests.unpack(data) is not None:
                     return None
                 if manifests.was_whole(data):
@@ -204,7 +204,7 @@ class ArchiveFolder:
 
     def _create(self, following: Manifest) -> None:
         try:
-            write_new(self.files, names.manifest(following.version), following.pack(self._by))
+            self.files.write_new(names.manifest(following.version), following.pack(self._by))
         except FileExistsError:
             raise ArchiveInUse("another archiver has committed to this folder") from None
         self.files.sync_folder(names.MANIFESTS)

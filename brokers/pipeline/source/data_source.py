@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import closing
 from functools import partial
-from operator import attrgetter
-from time import monotonic
 from typing import Any
 
 import pyarrow as pa
@@ -20,18 +18,16 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
-    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from brokers.pipeline.source import planning, ranges, rows, sink, stream
-from brokers.pipeline.source.batch_range import BatchRange
 from brokers.pipeline.source.framing import IN_INDEX, SCHEMA, are_in_index
 from brokers.pipeline.source.options import Server, SourceOptions, parse
 from brokers.pipeline.source.planning import open_readers
 from brokers.pipeline.source.ranges import LogRange
-from brokers.pipeline.source.reader import SourceReader, warn
+from brokers.pipeline.source.reader import warn
 from brokers.pipeline.source.servers import ServerReader
 from brokers.pipeline.tables import table_of
 from brokers.pipeline.workers import prepare
@@ -175,7 +171,6 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     ) -> None:
         super().__init__(options, columns, read)
         self._target: stream.Target | None = None
-        self._began_at: float | None = None
         self._behind: dict[str, Any] | None = None
         self._committed: dict[str, Mapping[str, int]] = {}
 
@@ -188,8 +183,6 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
             return ReadMaxRows(options.max_offsets)
         if options.max_bytes is not None:
             return ReadMaxBytes(options.max_bytes)
-        if options.min_offsets is not None:
-            return ReadMinRows(options.min_offsets)
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -198,24 +191,16 @@ class StreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: stream.Offset, limit: ReadLimit) -> stream.Offset:  # noqa: N802
         options = self._options
         self._commit(start)
-        bound, least = stream.Limit(options.max_offsets, options.max_bytes), options.min_offsets
+        bound = stream.Limit(options.max_offsets, options.max_bytes)
         if isinstance(limit, ReadAllAvailable):
-            bound, least = stream.Limit(), None
-        if self._target is not None or self._has_waited():
-            least = None
-        plan = stream.planned(options, start, bound, self._target, least)
-        if plan.end != start:
-            self._began_at = monotonic()
+            bound = stream.Limit()
+        plan = stream.planned(options, start, bound, self._target)
         self._behind = {"behind_bytes": plan.behind}
         return plan.end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return what is behind the last planned batch. Spark shows it with the query's progress."""
         return self._behind
-
-    def _has_waited(self) -> bool:
-        """Whether the last batch began longer ago than `maxTriggerDelay`. The first batch never waits."""
-        return self._began_at is None or monotonic() - self._began_at > self._options.max_delay_seconds
 
     def _commit(self, offset: stream.Offset) -> None:
         """Tell the servers how far the group is: everything before `offset` has been processed.
@@ -249,31 +234,13 @@ def shares(
     """Divide ranges into tasks. The value of each is the ranges that it reads."""
     sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = ranges.SPLIT_BYTES_SPARING if sparing else ranges.SPLIT_BYTES
-    alone = options.max_records is not None
     with open_readers(options) as readers:
-        if options.max_records is not None:
-            planned = _of_records(readers, planned, options.max_records)
 
         def cut(whole: LogRange, offset: int) -> int:
             return readers[whole.source].cut(whole, offset)
 
-        tasks = ranges.shares(planned, options.min_partitions, cut, size=size, alone=alone)
+        tasks = ranges.shares(planned, options.min_partitions, cut, size=size)
     return [InputPartition(task) for task in tasks]
-
-
-def _of_records(
-    readers: Mapping[str, SourceReader], planned: Sequence[LogRange], most: int
-) -> list[LogRange]:
-    """Cut ranges so that none has more than `most` records."""
-    pieces: list[LogRange] = []
-    for whole in planned:
-        start = whole.start
-        while start < whole.stop:
-            ahead = BatchRange(whole, start, most)
-            ahead.advance(readers[whole.source])
-            pieces.append(whole.part(start, ahead.stop))
-            start = ahead.stop
-    return sorted(pieces, key=attrgetter("source", "topic", "start"))
 
 
 def ranges_of(partition: InputPartition) -> Sequence[LogRange]:

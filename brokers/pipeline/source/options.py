@@ -134,15 +134,6 @@ def size(text: str) -> int:
     return _at_most(NUMBER_MAX, count(str(parse_quantity(f"{amount[1]}{unit}", "bytes"))))
 
 
-def duration(text: str) -> float:
-    """Parse seconds: `90s`, `15m`, `500ms`. A number alone is milliseconds, as in Spark."""
-    amount = re.fullmatch(r"(\d+)\s*(ms|s|min|m|h|d|)", text.strip().lower())
-    if amount is None or int(amount[1]) > NUMBER_MAX:
-        raise ValueError(f"not a length of time (90s, 15m): {text!r}")
-    unit = {"": "ms", "m": "min"}.get(amount[2], amount[2])
-    return parse_quantity(f"{amount[1]}{unit}", "seconds")
-
-
 def timeout(text: str) -> float:
     """Parse milliseconds, and return seconds."""
     return _at_most(_TIMEOUT_MS_MAX, count(text)) / 1000
@@ -511,11 +502,7 @@ class SourceOptions:
     ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
-    min_offsets: int | None = option("minOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
-    max_delay_seconds: float = option("maxTriggerDelay", duration, 15 * 60.0, batch=_NO_TRIGGERS)
-    """The default of Spark's source for Kafka."""
     max_value_bytes: int | None = option("maxValueBytes", size)
-    max_records: int | None = option("maxRecordsPerPartition", count)
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
@@ -599,11 +586,6 @@ def parse(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceO
     options.refuse("servers" if served else "folders")
     if streaming is not None:
         options.refuse("stream" if streaming else "batch")
-    least, most = found.get("min_offsets"), found.get("max_offsets")
-    if least is not None and most is not None and least > most:
-        raise ConfigError("minOffsetsPerTrigger", f"is above maxOffsetsPerTrigger: {least} > {most}")
-    if least is None and "maxTriggerDelay" in options:
-        raise ConfigError("maxTriggerDelay", "is for minOffsetsPerTrigger, which is missing")
     topics = _topics(options.values, served=served)
     return SourceOptions(
         paths=paths,

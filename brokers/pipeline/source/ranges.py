@@ -115,9 +115,8 @@ def shares(
     cut: Cut,
     *,
     size: int = SPLIT_BYTES,
-    alone: bool = False,
 ) -> list[tuple[LogRange, ...]]:
-    """Divide a read into tasks of about `size` bytes. Small logs share one, unless each is to be `alone`.
+    """Divide a read into tasks of about `size` bytes. Small logs share one.
 
     Empty ranges are left out. With `min_partitions` the number of tasks is a multiple of it, so that all
     cores end together.
@@ -131,7 +130,7 @@ def shares(
         size = ceil(total / (rounds * min_partitions))
     least = size if min_partitions is None else max(size, SPLIT_BYTES_LEAST)
     pieces = (piece for each in ranges for piece in _pieces(each, least, cut))
-    return [(piece,) for piece in pieces] if alone else list(_packed(pieces, size))
+    return list(_packed(pieces, size))
 
 
 def fair_shares(total: int, wanted: Sequence[int], *, least: int) -> list[int]:

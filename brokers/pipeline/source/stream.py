@@ -55,17 +55,10 @@ class Plan:
     behind: Mapping[str, Mapping[str, int]]
 
 
-def planned(
-    options: SourceOptions,
-    start: Offset,
-    limit: Limit,
-    target: Target | None = None,
-    least: int | None = None,
-) -> Plan:
+def planned(options: SourceOptions, start: Offset, limit: Limit, target: Target | None = None) -> Plan:
     """Plan the batch that begins at `start`. Without anything to read it ends at `start`, too.
 
-    `target`: go no further. `least`: the batch is empty until so many records are there. Raises DataLoss by
-    the rules, ConfigError, OSError.
+    `target`: go no further. Raises DataLoss by the rules, ConfigError, OSError.
     """
     known, policy = _known(options, start), rules(options)
     parts: list[BatchRange] = []
@@ -84,9 +77,7 @@ def planned(
                 parts += _first(options, policy, reader, logs)
             else:
                 parts += _next(options, policy, reader, logs, known.get(source, {}))
-        is_enough = least is None or _are_there(readers, parts, least)
-        if is_enough:
-            _advance(readers, parts, limit)
+        _advance(readers, parts, limit)
     logs_end: dict[str, dict[str, list[int]]] = {source: {} for source in options.sources}
     began: dict[str, dict[str, int]] = {}
     behind: dict[str, dict[str, int]] = {}
@@ -98,23 +89,12 @@ def planned(
             began.setdefault(source, {})[name] = part.start
     end: Offset = {"logs": logs_end} | ({"began": began} if began else {})
     is_still = not began and known is not None and _offsets(logs_end) == _offsets(known)
-    return Plan(start if is_still or not is_enough else end, behind)
+    return Plan(start if is_still else end, behind)
 
 
 def offsets(options: SourceOptions, offset: Offset) -> Mapping[str, Mapping[str, int]]:
     """Return up to where a stream has read, by source and topic."""
     return _offsets(_known(options, offset) or {})
-
-
-def _are_there(readers: Mapping[str, SourceReader], parts: Sequence[BatchRange], records: int) -> bool:
-    """Whether all logs together have so many new records."""
-    left = records
-    for part in parts:
-        if left > 0 and part.length > 0:
-            ahead = BatchRange(part.log, part.start, left)
-            ahead.advance(readers[part.log.source])
-            left -= ahead.records
-    return left <= 0
 
 
 def ranges(options: SourceOptions, start: Offset, end: Offset) -> list[LogRange]:

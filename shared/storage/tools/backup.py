@@ -1,13 +1,9 @@
-"""`brokers backup` and `brokers restore`: a data folder copied whole, checked, and put back.
+"""`brokers backup` and `brokers restore`: a data folder copied whole, checked, and put back (STORAGE.md,
+"Backups").
 
-A backup is itself a data folder, with one more file: BACKUP, the manifest, written last. So a backup that was
-cut short is none, and `fsck`, `log dump` and the rest work on it as they do on any folder.
-
-`backup` copies a folder that no broker uses, as it stands, journal included. `backup_files` copies one that a
-running broker serves. All logs are taken at one moment, between two commits. What is visible then never
-changes any more, so it is copied while the logs grow. That copy needs no journal: its catalog says how far
-each log goes, and its indexes are written to match. What happens to a log meanwhile is left out, but for what
-takes bytes away. Records that retention drops are dropped there too, and a log that is deleted is not in it.
+`backup` copies a folder that no broker uses, as it stands. `backup_files` copies one that a running broker
+serves. All logs are taken at one moment, between two commits, and copied while they grow. What happens to a
+log meanwhile is left out, but for what takes bytes away: records that retention drops, and deleted logs.
 """
 
 import errno

@@ -15,11 +15,12 @@ import attrs
 from brokers.pipeline.archive import committed, faults
 from brokers.pipeline.archiving import job, names
 from brokers.pipeline.archiving.feed import ArchiveInput
-from brokers.pipeline.archiving.files import Files, read_whole
+from brokers.pipeline.archiving.files import Files
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Manifest, Part
 from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.source.options import parse
+from tests.support.fake_disk import FakeDisk
 
 STEP = 10
 """Bytes of each record: they stand at 0, 10, 20, ..."""
@@ -35,6 +36,25 @@ def offsets(start: int, end: int) -> list[int]:
     return list(range(start, end, STEP))
 
 
+class ArchiveDisk(FakeDisk):
+    """A disk in memory, of whose operations an archive's are made: tests cut between any two of them."""
+
+    def read_whole(self, path: str) -> bytes:
+        fd = self.open(path)
+        try:
+            return self.read(fd, self.size(fd), 0)
+        finally:
+            self.close(fd)
+
+    def write_new(self, path: str, data: bytes) -> None:
+        fd = self.open(path, create=True, exclusive=True)
+        try:
+            self.write(fd, data, 0)
+            self.sync_data(fd)
+        finally:
+            self.close(fd)
+
+
 def write_fresh(files: Files, topic: str, start: int, end: int, token: str, *, fail: bool = False) -> Part:
     """What an executor does; `fail`: it dies over an empty file."""
     data = b"" if fail else json.dumps(offsets(start, end)).encode()
@@ -44,11 +64,10 @@ def write_fresh(files: Files, topic: str, start: int, end: int, token: str, *, f
     above = part.fresh_path.split("/")[:-1]
     for count in range(1, len(above) + 1):
         files.make_folder("/".join(above[:count]))
-    fd = files.open(part.fresh_path, create=True, exclusive=True)
     if data:
-        files.write(fd, data, 0)
-        files.sync_data(fd)
-    files.close(fd)
+        files.write_new(part.fresh_path, data)
+    elif isinstance(files, FakeDisk):
+        files.close(files.open(part.fresh_path, create=True, exclusive=True))
     return part
 
 
@@ -148,7 +167,7 @@ def archived(files: Files, paths: list[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in paths:
         topic = next(part for part in path.split("/") if part.startswith("topic="))
-        found.setdefault(unquote(topic[6:]), []).extend(json.loads(read_whole(files, path)))
+        found.setdefault(unquote(topic[6:]), []).extend(json.loads(files.read_whole(path)))
     return {topic: sorted(records) for topic, records in found.items()}
 
 

@@ -1,7 +1,7 @@
 """The archive's folder cut between any two file operations, by kill -9 and by power cuts, then recovered."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 import pytest
@@ -9,10 +9,10 @@ import pytest
 from brokers.errors import Failure
 from brokers.pipeline.archiving import folder as folders
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import write_new
 from brokers.pipeline.archiving.folder import ArchiveFolder
 from shared.storage import format
 from tests.pipeline.archive.model import (
+    ArchiveDisk,
     Archiver,
     added,
     check_done,
@@ -21,14 +21,14 @@ from tests.pipeline.archive.model import (
     write_fresh,
 )
 from tests.support.explore import sampled_states
-from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.fake_disk import Operation
 
 
 class Cut(Exception):
     """The process dies here."""
 
 
-def cut_at(disk: FakeDisk, number: int) -> None:
+def cut_at(disk: ArchiveDisk, number: int) -> None:
     def before(operation: Operation) -> None:
         if operation.number >= number:
             raise Cut
@@ -36,7 +36,7 @@ def cut_at(disk: FakeDisk, number: int) -> None:
     disk.before = before
 
 
-def with_two_parts(disk: FakeDisk) -> ArchiveFolder:
+def with_two_parts(disk: ArchiveDisk) -> ArchiveFolder:
     """A folder with the records from 0 to 20 in two commits."""
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
@@ -45,7 +45,7 @@ def with_two_parts(disk: FakeDisk) -> ArchiveFolder:
     return folder
 
 
-def killed_everywhere(disk: FakeDisk) -> Iterator[tuple[FakeDisk, Archiver]]:
+def killed_everywhere(disk: ArchiveDisk) -> Iterator[tuple[ArchiveDisk, Archiver]]:
     """The machine after an archiver was killed before each of its operations, in turn."""
     for number in itertools.count():
         copy = disk.kill()
@@ -60,7 +60,7 @@ def killed_everywhere(disk: FakeDisk) -> Iterator[tuple[FakeDisk, Archiver]]:
             return
 
 
-def check_and_finish(disk: FakeDisk, died: Archiver, run: int) -> None:
+def check_and_finish(disk: ArchiveDisk, died: Archiver, run: int) -> None:
     try:
         check_readers(disk, died.acknowledged, died.attempted)
     except Failure:
@@ -71,14 +71,14 @@ def check_and_finish(disk: FakeDisk, died: Archiver, run: int) -> None:
 
 def test_killed_between_any_two_operations_it_ends_with_each_record_once() -> None:
     cuts = 0
-    for disk, died in killed_everywhere(FakeDisk()):
+    for disk, died in killed_everywhere(ArchiveDisk()):
         cuts += 1
         check_and_finish(disk, died, run=2)
     assert cuts > 150
 
 
 def test_a_recovery_that_is_killed_is_recovered_from() -> None:
-    for disk, died in itertools.islice(killed_everywhere(FakeDisk()), 0, None, 19):
+    for disk, died in itertools.islice(killed_everywhere(ArchiveDisk()), 0, None, 19):
         for number in range(0, 40, 5):
             copy = disk.kill()
             copy.before = None
@@ -93,7 +93,7 @@ def test_a_recovery_that_is_killed_is_recovered_from() -> None:
 
 
 def test_after_a_power_cut_before_any_sync_it_ends_with_each_record_once() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     archiver = Archiver(disk, run=1)
     checked = 0
 
@@ -121,25 +121,24 @@ def test_the_trial_of_power_cuts_finds_a_missing_sync(omitted: str, monkeypatch:
 
 def test_a_move_before_its_commit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge itself: were files moved before the manifest is written, some cut would show it."""
-    write_new: Callable[..., None] = folders.write_new
+    write_new = ArchiveDisk.write_new
 
-    def write_late(files: FakeDisk, path: str, data: bytes) -> None:
+    def write_late(files: ArchiveDisk, path: str, data: bytes) -> None:
         following = folders.manifests.unpack(data)
-        assert following is not None
-        for part in following.moves:
+        for part in following.moves if following is not None else ():
             for folder in reversed(PurePosixPath(part.path).parents[:-1]):
                 files.make_folder(str(folder))
             files.rename(part.fresh_path, part.path)
         write_new(files, path, data)
 
-    monkeypatch.setattr(folders, "write_new", write_late)
+    monkeypatch.setattr(ArchiveDisk, "write_new", write_late)
     with pytest.raises((AssertionError, Failure)):
         test_killed_between_any_two_operations_it_ends_with_each_record_once()
 
 
 def test_both_folders_of_a_move_are_synced_before_the_next_commit() -> None:
     """Either is enough where a rename is one change of the file system's, as on the fake disk."""
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     open_folders: set[str] = set()
     moves = 0
 
@@ -160,7 +159,7 @@ def test_both_folders_of_a_move_are_synced_before_the_next_commit() -> None:
 
 
 def test_a_committed_file_that_is_at_neither_place_is_damage() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
     folder.commit(added(folder, 0, 10))
@@ -170,7 +169,7 @@ def test_a_committed_file_that_is_at_neither_place_is_damage() -> None:
 
 
 def test_a_second_archiver_that_slipped_past_the_lock_stops_at_its_first_commit() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     Archiver(disk, run=1).go()
     slow = ArchiveFolder(disk, "logmq")
     quick = ArchiveFolder(disk, "logmq")
@@ -188,7 +187,7 @@ def test_a_second_archiver_that_slipped_past_the_lock_stops_at_its_first_commit(
 
 
 def test_a_damaged_manifest_is_no_reason_to_archive_anything_twice() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     archiver = Archiver(disk, run=1)
     archiver.go()
     for version in range(archiver.acknowledged - 1, archiver.acknowledged + 1):
@@ -200,7 +199,7 @@ def test_a_damaged_manifest_is_no_reason_to_archive_anything_twice() -> None:
 
 
 def test_a_manifest_that_ends_where_a_committed_file_begins_is_an_old_one() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     folder = with_two_parts(disk)
     disk.flip(names.manifest(folder.manifest.version), 100)
     with pytest.raises(folders.ArchiveDamaged, match="newer than the newest manifest"):
@@ -208,7 +207,7 @@ def test_a_manifest_that_ends_where_a_committed_file_begins_is_an_old_one() -> N
 
 
 def test_a_damaged_newest_manifest_is_set_aside_with_its_files_and_nothing_is_removed() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     folder = with_two_parts(disk)
 
     def before(operation: Operation) -> None:
@@ -231,7 +230,7 @@ def test_a_damaged_newest_manifest_is_set_aside_with_its_files_and_nothing_is_re
 
 
 def test_a_recovery_leaves_nothing_that_was_not_committed() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
     write_fresh(disk, "orders", 0, 10, "a")
@@ -240,7 +239,7 @@ def test_a_recovery_leaves_nothing_that_was_not_committed() -> None:
 
 
 def test_a_reader_that_is_overtaken_by_commits_looks_again() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     Archiver(disk, run=1).go()
     folder = ArchiveFolder(disk, "logmq")
     folder.recover()
@@ -259,11 +258,11 @@ def test_a_reader_that_is_overtaken_by_commits_looks_again() -> None:
 
 
 def test_an_archive_of_another_namespace_or_of_a_later_format_is_refused() -> None:
-    disk = FakeDisk()
+    disk = ArchiveDisk()
     archiver = Archiver(disk, run=1)
     archiver.go()
     with pytest.raises(Failure, match="has logs of logmq, not of dms"):
         ArchiveFolder(disk, "dms").recover()
-    write_new(disk, names.manifest(99), format.pack_lines([{"archive": 2}]))
+    disk.write_new(names.manifest(99), format.pack_lines([{"archive": 2}]))
     with pytest.raises(folders.ArchiveDamaged, match="format 2"):
         ArchiveFolder(disk, "logmq").recover()

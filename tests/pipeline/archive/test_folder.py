@@ -8,7 +8,7 @@ import pytest
 
 from brokers.errors import Failure
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import LocalFiles, read_whole, write_new
+from brokers.pipeline.archiving.files import LocalFiles
 from brokers.pipeline.archiving.folder import opened
 from brokers.pipeline.archiving.places import place_of
 
@@ -18,10 +18,10 @@ def test_a_new_file_is_synced_and_never_takes_the_place_of_another(
 ) -> None:
     synced: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
-    write_new(LocalFiles(tmp_path), "version", b"first")
+    LocalFiles(tmp_path).write_new("version", b"first")
     assert synced == [((tmp_path / "version").stat().st_ino, 5)]
     with pytest.raises(FileExistsError):
-        write_new(LocalFiles(tmp_path), "version", b"second")
+        LocalFiles(tmp_path).write_new("version", b"second")
     assert (tmp_path / "version").read_bytes() == b"first"
     synced.clear()
     LocalFiles(tmp_path).sync_folder("")
@@ -34,22 +34,6 @@ def test_the_lock_says_whose_it_is_whatever_it_said_before(tmp_path: Path) -> No
     lock.write_text("123456789012\n")
     with opened(place_of(tmp_path), "logmq"):
         assert lock.read_text() == f"{os.getpid()}\n"
-
-
-class Halting(LocalFiles):
-    """Reads and writes three bytes at most, as a network's file system may."""
-
-    def read(self, fd: int, length: int, offset: int) -> bytes:
-        return super().read(fd, min(length, 3), offset)
-
-    def write(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        return super().write(fd, data[:3], offset)
-
-
-def test_what_takes_several_reads_and_writes_is_whole(tmp_path: Path) -> None:
-    write_new(Halting(tmp_path), "version", b"0123456789")
-    assert (tmp_path / "version").read_bytes() == b"0123456789"
-    assert read_whole(Halting(tmp_path), "version") == b"0123456789"
 
 
 def test_a_folder_is_named_as_spark_names_it_and_no_longer_than_a_file_system_takes() -> None:

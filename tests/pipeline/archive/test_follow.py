@@ -17,8 +17,8 @@ from brokers.pipeline.archiving.parquet import Written
 from brokers.pipeline.archiving.places import place_of
 from brokers.pipeline.archiving.plan import NamedLog, RoundTarget
 from brokers.pipeline.source.ranges import Cut, LogRange
-from tests.pipeline.archive.model import Spark
-from tests.support.fake_disk import FakeDisk, Operation
+from tests.pipeline.archive.model import ArchiveDisk, Spark
+from tests.support.fake_disk import Operation
 
 QUICK = Settings(trigger_seconds=0.0)
 
@@ -64,7 +64,7 @@ def archiver(
     feed: Feed, spark: Spark | None = None, settings: Settings = QUICK
 ) -> tuple[Archiver, list[str]]:
     warned: list[str] = []
-    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder = ArchiveFolder(ArchiveDisk(), "logmq")
     folder.recover()
     made = GapsArchiver(spark or Spark(), feed, folder, place_of("unused"), settings, warn=warned.append)  # type: ignore[arg-type]
     return made, warned
@@ -180,7 +180,7 @@ def test_a_commit_that_failed_ends_it_since_only_the_next_start_can_tell_what_it
             raise OSError(28, "No space left on device")
 
     disk = job.folder.files
-    assert isinstance(disk, FakeDisk)
+    assert isinstance(disk, ArchiveDisk)
     disk.before = full
     with pytest.raises(Failure, match=r"commit 1 failed.*No space left"):
         list(job.follow())

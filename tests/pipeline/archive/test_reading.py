@@ -11,20 +11,19 @@ from brokers.errors import Failure
 from brokers.pipeline import archive
 from brokers.pipeline.archive import ArchiveFault, committed, faults
 from brokers.pipeline.archiving import names
-from brokers.pipeline.archiving.files import Files, LocalFiles, write_new
+from brokers.pipeline.archiving.files import Files, LocalFiles
 from brokers.pipeline.archiving.folder import ArchiveFolder, final_files, opened
 from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange
 from brokers.pipeline.archiving.names import FileName
 from brokers.pipeline.archiving.places import place_of
 from shared.storage import format
-from tests.pipeline.archive.model import added, archived, glob, identity, write_fresh
-from tests.support.fake_disk import FakeDisk
+from tests.pipeline.archive.model import ArchiveDisk, added, archived, glob, identity, write_fresh
 
 
 @pytest.fixture
 def folder() -> ArchiveFolder:
     """An archive of `orders`: of each of three days a file at its final place."""
-    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder = ArchiveFolder(ArchiveDisk(), "logmq")
     folder.recover()
     for start in (0, 40, 80):
         folder.commit(added(folder, start, start + 40))
@@ -79,7 +78,7 @@ def test_a_day_may_be_removed_under_an_archive_that_goes_on_writing_it(tmp_path:
 
 
 def test_gaps_are_nothing_that_is_missing_and_a_log_may_begin_later() -> None:
-    folder = ArchiveFolder(FakeDisk(), "logmq")
+    folder = ArchiveFolder(ArchiveDisk(), "logmq")
     folder.recover()
     part = write_fresh(folder.files, "orders", 60, 80, "a")
     gaps = [ByteRange(40, 60), ByteRange(80, 90)]
@@ -103,7 +102,7 @@ def test_fresh_files_that_an_older_release_has_left_are_read_and_brought_to_thei
         old = attrs.asdict(attrs.evolve(log, end=80, records=8)) | {"settled": 40}
         lines = [head, {"log": old}, {"hot": attrs.asdict(part) | {"made_ms": 1}}]
         lines.append({"retired": {"path": "_archive/fresh/x", "until_ms": 2}})
-        write_new(folder.files, names.manifest(2), format.pack_lines(lines))
+        folder.files.write_new(names.manifest(2), format.pack_lines(lines))
     everything = {"orders": list(range(0, 80, 10))}
     assert archived(LocalFiles(tmp_path), relative(tmp_path)) == everything
     with opened(place_of(tmp_path), "logmq") as folder:

@@ -21,7 +21,6 @@ from shared.net.admission import Admission
 from shared.net.counters import NetCounters
 from shared.net.keepalive import is_loopback
 from shared.net.listeners import (
-    INHERITS_OPTIONS,
     Acceptor,
     CannotListen,
     bind_tcp,
@@ -165,9 +164,6 @@ async def test_accepted_sockets_have_the_options_that_find_dead_peers(kind: str,
 
 
 @pytest.mark.parametrize("kind", ["poll", "stream"])
-@pytest.mark.skipif(
-    not hasattr(socket, "TCP_QUICKACK"), reason="Linux puts acknowledgements off, and has this"
-)
 async def test_a_peer_that_sends_the_beginning_of_something_is_acknowledged_at_once(kind: str) -> None:
     waits = trio.Event()
 
@@ -203,7 +199,7 @@ def acceptor_of(listening: socket.socket, admit: Callable[[socket.socket], None]
         after_turn=lambda: None,
         log=structlog.stdlib.get_logger("test"),
     )
-    return Acceptor(listening, lambda sock, peer, host: admit(sock), loop, pushes=False)
+    return Acceptor(listening, lambda sock, peer, host: admit(sock), loop)
 
 
 async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_may_come_from() -> None:
@@ -219,7 +215,6 @@ async def test_who_comes_from_this_machine_is_not_probed_wherever_else_others_ma
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.skipif(not INHERITS_OPTIONS, reason="elsewhere the acceptor sets them")
 @pytest.mark.parametrize(("host", "asked"), [("127.0.0.1", False), ("0.0.0.0", True)])
 def test_who_may_be_far_away_is_asked_whether_he_is_still_there(host: str, asked: bool) -> None:
     """Not who can only be on this machine: its probes come in bursts, of which loopback drops the most."""

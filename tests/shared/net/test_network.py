@@ -2,8 +2,6 @@
 
 import gc
 import socket
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -113,31 +111,3 @@ async def test_a_group_that_is_cancelled_amid_everything_leaves_nothing_behind(k
     assert served.network.backlogs.held_bytes == 0
     assert served.network.admission.connections == 0
     assert all(session.connection.closed for session in opened)
-
-
-WITHOUT_EPOLL = """
-import os, sys
-import trio
-del os.eventfd  # trio itself needs epoll on Linux, so what goes is the other half of what we need
-from tests.shared.net.served import Sessions, echo, make_group, read_all
-
-async def main():
-    group = make_group()
-    (address,) = group.bind_tcp("test", "127.0.0.1", 0, Sessions(echo))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(group.serve)
-        async with await trio.open_tcp_stream(*address) as client:
-            await client.send_all(b"hello")
-            assert await read_all(client, 5) == b"hello"
-        nursery.cancel_scope.cancel()
-    assert "shared.net.poll" not in sys.modules
-
-trio.run(main)
-"""
-
-
-def test_plain_tcp_is_served_where_there_is_no_epoll() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_EPOLL], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert done.returncode == 0, done.stderr

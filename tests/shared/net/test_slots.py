@@ -1,4 +1,4 @@
-"""Datagrams put into frames, in bulk and one by one, are the same frames."""
+"""Datagrams put into frames."""
 
 import select
 import socket
@@ -57,7 +57,6 @@ def received(
     return frames, lengths
 
 
-@pytest.mark.parametrize("in_bulk", [True, False])
 @given(batches=st.lists(st.lists(st.binary(max_size=30), min_size=1, max_size=6), max_size=6))
 @example([[b"x" * 20] * 4, [b"y" * 20, b"y"], [b"z" * 6] * 4])  # shorter ones behind a longer batch
 @example([[b"x" * 20] * 4, [b"y" * 9, b"y"], [b"z" * 6] * 4])
@@ -65,10 +64,10 @@ def received(
 @example([[b"x" * 20] * 4, [b"y" * 9] * 2, [b"z" * 7] * 4])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_hold_the_datagram_its_sender_and_nothing_of_earlier_ones(
-    pair: Pair, in_bulk: bool, batches: list[list[bytes]]
+    pair: Pair, batches: list[list[bytes]]
 ) -> None:
     near, far = pair
-    slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
+    slots = Slots(LAYOUT, 4)
     for batch in batches:
         for data in batch:
             near.send(data)
@@ -98,10 +97,9 @@ def test_no_more_senders_are_remembered_than_that(pair: Pair, monkeypatch: pytes
     assert growth_bytes(lambda: hear_of_new_senders(200)) < 100 * one_sender_bytes
 
 
-@pytest.mark.parametrize("in_bulk", [True, False])
-def test_what_is_not_allowed_is_left_out(pair: Pair, in_bulk: bool) -> None:
+def test_what_is_not_allowed_is_left_out(pair: Pair) -> None:
     near, far = pair
-    slots = Slots(LAYOUT, 4, in_bulk=in_bulk)
+    slots = Slots(LAYOUT, 4)
     near.send(b"one")
     assert received(slots, far, 1, lambda host: host not in ("127.0.0.1", "::1")) == (b"", [])
     near.send(b"two")

@@ -1,11 +1,13 @@
 """What comes and goes: the index, its trie and its cache against a plain dict and the table."""
 
+import math
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from shared.budget import CacheBytes, Caches, unbounded
 from shared.routing.index import RoutingIndex
 from shared.routing.syntax import EVERY_NAME, EveryName, Pattern, Wildcards
 from shared.routing.trie import Node, Trie
@@ -19,17 +21,12 @@ subscribers = st.integers(0, 3)
 
 
 def shape(node: Node[Any]) -> Any:
-    """Everything that hangs on `node`, as plain data, so that the forms (bare or dict) count too."""
-    children = node.children
+    """Everything that hangs on `node`, as plain data, so that the forms (bare, dict or None) count too."""
     return (
         members(node.ends),
         members(node.below),
-        sorted((rest, members(who)) for rest, who in node.rests.items())
-        if isinstance(node.rests, dict)
-        else (node.rests, members(node.rest_only)),
-        sorted((level, shape(child)) for level, child in children.items())
-        if isinstance(children, dict)
-        else (children, node.child_only and shape(node.child_only)),
+        node.rests and sorted((rest, members(who)) for rest, who in node.rests.items()),
+        node.children and sorted((level, shape(child)) for level, child in node.children.items()),
         node.one and shape(node.one),
         node.many and shape(node.many),
     )
@@ -107,7 +104,7 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def the_books_agree(self) -> None:
         assert len(self.index) == sum(map(len, self.model.values()))
-        assert self.index.statistics().subscribers == sum(1 for held in self.model.values() if held)
+        assert self.index.subscribers == sum(1 for held in self.model.values() if held)
         for subscriber in range(4):
             assert set(self.index.patterns(subscriber)) == self.model.get(subscriber, set())
 
@@ -162,16 +159,16 @@ def test_a_match_in_hand_stays_as_it_was() -> None:
 
 
 def test_the_cache_stays_within_its_bound_whatever_is_asked() -> None:
-    index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=100_000)
+    books = CacheBytes(Caches(unbounded()), math.inf)
+    index: RoutingIndex[int] = RoutingIndex(SLASHES, cache_bytes_max=100_000, cache_books=books)
     for subscriber in range(100):
         index.subscribe(subscriber, b"*")
     for i in range(5000):
         index.match(b"name/%d" % i)
-    cached = index.statistics().cached_names
-    assert 0 < cached * (200 + 8 * 100) <= 100_000
-    walks = index.statistics().walks
+    assert 0 < books.held_bytes <= 100_000
+    visits = index.visits
     index.match(b"name/4999")
-    assert index.statistics().walks == walks
+    assert index.visits == visits
 
 
 def test_a_subscriber_of_its_own_kind_is_told_apart_by_what_it_equals() -> None:
@@ -190,7 +187,7 @@ def test_an_exact_subscription_forgets_only_its_own_name() -> None:
     index.subscribe("x", b"a")
     assert index.match(b"a") == ("x",)
     assert index.match(b"b") == ()
-    assert index.statistics().walks == 3
+    assert index.visits == 3, "the root, once a walk"
 
 
 def test_a_name_is_forgotten_in_the_old_generation_too() -> None:
@@ -198,9 +195,9 @@ def test_a_name_is_forgotten_in_the_old_generation_too() -> None:
     index.match(b"a")
     for i in range(5):
         index.match(b"%d" % i)  # fills half of the bound: what was young is old now
-    walks = index.statistics().walks
+    visits = index.visits
     assert index.match(b"a") == ()
-    assert index.statistics().walks == walks
+    assert index.visits == visits
     for i in range(5, 9):
         index.match(b"%d" % i)
     index.subscribe("x", b"a")

@@ -63,7 +63,7 @@ def test_the_worst_patterns_cost_what_they_are_long_not_times_the_name(pattern: 
     found: list[tuple[str, ...]] = []
     lines = lines_run(lambda: found.append(index.match(name)))
     assert bool(found[0]) == table_matches(SLASHES, pattern, name)
-    assert index.statistics().visits <= nodes_max([pattern])
+    assert index.visits <= nodes_max([pattern])
     assert lines <= 20 * (nodes_max([pattern]) + name.count(b"/"))
 
 
@@ -73,7 +73,7 @@ def test_the_worst_patterns_together_cost_no_more_than_the_sum() -> None:
         index.subscribe(pattern, pattern)
     name = LONG + b"/x"
     lines = lines_run(lambda: index.match(name))
-    assert index.statistics().visits <= nodes_max(WORST)
+    assert index.visits <= nodes_max(WORST)
     assert lines <= 20 * (nodes_max(WORST) + name.count(b"/"))
 
 
@@ -87,7 +87,7 @@ def test_no_input_costs_more_than_the_nodes(patterns: list[bytes], name: bytes) 
         index.subscribe(pattern, pattern)
     index.match(name)
     # Where a path divides its entries are gone through, too: fewer than two a pattern, and one for its rest.
-    assert index.statistics().visits <= nodes_max(patterns) + 3 * len(patterns)
+    assert index.visits <= nodes_max(patterns) + 3 * len(patterns)
 
 
 @pytest.mark.parametrize("behind", [b"*/%d", b"*/%d/+"], ids=["rests", "children"])
@@ -98,7 +98,7 @@ def test_of_many_entries_behind_any_levels_no_more_are_tried_than_the_name_has_l
     found: list[tuple[int, ...]] = []
     lines = lines_run(lambda: found.append(index.match(b"1/2/3/4")))
     assert found == [(4,) if behind == b"*/%d" else (3,)]
-    assert index.statistics().visits <= 2 + 4 + 4
+    assert index.visits <= 2 + 4 + 4
     assert lines <= 250
 
 

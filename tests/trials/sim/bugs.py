@@ -4,6 +4,7 @@ from outside for the time of one run; the product has no switch for any of them.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from heapq import heappush
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from brokers.bridges.bridge import Bridge
 from dms import expiry, opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
-from dms.expiry import Expiry, Jobs
+from dms.expiry import DueSchedules, Expiry, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.records import unpack
@@ -21,10 +22,12 @@ from dms.times import Times
 from logmq.bridge import LogmqSource
 from logmq.groups import Groups
 from logmq.writers import Writers
+from shared import schedules
 from shared.bridging import MessageRun
 from shared.queues.dedup import SeenKeys
-from shared.queues.keys import Keys
+from shared.queues.keys import _InTurn, _Lane
 from shared.queues.runs import Ready, Run
+from shared.schedules import Due
 from shared.storage import format, recovery, replay
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Commit, Committer
@@ -302,7 +305,7 @@ def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
     def straight_to_the_file(self: Committer, log: Log, parts: Any, *, synced: bool) -> Any:
         target = take_log(self, log, parts, synced=synced)
         if target.late and parts[0].batch is not parts[-1].batch:
-            target.fd, target.late = self._files.pin(log.file), False
+            target.fd, target.late = self.files.pin(log.file), False
         return target
 
     sort = Committer._sort
@@ -611,7 +614,14 @@ def jobs_have_no_name() -> list[Change]:
 @bug("queues of jobs")
 def jobs_of_a_key_go_at_once() -> list[Change]:
     """`per_key` is one more than it says."""
-    return [(Jobs, "_new_keys", lambda self: Keys(self.queue.options.per_key + 1))]
+    new_keys = Jobs._new_keys
+
+    def with_one_more(self: Jobs) -> Any:
+        keys = new_keys(self)
+        keys.per_key += bool(keys.per_key)
+        return keys
+
+    return [(Jobs, "_new_keys", with_one_more)]
 
 
 @bug("queues of jobs")
@@ -646,6 +656,61 @@ def jobs_are_dropped_with_the_front() -> list[Change]:
         end(self, start, start, size)
 
     return [(QueueLog, "_end_snapshot", forgetful)]
+
+
+@bug("queues of jobs")
+def keys_jobs_pass_each_other() -> list[Change]:
+    """Of a key the newest job goes first."""
+
+    def put_the_newest_first(self: _Lane, run: Run) -> None:
+        heappush(self.runs, (-run.first, run))
+        self.count += len(run.bodies)
+
+    return [(_Lane, "put", put_the_newest_first)]
+
+
+@bug("queues of jobs")
+def keys_take_no_turns() -> list[Change]:
+    """A key goes on until it has nothing more."""
+
+    def stand_first(self: _InTurn, lane: _Lane) -> None:
+        if lane.place is None:
+            lane.place = 0
+            self._lanes.appendleft(lane)
+
+    return [(_InTurn, "put", stand_first)]
+
+
+@bug("queues of jobs")
+def schedules_make_up_for_what_was_missed() -> list[Change]:
+    """A schedule comes as often as it was missed."""
+
+    def take_the_next(self: Due, now_ms: int) -> int | None:
+        if self.next_ms is None or now_ms < self.next_ms:
+            return None
+        self.done_ms = self.next_ms
+        self.next_ms = self.schedule.next_after(self.done_ms)
+        return self.done_ms
+
+    return [(Due, "take", take_the_next)]
+
+
+@bug("queues of jobs")
+def schedules_forget_what_was_missed() -> list[Change]:
+    """A start begins schedules anew."""
+    return [(DueSchedules, "restore", lambda self, done: None)]
+
+
+@bug("queues of jobs")
+def schedules_forget_what_is_done() -> list[Change]:
+    """That a time of a schedule is done is not written."""
+    return [(QueueLog, "scheduled", lambda self, form, first, done: self.job(form, first))]
+
+
+@bug("queues of jobs", seeds_max=300)
+def schedules_follow_a_clock_back() -> list[Change]:
+    """Cron's times come again wherever the clock was set back."""
+    return [(schedules, "BACK_MS", 1000)]
 
 
 @bug("bridges")

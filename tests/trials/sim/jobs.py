@@ -1,26 +1,36 @@
 """Simulated clients of jobs of DMS: sent, put off, cancelled, repeated, delivered; what may not be is found.
 
 An acknowledged job is delivered or told where it is. None comes before its time, after its ACK or CANCEL, or
-while somebody holds it or another of its key. Of a name there is one, ever.
+while somebody holds it or another of its key. Of a name there is one, ever. A key's jobs come in their order,
+and where keys take turns none has two while another waits.
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import trio
 
 from tests.support import dms_spec as dms
 from tests.support.promises import BrokenPromiseError
+from tests.trials.sim import schedules
 from tests.trials.sim.dms_dialog import DmsDialog
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import ProbeClient, verifying
+from tests.trials.sim.schedules import CLOCK, LATE_MS, SchedulesModel
 from tests.trials.sim.world import World
 
-QUEUE = "jobs"
+BY_KEY, BY_TURNS = "jobs", "fair"
+"""Queues: with one of a key at a time, and with keys that take turns."""
 WEIGHTS = {"produce": 4, "change": 2, "consume": 6}
-OPTIONS = {"per_key": 1, "dedup_ms": 3_600_000, "loss_counts": "all"}
+WINDOW_MS = 3_600_000
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    BY_KEY: {"per_key": 1, "dedup_ms": WINDOW_MS, "loss_counts": "all"},
+    BY_TURNS: {"fair": True, "dedup_ms": WINDOW_MS, "loss_counts": "all"},
+    CLOCK: schedules.OPTIONS,
+}
 
 
 @attrs.define(eq=False)
@@ -36,10 +46,13 @@ class Asked:
 class Job(Asked):
     """`earliest`: the time before which it may not come."""
 
+    queue: str = ""
     name: str = ""
     body: bytes = b""
     key: str = ""
     earliest: float = 0.0
+    plain: bool = True
+    """It never waited for a time, and nobody sent another of its name."""
     shown: bool = False
     leaves: list[Asked] = attrs.Factory(list)
     """Its ACKs and CANCELs."""
@@ -54,6 +67,20 @@ class Job(Asked):
         holder = self.holder
         return holder is not None and not holder.left and not holder.server_done.is_set()
 
+    def of(self, other: "Job") -> bool:
+        """Whether it has the key of the other, in its queue."""
+        return bool(self.key) and self.key == other.key and self.queue == other.queue
+
+    def passes(self, other: "Job") -> bool:
+        """Whether the other is older, of this one's key, and may not be passed: nothing takes it away."""
+        return (
+            other is not self
+            and other.of(self)
+            and other.ended < self.begun
+            and other.plain
+            and not other.leaves
+        )
+
 
 class JobsModel:
     """What all clients know."""
@@ -61,48 +88,75 @@ class JobsModel:
     def __init__(self, world: World) -> None:
         self._world = world
         self.names: dict[str, list[Job]] = {}
+        """By name; all of one are in one queue."""
         self.bodies: dict[bytes, Job] = {}
         self.sent = self.acknowledged = self.records_checked = 0
 
-    def sends(self, name: str, body: bytes, key: str, delay_ms: int) -> Job:
+    def sends(self, queue: str, name: str, body: bytes, key: str, delay_ms: int) -> Job:
         self.sent += 1
-        job = Job(self._world.tick(), name=name, body=body, key=key)
+        job = Job(self._world.tick(), queue=queue, name=name, body=body, key=key, plain=not delay_ms)
         job.earliest = self._world.now() + delay_ms / 1000
-        self.names.setdefault(name, []).append(job)
+        jobs = self.names.setdefault(name, [])
+        jobs.append(job)
+        for other in jobs:
+            other.plain &= len(jobs) == 1
         self.bodies[body] = job
         return job
+
+    def moves(self, name: str, delay_ms: int) -> None:
+        """A RESCHEDULE is sent."""
+        for job in self.names[name]:
+            job.earliest = min(job.earliest, self._world.now() + delay_ms / 1000)
+            job.plain = False
+
+    def leaves(self, jobs: Sequence[Job]) -> Asked:
+        """An ACK or a CANCEL is sent."""
+        asked = Asked(self._world.tick())
+        for job in jobs:
+            job.leaves.append(asked)
+        return asked
 
     def done(self, asked: Asked) -> None:
         asked.ended = self._world.tick()
         self.acknowledged += isinstance(asked, Job)
         self._world.on_answer()
 
-    def of_name(self, name: str) -> list[Job]:
-        return self.names[name]
-
-    def delivered(self, body: bytes, about: dict[str, Any], wire: Wire, begun: int) -> Job:
-        """Of a CONSUME that was sent at `begun`."""
+    def delivered(self, queue: str, body: bytes, key: str, wire: Wire, begun: int) -> Job:
+        """The server had cause to send it from `begun` on."""
         self.records_checked += 1
         job = self.bodies.get(body)
-        if job is None:
-            raise BrokenPromiseError(f"delivered, and nobody sent it: {body!r}")
+        if job is None or job.queue != queue:
+            raise BrokenPromiseError(f"delivered from {queue}, and nobody sent it there: {body!r}")
         if self._world.now() < job.earliest:
             raise BrokenPromiseError(f"{job} comes {job.earliest - self._world.now():.4f} s early")
         if any(asked.ended < begun for asked in job.leaves):
             raise BrokenPromiseError(f"{job} was acknowledged or cancelled, and is delivered")
         if any(other is not job and other.shown for other in self.names[job.name]):
             raise BrokenPromiseError(f"{job} is delivered, and another of the name was")
+        if key != job.key:
+            raise BrokenPromiseError(f"{job} has the key {key!r}, not {job.key!r}")
         for other in self.bodies.values():
-            same = other is job or (bool(job.key) and other.key == job.key)
-            if same and other.held and other.held_since < begun:
+            alone = other is job or (queue == BY_KEY and other.of(job))
+            if alone and other.held and other.held_since < begun:
                 raise BrokenPromiseError(f"{job} is delivered while {other} of its key is held")
-        if about.get("key", "") != job.key:
-            raise BrokenPromiseError(f"{job} has the key {about.get('key')!r}, not {job.key!r}")
+            if queue == BY_KEY and job.passes(other):
+                raise BrokenPromiseError(f"{job} is delivered before {other} of its key")
         if not job.shown:
             job.shown = True
             self._world.on_sight()
         job.holder, job.held_since = wire, self._world.tick()
         return job
+
+    def took(self, jobs: Sequence[Job]) -> None:
+        """The first of `BY_TURNS`, in the order in which they came to the only one who takes."""
+        for at, job in enumerate(jobs):
+            behind = jobs[at + 1 :]
+            if job.plain and any(job.passes(other) for other in behind):
+                raise BrokenPromiseError(f"{job} is delivered before an older one of its key")
+            again = next((number for number, other in enumerate(behind) if other.key == job.key), len(behind))
+            waited = {other.key for other in behind[again:] if other.plain} - {job.key}
+            if passed := waited - {other.key for other in behind[:again]}:
+                raise BrokenPromiseError(f"the key {job.key!r} has two turns while others wait: {passed}")
 
     def saw(self, name: str, body: bytes | None) -> None:
         """Nobody is connected: the body of the job of this name; None: there is none."""
@@ -121,9 +175,9 @@ class JobsModel:
             raise BrokenPromiseError(f"{job_there} was acknowledged or cancelled, and is there")
 
 
-def named(said: dict[str, Any], body: bytes = b"") -> bytes:
+def named(queue: str, said: dict[str, Any], body: bytes = b"") -> bytes:
     text = json.dumps(said).encode()
-    return dms.name(QUEUE, len(text).to_bytes(2, "big") + text + body)
+    return dms.name(queue, len(text).to_bytes(2, "big") + text + body)
 
 
 @attrs.define(eq=False)
@@ -132,6 +186,7 @@ class JobClient(ProbeClient):
 
     port = "dms"
     _model: JobsModel
+    _schedules: SchedulesModel
     _number: int
     _made: int = attrs.field(default=0, init=False)
     _ids: int = attrs.field(default=1, init=False)
@@ -169,15 +224,17 @@ class JobClient(ProbeClient):
             for _ in range(chance.choice((1, 1, 3, 8))):
                 self._made += 1
                 name = f"{self._number}.{self._made}"
+                queue = chance.choice((BY_KEY, BY_TURNS))
                 if model.names and chance.random() < 0.2:
                     name = chance.choice([*model.names])
+                    queue = model.names[name][0].queue
                 body = f"{self._number}.{self._made}".encode() + b"=" * chance.choice((0, 3, 60, 400))
                 delay_ms, key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
                 said = {"dedup": name, "delay_ms": delay_ms, "headers": {"n": self._made}}
                 self._ids += 1
-                jobs.append((self._ids, model.sends(name, body, key, delay_ms)))
+                jobs.append((self._ids, model.sends(queue, name, body, key, delay_ms)))
                 said |= {"key": key} if key else {}
-                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(said, body)))
+                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(queue, said, body)))
             await dialog.send_all(requests, chance, "PRODUCE_WITH")
             for message_id, job in jobs:
                 await self._answered(dialog, dms.PRODUCE_WITH, message_id, job)
@@ -188,70 +245,122 @@ class JobClient(ProbeClient):
             if not model.names:
                 return
             name = chance.choice([*model.names])
-            asked = Asked(self._world.tick())
+            queue = model.names[name][0].queue
             if chance.random() < 0.5:
-                for job in model.of_name(name):
-                    job.leaves.append(asked)
-                await self._ask(dialog, dms.CANCEL, named({"dedup": name}), asked)
+                asked = model.leaves(model.names[name])
+                await self._ask(dialog, dms.CANCEL, named(queue, {"dedup": name}), asked)
                 continue
             delay_ms = chance.choice((0, 5, 50))
-            due = self._world.now() + delay_ms / 1000
-            for job in model.of_name(name):
-                job.earliest = min(job.earliest, due)
+            model.moves(name, delay_ms)
             said = {"dedup": name, "delay_ms": delay_ms}
-            await self._ask(dialog, dms.RESCHEDULE, named(said), asked)
+            await self._ask(dialog, dms.RESCHEDULE, named(queue, said), Asked(self._world.tick()))
 
     async def _consume(self, dialog: DmsDialog) -> None:
         chance, model = self._chance, self._model
+        queue = chance.choice((BY_KEY, BY_KEY, BY_TURNS, CLOCK))
         for _ in range(chance.choice((1, 3, 10))):
             self._ids += 1
             begun = self._world.tick()
-            await dialog.send(dms.frame(dms.CONSUME_WITH, self._ids, dms.name(QUEUE)), "CONSUME_WITH")
+            await dialog.send(dms.frame(dms.CONSUME_WITH, self._ids, dms.name(queue)), "CONSUME_WITH")
             type_, status, delivery_id, payload = await dialog.frame()
             if type_ == dms.ERROR and status == dms.TIMEOUT:
                 continue
             if type_ != dms.DELIVER_WITH:
                 raise BrokenPromiseError(f"{self.name} was refused: {status} {payload!r}")
-            size = 2 + int.from_bytes(payload[:2], "big")
-            job = model.delivered(payload[size:], json.loads(payload[2:size]), dialog.wire, begun)
+            about, body = split(payload)
+            jobs: list[Job] = []
+            if queue == CLOCK:
+                self._schedules.delivered(body, about)
+            else:
+                jobs.append(model.delivered(queue, body, about.get("key", ""), dialog.wire, begun))
             draw = chance.random()
             if draw < 0.2:
                 continue  # it is held until we leave
-            job.holder = None
-            asked = Asked(self._world.tick())
+            for job in jobs:
+                job.holder = None
             if draw < 0.7:
-                job.leaves.append(asked)
-                await dialog.send(dms.frame(dms.ACK, delivery_id), f"ACK {job}")
+                asked = model.leaves(jobs)
+                await dialog.send(dms.frame(dms.ACK, delivery_id), f"ACK {body!r}")
                 await self._answered(dialog, dms.ACK, delivery_id, asked)
             else:
-                rest = dms.name("", chance.choice((0, 0, 20)).to_bytes(4, "big") + b"no")
-                await dialog.send(dms.frame(dms.NACK, delivery_id, rest), f"NACK {job}")
-                await self._answered(dialog, dms.NACK, delivery_id, asked)
+                delay_ms = chance.choice((0, 0, 20))
+                for job in jobs:
+                    job.plain &= not delay_ms
+                rest = dms.name("", delay_ms.to_bytes(4, "big") + b"no")
+                await dialog.send(dms.frame(dms.NACK, delivery_id, rest), f"NACK {body!r}")
+                await self._answered(dialog, dms.NACK, delivery_id, Asked(self._world.tick()))
+
+
+def split(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """What is told of a message, and its body."""
+    size = 2 + int.from_bytes(payload[:2], "big")
+    return json.loads(payload[2:size]), payload[size:]
 
 
 @attrs.define(eq=False)
 class JobsVerifier:
-    """After each start each job is asked for by its name, which takes nothing."""
+    """After each start each job is asked for by its name, which takes nothing. Then those whose keys take
+    turns are taken, and what schedules sent; the end of the connection gives them back."""
 
     _world: World
     _network: Network
     _model: JobsModel
+    _schedules: SchedulesModel
 
     async def verify(self, accept: Callable[[Wire], None]) -> None:
+        self._schedules.serves()
         async with verifying(DmsDialog, self._world, self._network, accept, "dms", "verifier") as dialog:
             await dialog.shake_hands()
-            await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")
-            _, payload = await dialog.answer(dms.LIST, 2)
-            depths = dict(dms.listed(payload)[1])
-            found = 0
-            for number, name in enumerate([*self._model.names], 3):
-                await dialog.send(dms.frame(dms.GET_JOB, number, named({"dedup": name})), f"GET_JOB {name}")
+            depths = await self._depths(dialog)
+            found = dict.fromkeys((BY_KEY, BY_TURNS), 0)
+            for number, (name, jobs) in enumerate(self._model.names.items(), 3):
+                queue = jobs[0].queue
+                asked = dms.frame(dms.GET_JOB, number, named(queue, {"dedup": name}))
+                await dialog.send(asked, f"GET_JOB {name}")
                 status, payload = await dialog.answer(dms.GET_JOB, number)
-                self._model.saw(name, None if status else payload[2 + int.from_bytes(payload[:2], "big") :])
-                found += not status
-            if found != depths.get(QUEUE, 0):
-                raise BrokenPromiseError(f"{found} jobs have names, and {depths.get(QUEUE)} are in the queue")
-            if QUEUE not in depths:
-                options = json.dumps(OPTIONS).encode()
-                await dialog.send(dms.frame(dms.CREATE, 2, dms.name(QUEUE, options)), "CREATE")
-                await dialog.answer(dms.CREATE, 2)
+                self._model.saw(name, None if status else split(payload)[1])
+                found[queue] += not status
+            for queue, count in found.items():
+                if count != depths.get(queue, 0):
+                    raise BrokenPromiseError(
+                        f"{queue}: {count} jobs have names, and {depths.get(queue)} are there"
+                    )
+            for queue, options in OPTIONS.items():
+                if queue not in depths:
+                    said = json.dumps(options).encode()
+                    await dialog.send(dms.frame(dms.CREATE, 2, dms.name(queue, said)), f"CREATE {queue}")
+                    status, payload = await dialog.answer(dms.CREATE, 2)
+                    if status:
+                        raise BrokenPromiseError(f"{queue} cannot be made: {status} {payload!r}")
+            self._schedules.made()
+            await trio.sleep(LATE_MS / 1000)
+            depths = await self._depths(dialog)
+            for about, body in await self._take(dialog, CLOCK, depths[CLOCK]):
+                self._schedules.delivered(body, about)
+            for text in self._schedules.missing():
+                raise BrokenPromiseError(text)
+            begun = self._world.tick()
+            self._model.took(
+                [
+                    self._model.delivered(BY_TURNS, body, about.get("key", ""), dialog.wire, begun)
+                    for about, body in await self._take(dialog, BY_TURNS, depths[BY_TURNS])
+                ]
+            )
+
+    async def _depths(self, dialog: DmsDialog) -> dict[str, int]:
+        await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")
+        _, payload = await dialog.answer(dms.LIST, 2)
+        return dict(dms.listed(payload)[1])
+
+    async def _take(self, dialog: DmsDialog, queue: str, depth: int) -> list[tuple[dict[str, Any], bytes]]:
+        """What is ready, without an ACK."""
+        asked = dms.frame(dms.CONSUME_WITH, 3, dms.name(queue)) * depth
+        await dialog.send(asked, f"CONSUME {queue} x {depth}")
+        found = []
+        for _ in range(depth):
+            type_, status, _, payload = await dialog.frame()
+            if type_ == dms.DELIVER_WITH:
+                found.append(split(payload))
+            elif status != dms.TIMEOUT:
+                raise BrokenPromiseError(f"{queue} was refused: {status} {payload!r}")
+        return found

@@ -1,5 +1,6 @@
 """The machine that serves: lives of the real store, service and driver, one after the other, on one disk."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -41,10 +42,12 @@ Verify = Callable[[Callable[[Wire], None]], Any]
 class End:
     """How a life ended. `lossy`: the disk may have lost what was not synced.
 
-    `safe_seconds`: up to then syncs did what they said. `sync_seconds`: the slowest sync of this life.
+    `served_seconds`: up to then everybody was served. `safe_seconds`: up to then syncs did what they said.
+    `sync_seconds`: the slowest sync of this life.
     """
 
     lossy: bool
+    served_seconds: float
     safe_seconds: float
     sync_seconds: float
 
@@ -71,6 +74,7 @@ class Machine:
         self._disk = FaultyDisk()
         self._next: Callable[[], FakeDisk] | None = None
         self._lossy = False
+        self._served_seconds = math.inf
         self._answers = self._sights = 0
         self._faults: Faults | None = None
         self._scope = trio.CancelScope()
@@ -85,6 +89,7 @@ class Machine:
         )
         self._next = None
         self._answers = self._sights = 0
+        self._served_seconds = math.inf
         self._world.on_answer = lambda: self._answered(life)
         self._world.on_sight = lambda: self._sighted(life)
         self._world.say(f"life: {life}")
@@ -100,7 +105,13 @@ class Machine:
         assert self._next is not None
         self.operations += faults.operations
         self._disk = cast(FaultyDisk, self._next())
-        return End(self._lossy, min(self._world.now(), faults.failed_seconds), faults.slowest_sync_seconds)
+        now = self._world.now()
+        return End(
+            self._lossy,
+            min(now, self._served_seconds),
+            min(now, faults.failed_seconds),
+            faults.slowest_sync_seconds,
+        )
 
     async def row(self, protocol: str, kind: str, name: str) -> Any:
         """An object of what is served just now, as the API shows it."""
@@ -197,11 +208,12 @@ class Machine:
             faults.resume(plan)
             self._network.up(accept)
             await trio.sleep(life.seconds / 2)
-            self._world.wall_offset_ms += life.wall_jump_ms
+            self._world.set_wall(life.wall_jump_ms)
             await trio.sleep(life.seconds / 2)
             if life.ending != "stop":
                 self._end(life)
                 await trio.sleep_forever()
+            self._served_seconds = self._world.now()
             self._network.down(reset=False)
             bridges.stop()
             for service in services:

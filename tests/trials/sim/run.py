@@ -24,10 +24,14 @@ from tests.trials.sim.machine import Machine
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.plans import Life, lives, storage_settings
 from tests.trials.sim.probe_client import ProbeClient
+from tests.trials.sim.schedules import SchedulesModel
 from tests.trials.sim.served import INTERVAL, served, small_queues, small_steps
 from tests.trials.sim.threads import Threads
 from tests.trials.sim.verify import Verifier
 from tests.trials.sim.world import World
+
+AWAY_MS = (0, 3000, 100_000, 100_000, 86_400_000)
+"""The wall clock goes on so long while no server of schedules runs."""
 
 
 @attrs.frozen
@@ -79,7 +83,11 @@ class Simulation:
             world, self._network, self._dms_model, self._queues, world.source("dms verifier")
         )
         self._jobs_model = JobsModel(world)
-        self._jobs_verifier = JobsVerifier(world, self._network, self._jobs_model)
+        self._schedules = SchedulesModel(world)
+        if chosen.jobs:
+            world.on_wall_set = self._schedules.set
+        self._jobs_verifier = JobsVerifier(world, self._network, self._jobs_model, self._schedules)
+        self._away = world.source("away")
         self._lived = 0
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
         """Of the lives since the last start."""
@@ -105,7 +113,8 @@ class Simulation:
         if broken is None and self.world.failures:
             broken = _in_words(self.world.failures[0])
         models, trace = (self._model, self._dms_model, self._jobs_model), self.world.trace
-        checked = sum(model.records_checked for model in models) + self._bridge_verifier.records_checked
+        checkers = (*models, self._schedules, self._bridge_verifier)
+        checked = sum(checker.records_checked for checker in checkers)
         return Verdict(
             seed=self.world.seed,
             digest=trace.digest,
@@ -136,7 +145,8 @@ class Simulation:
             name, weights = f"client {number}", self._temper.episodes
             yield Client(world, network, name, over, weights, self._model, number, self._topics)
         if self._temper.jobs:
-            yield JobClient(world, network, f"worker {number}", over, WEIGHTS, self._jobs_model, number)
+            name, model = f"worker {number}", self._jobs_model
+            yield JobClient(world, network, name, over, WEIGHTS, model, self._schedules, number)
         elif "dms" in self._protocols:
             name, weights = f"worker {number}", self._temper.dms_episodes
             yield DmsClient(world, network, name, over, weights, self._dms_model, number, self._queues)
@@ -155,9 +165,13 @@ class Simulation:
     async def _live(self, life: Life) -> None:
         self._lived += 1
         ages = self._dms_model.ages
+        if self._temper.jobs:
+            self.world.wall_offset_ms += self._away.choice(AWAY_MS)
         ages.begins(self.world.now())
+        self._schedules.begins()
         end = await self._machine.live(life, self._verify)
         ages.ends(self.world.now())
+        self._schedules.ends(1000 * (self.world.now() - end.served_seconds + 2 * end.sync_seconds))
         self._safe_seconds = min(self._safe_seconds, end.safe_seconds)
         self._sync_seconds = max(self._sync_seconds, end.sync_seconds)
         if end.lossy:

@@ -15,7 +15,7 @@ from dms.plugin import plugin as dms_plugin
 from dms.settings import DmsSettings, QueueSettings
 from logmq.plugin import plugin as logmq_plugin
 from logmq.settings import LogmqSettings, TopicSettings
-from shared import turns
+from shared import schedules, turns
 from shared.plugin import Plugin
 from shared.queues import core
 from shared.storage import log_writer
@@ -23,6 +23,7 @@ from shared.storage.settings import Durability
 from tests.support.dms_model import SET, Fate
 from tests.support.turns import SLICES, look_clock
 from tests.trials.sim.fault_profiles import FaultProfile
+from tests.trials.sim.schedules import LOOK_MS
 
 INTERVAL = Durability.parse("interval:50ms")
 TOPICS = {
@@ -78,6 +79,7 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
         patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
         patch.multiple(core, HOT_LEAST_BYTES=500),
         patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
-        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5),
+        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5, CLOCK_LOOK_MS=LOOK_MS),
+        patch.multiple(schedules, EVERY_MS_MIN=1),
     ):
         yield

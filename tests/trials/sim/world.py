@@ -55,6 +55,8 @@ class World:
         """Called when a client has had a good answer to what changes something."""
         self.on_sight: Callable[[], None] = lambda: None
         """Called when a client has read what nobody knew yet to be written."""
+        self.on_wall_set: Callable[[int, int], None] = lambda before_ms, after_ms: None
+        """Called when the wall clock is set, with what it showed and what it shows."""
         self._times = [0.0]
 
     def source(self, purpose: str) -> random.Random:
@@ -83,6 +85,12 @@ class World:
 
     def monotonic(self) -> float:
         return self.now()
+
+    def set_wall(self, by_ms: int) -> None:
+        before_ms = self.wall_ms()
+        self.wall_offset_ms += by_ms
+        if by_ms:
+            self.on_wall_set(before_ms, before_ms + by_ms)
 
     # -- the server's log
 
