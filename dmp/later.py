@@ -1,76 +1,236 @@
-"""The messages of a queue that wait for their time, and are not ready before."""
+"""The messages of a queue that wait for their time, and are not ready before.
+
+Those of a durable queue are in its log alone (`cold_records`), and are read back a little ahead of their
+time. What has no record is in memory, and so is what has a large body, whose reference is short.
+
+Times are said by the wall clock, in Unix milliseconds, since they outlive the process. They are waited for by
+the broker's own clock: a delay is as long as it was, whatever is done to the wall clock meanwhile. A time
+that a header names (`eta`) is one of the wall clock, and moves where that is set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import attrs
-
+from dmp.cold_records import cold_message
+from dmp.once import HEADER
+from dmp.queue_records import PUTS, MessageReader, number_in
+from dmp.tries import tried
+from shared.errors import CorruptRecord, LogDeleted, StoreError
+from shared.queues.cold import LOST, ColdMessages, is_lost
+from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import Waiting
-from shared.turns import Turn
+from shared.storage.format import LENGTH_BYTES, length_at
+from shared.turns import Turn, batched, taken_out
 
 if TYPE_CHECKING:
+    from dmp.message import Head
+    from dmp.queue_log import QueueLog
+    from dmp.queues import Queue, QueueContext
     from shared.queues.runs import Run
+    from shared.storage.lost import Lost
 
+AHEAD_MS, SOON_MS = 1000, 250
+"""What is due within the one is read back once some of it is due within the other."""
+READ_MOST, READ_BYTES = 256, 1 << 20
+"""Messages that are read back at once, and about how many bytes of them."""
+SCARCE_SECONDS = 0.1
+"""While memory is scarce: whether there is room is looked at so often."""
 LOOK_AGAIN_SECONDS = 60.0
 """The system's clock may be set: a time is looked at again so soon."""
+CLOCK_STEP_MS = 1000
+"""The wall clock was set where it has gone so much more, or less, than time has passed."""
 _NUMBERS_END = 1 << 62
 """No message has such a number: from here on is what a feed gave back, with a number that another has, too,
 or below 0."""
 
 
-@attrs.define(eq=False)
 class Later:
-    """All that waits in one queue: `count` messages, in memory. Times are Unix milliseconds."""
+    """All that waits in one queue: `count` messages."""
 
-    _wall_seconds: Callable[[], float]
-    count: int = 0
-    _waiting: Waiting[Run] | None = attrs.field(default=None, init=False)
-    """None: nothing has waited yet. An empty one is 400 bytes, and most queues need none."""
-    _others: int = attrs.field(default=_NUMBERS_END, init=False)
+    def __init__(self, queue: Queue, context: QueueContext) -> None:
+        self._queue = queue
+        self._context = context
+        self.count = 0
+        self.ended = False
+        """Nothing more can be read back: what is in the log alone waits for a restart."""
+        self._warm: Waiting[Run] | None = None
+        """Those in memory. None: there was none yet. An empty one is 400 bytes, and most queues need none."""
+        self._others = _NUMBERS_END
+        self._reader: ColdMessages | None = None
+        self._records: MessageReader | None = None
+        self._back: dict[int, Run] = {}
+        """Those that were just read back, by number."""
+        self._cold_bytes = 0
+        """What the memory of messages was charged for those in the log alone."""
+        self._by_clock = False
+        """Some message came for a time of the wall clock."""
+        self._ahead_ms = 0
+        """What that was ahead of the broker's when it was last looked at."""
 
-    def __iter__(self) -> Iterator[Run]:
-        """The runs, the next one due first."""
-        for _, _, run in sorted((due, key, run) for key, due, run in self._waiting or ()):
-            yield run
+    # -- times
 
     @property
     def now_ms(self) -> int:
-        return int(self._wall_seconds() * 1000)
+        """Unix time."""
+        return int(self._context.wall_seconds() * 1000)
+
+    @property
+    def _clock_ms(self) -> int:
+        return int(self._context.timers.now() * 1000)
+
+    def ahead(self) -> int:
+        """How much the wall clock is ahead of the broker's."""
+        return self.now_ms - self._clock_ms
+
+    @property
+    def _eta_header(self) -> bytes | None:
+        """The header with a time."""
+        header, name = self._queue.kind.arguments.eta_header, self._queue.name
+        return header or self._context.settings.eta_header.of(name.decode(errors="replace"))
+
+    def in_time(self, head: Head) -> Head:
+        """The head of messages that come here: one of their own, where they are to wait for a time."""
+        if head.due_ms is not None:
+            return head
+        header = self._eta_header
+        return head if not head.delay_ms and header is None else head.in_time(self.now_ms, header)
+
+    # -- in
+
+    def waits(self, run: Run) -> bool:
+        """Whether the time of messages has not come."""
+        return bool(run.head.due_ms) and run.head.due_ms > self.now_ms
 
     def keep(self, run: Run) -> bool:
         """Have messages wait, if their time has not come; whether they do."""
-        due_ms: int = run.head.due_ms or 0
-        if due_ms <= self.now_ms:
-            return False
-        if self._waiting is None:
-            self._waiting = Waiting()
-        for message in run.singles() if len(run.bodies) > 1 else (run,):
-            number = message.first
-            if number < 0 or number in self._waiting:
-                number = self._others = self._others + 1
-            self._waiting.add(number, due_ms, message)
+        waits = self.waits(run)
+        if waits:
+            self.put(run)
+        return waits
+
+    def keep_those(self, runs: Iterable[Run]) -> list[Run]:
+        """Have those of messages from the log wait whose time has not come. Returns the others."""
+        now = []
+        for run in runs:
+            if self.keep(run):
+                self._queue.row.waits((run,))
+            else:
+                now.append(run)
+        return now
+
+    def put(self, run: Run) -> None:
+        """Have messages wait for their time, which are in memory and counted there."""
+        head, log = run.head, self._queue.log
+        due = max(head.due_ms - self.ahead(), 0)
+        if head.by_clock:
+            self._look_at_clock(begin=True)
         self.count += len(run.bodies)
-        return True
+        for message in run.singles() if len(run.bodies) > 1 else (run,):
+            if log is None or head.large or not log.wait(message, due, self._texts(head, head.tries)):
+                self._keep_warm(message, due)
+                continue
+            self._queue.uncharge_runs((message,))
+            self._context.memory.left((message,))
+            self._charge_cold(log)
+
+    def _keep_warm(self, message: Run, due: int) -> None:
+        if self._warm is None:
+            self._warm = Waiting()
+        number = message.first
+        if number < 0 or number in self._warm:
+            number = self._others = self._others + 1
+        self._warm.add(number, due, message)
+
+    def _texts(self, head: Head, tries: int) -> dict[str, str]:
+        """What a cold message is known by: its headers that name it, or hold its key."""
+        queue, headers = self._queue, list[bytes]()
+        if queue.once is not None:
+            headers.append(HEADER)
+        if (keys := queue.row.keys) is not None and keys.per_key == 1 and tries:
+            headers.append(queue.row.key_header)
+        return {header.decode(errors="replace"): text for header in headers if (text := head.text_in(header))}
+
+    def _charge_cold(self, log: QueueLog) -> None:
+        more = log.waiting.memory_bytes - self._cold_bytes
+        self._cold_bytes += more
+        self._context.memory.cold_bytes += more
+        self._queue.charge(more)
+        self._context.memory.changed()
+
+    # -- a start
+
+    @property
+    def looks_at_heads(self) -> bool:
+        """Whether `found` needs the messages."""
+        queue = self._queue
+        return queue.once is not None or queue.row.keys is not None or self._eta_header is not None
+
+    def found(self, place: int, due_ms: int, noted: tuple[int, int] | None, message: Run | None) -> bytes:
+        """A message that a start has found, whose time has not come."""
+        texts, by_clock = dict[str, str](), False
+        tries = 0 if noted is None else noted[0]
+        if message is not None:
+            head, header = message.head, self._eta_header
+            by_clock = noted is None and header is not None and head.eta_ms(header, self.now_ms) == due_ms
+            texts = self._texts(head, tries)
+            if by_clock:
+                self._look_at_clock(begin=True)
+        return cold_message(
+            place,
+            max(due_ms - self.ahead(), 0),
+            tries,
+            noted=noted is not None,
+            seen=True,
+            by_clock=by_clock,
+            texts=texts,
+        )
+
+    def recovered(self, log: QueueLog) -> None:
+        """All that a start has found waits."""
+        self.count += len(log.waiting)
+        self._charge_cold(log)
+        for run in log.waiting.known():
+            self._queue.row.waits((run,))
+            if self._queue.once is not None:
+                self._queue.once.found(run)
+
+    # -- out
+
+    def __iter__(self) -> Iterator[Run]:
+        """The messages in memory, the next one due first."""
+        for _, _, run in sorted((due, key, run) for key, due, run in self._warm or ()):
+            yield run
 
     def find(self, number: int) -> Run | None:
-        """The message of this number; it stays."""
-        return None if self._waiting is None else self._waiting.get(number)
+        """The message of this number, which may be cold; it stays."""
+        run = None if self._warm is None else self._warm.get(number)
+        if run is None and self._queue.log is not None:
+            run = self._queue.log.waiting.get(number)
+        return run
 
     def take_out(self, number: int) -> Run | None:
-        """Take a message out before its time. None: it is not here."""
-        run = None if self._waiting is None else self._waiting.take(number)
-        self.count -= run is not None
+        """Take a message out before its time, which may be cold. None: it is not here."""
+        run, log = None if self._warm is None else self._warm.take(number), self._queue.log
+        if run is None and log is not None and (run := log.wait_no_more(number)) is not None:
+            self._charge_cold(log)
+            self._queue.charge_runs((run,))
+        if run is not None:
+            self.count -= 1
+            self._queue.row.waits_no_more((run,))
+            self._queue.free_keys(())
         return run
 
     def take_due(self) -> tuple[list[Run], bool]:
         """Take out messages whose time has come: very many in turns. Returns whether more are due."""
+        self._look_at_clock()
+        self._read_ahead()
         runs: list[Run] = []
-        if self._waiting is None:
+        if self._warm is None:
             return runs, False
-        now_ms, turn = self.now_ms, Turn()
-        while (found := self._waiting.pop(now_ms)) is not None:
+        now, turn = self._clock_ms, Turn()
+        while (found := self._warm.pop(now)) is not None:
             runs.append(found[1])
             self.count -= 1
             if turn.over_now():
@@ -80,12 +240,148 @@ class Later:
     @property
     def next_seconds(self) -> float:
         """In how many seconds to look again; inf: nothing waits."""
-        if not self.count or self._waiting is None:
+        if not self.count:
             return float("inf")
-        return min(max((self._waiting.next - self.now_ms) / 1000, 0.0), LOOK_AGAIN_SECONDS)
+        now, log = self._clock_ms, self._queue.log
+        left = float("inf") if self._warm is None else self._warm.next - now
+        if log is not None and not (self.ended or log.waiting.reading):
+            soon = max(log.waiting.next - now - (0 if self._scarce else SOON_MS), 0)
+            left = min(left, soon if soon or self._may_read else SCARCE_SECONDS * 1000)
+        return min(max(left / 1000, 0.0), LOOK_AGAIN_SECONDS)
 
     def clear(self) -> list[Run]:
-        """Take out all."""
-        runs = [*self]
-        self._waiting, self.count = None, 0
+        """Take out all; those in the log alone leave that, too. Returns those in memory."""
+        runs, log = [*self], self._queue.log
+        self._warm, self.count = None, 0
+        if log is not None and log.waiting:
+            for run in log.waiting.known():
+                self._queue.row.waits_no_more((run,))
+                if self._queue.once is not None:
+                    self._queue.once.left((run,))
+            self._context.work.add(_freed(log.take_waiting()))
+            self._charge_cold(log)
         return runs
+
+    # -- what is in the log alone
+
+    @property
+    def _scarce(self) -> bool:
+        """Whether memory is: what is due is read back then where the queue has little there, and no more."""
+        return self._context.memory.scarce
+
+    @property
+    def _may_read(self) -> bool:
+        return not self._scarce or self._queue.row.cost_bytes < HOT_LEAST_BYTES
+
+    def _read_ahead(self) -> None:
+        """Read back some of what is due soon."""
+        log, now = self._queue.log, self._clock_ms
+        if log is None or self.ended or log.waiting.reading or not self._may_read:
+            return
+        scarce = self._scarce
+        if log.waiting.next > now + (0 if scarce else SOON_MS):
+            return
+        most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, READ_MOST)
+        found = log.waiting.read_next(now if scarce else now + AHEAD_MS, most)
+        if self._reader is None:
+            self._reader = ColdMessages(log.log, self, self._read_back)
+        inside = True
+
+        def done() -> None:
+            for due, run in found:
+                self._read(log, run, due)
+            self._back.clear()
+            if not (inside or self._queue.deleted):
+                self._queue.arm()
+
+        self._reader.load([run for _, run in found], done)
+        inside = False
+
+    def _read(self, log: QueueLog, run: Run, due: int) -> None:
+        """A message was read back, or is lost, or cannot be read."""
+        queue, number = self._queue, run.first
+        if log.waiting.reading.get(number) is not run:
+            return  # it was taken out meanwhile
+        message, lost = self._back.pop(number, None), is_lost(run)
+        if message is None and not lost:
+            log.waiting.unread(run, due)
+            return
+        was = log.wait_no_more(number, 0 if message is None else message.stride, lost=lost)
+        assert was is not None
+        self._charge_cold(log)
+        if message is None:
+            self.count -= 1
+            queue.row.waits_no_more((was,))
+            queue.charge_runs((was,))
+            queue.forget((was,))
+            return
+        queue.charge_runs((message,))
+        self._keep_warm(message, due)
+
+    def _read_back(self, run: Run, data: bytes, start: int) -> None:
+        message = self.message_in(data, start, run)
+        if message is None:
+            run.offset = LOST
+        else:
+            self._back[run.first] = message
+
+    def message_in(self, data: bytes, start: int, cold: Run) -> Run | None:
+        """A cold message as its record has it, and the log's notes, in records that stand at `start`; None:
+        it is not there."""
+        assert self._queue.log is not None
+        if self._records is None:
+            self._records = MessageReader(self._queue.log.log.file.path)
+        at = cold.offset - start + LENGTH_BYTES
+        end = at + length_at(data, at - LENGTH_BYTES)[0]
+        if data[at] not in PUTS or number_in(data, at) != cold.first:
+            return None
+        try:
+            message = self._records.read(data, at, end, cold.offset)
+        except CorruptRecord:
+            return None
+        if cold.head.noted:
+            message.head = tried(message.head, cold.head.tries, cold.head.due_ms)
+        message.tries = cold.tries
+        return message
+
+    def lose(self, lost: Lost) -> None:
+        if not self._queue.lost:
+            self._queue.lost = True
+            self._context.queue_lost(self._queue.name, lost)
+
+    def cannot_read(self, error: StoreError) -> None:
+        if not isinstance(error, LogDeleted):
+            self.ended = True
+            self._context.queue_damaged(self._queue.name, error)
+
+    # -- the wall clock
+
+    def _look_at_clock(self, *, begin: bool = False) -> None:
+        """Where the wall clock was set, messages for a time of it are due at another one of the broker's.
+        `begin`: there are some from now on."""
+        ahead_ms = self.ahead()
+        if not self._by_clock:
+            self._ahead_ms = ahead_ms
+        elif abs(ahead_ms - self._ahead_ms) > CLOCK_STEP_MS:
+            self._context.work.add(self._reckon_anew(self._ahead_ms - ahead_ms))
+            self._ahead_ms = ahead_ms
+        self._by_clock = self._by_clock or begin
+
+    def _reckon_anew(self, more_ms: int) -> Iterator[None]:
+        log, warm = self._queue.log, self._warm
+        for number, due, run in [] if warm is None else [*warm]:
+            if run.head.by_clock and warm is self._warm and number in (warm or ()):
+                assert warm is not None
+                warm.add(number, max(due + more_ms, 0), run)
+        for numbers in batched([] if log is None else log.waiting.numbers):
+            assert log is not None
+            for number in numbers:
+                log.waiting.shift(number, more_ms)
+            yield
+        self._queue.arm()
+
+
+def _freed(waiting: Waiting[bytes]) -> Iterator[None]:
+    """Very many are freed in turns."""
+    for _ in taken_out(waiting.pop_any, waiting):
+        yield

@@ -63,6 +63,8 @@ class Memory(QueueMemory):
     _account: Account
     _timers: Timers
     why: str = ""
+    cold_bytes: int = 0
+    """Of `loaded_bytes`: what messages take that are on disk alone."""
     deadline: float = math.inf
     scheduled: float = math.inf
     _payers: WeakValueDictionary[str, UserMemory] = attrs.Factory(WeakValueDictionary)
@@ -80,7 +82,7 @@ class Memory(QueueMemory):
 
     @property
     def scarce(self) -> bool:
-        return self.loaded_bytes + self.held_bytes > self.hot_bytes or self.full
+        return self.loaded_bytes - self.cold_bytes + self.held_bytes > self.hot_bytes or self.full
 
     @property
     def total_bytes(self) -> int:

@@ -8,7 +8,7 @@ once, too. So a message costs a slice of the receive buffer, and where it waits 
 
 import struct
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -52,6 +52,8 @@ class Head:
     """Its header `x-delay`."""
     due_ms: int | None = attrs.field(default=None, init=False)
     """When its messages may be delivered, in Unix ms; 0: at once. None: their queue is to say (`timing`)."""
+    by_clock: bool = attrs.field(default=False, init=False)
+    """That is a time of the wall clock, whatever is done to that meanwhile."""
     tries: int = attrs.field(default=0, init=False)
     """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
@@ -67,6 +69,7 @@ class Head:
     """The bridges that have carried it; a restart forgets them."""
     payer: UserMemory | None = attrs.field(default=None, init=False)
     """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
+    cold: ClassVar[bool] = False
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
     _texts: dict[bytes, str] | None = attrs.field(default=None, init=False)
 
@@ -93,13 +96,17 @@ class Head:
         """The head of such messages in a queue with this header of a time: with `due_ms`, where it is to
         come. What a bridge carries has waited before."""
         due_ms = now_ms + self.delay_ms if self.delay_ms and not self.trail else 0
-        if eta_header is not None and self.noted.headers is not None:
-            due_ms = max(due_ms, eta_in(self.properties[slice(*self.noted.headers)], eta_header, now_ms))
-        if not due_ms:
+        eta_ms = 0 if eta_header is None else self.eta_ms(eta_header, now_ms)
+        if not (due_ms or eta_ms):
             return self
         head = self.sent_to(self.exchange, None, self.properties)
-        head.due_ms = due_ms
+        head.due_ms, head.by_clock = max(due_ms, eta_ms), eta_ms > due_ms
         return head
+
+    def eta_ms(self, header: bytes, now_ms: int) -> int:
+        """The time that this header names, in Unix ms, where that is to come; else 0."""
+        headers = self.noted.headers
+        return 0 if headers is None else eta_in(self.properties[slice(*headers)], header, now_ms)
 
     def text_in(self, header: bytes) -> str:
         """What this header says: a text of up to 128 bytes, or a whole number; "" where it says something

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from heapq import nsmallest
 from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
 from dmp import shown_properties
@@ -16,15 +17,17 @@ from dmp.exchanges import DEFAULT_IN_RULES
 from dmp.queue_records import operations
 from dmp.queues import Queue, resolve_when_written
 from dmp.refusals import shown
-from dmp.tries import tried
+from dmp.tries import timed
 from shared.access import WRITE, asker_may
-from shared.errors import BrokerError
+from shared.errors import BrokerError, StoreError
 from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, ObjectMissing, time_text
+from shared.queues.cold import is_cold
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run
 from shared.queues.sifting import MessageActions
 from shared.storage.log import RecordTimes, Ticket, read_records
+from shared.task_turns import TaskTurn
 
 if TYPE_CHECKING:
     from dmp.amqp.channel import Channel
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = DEFAULT_IN_RULES.decode()
 READ_BYTES = 256 << 10
+_LOOKED_AT = 8192
+"""Numbers between two looks at the clock: a millisecond."""
 
 
 class Messages(MessageActions[Queue]):
@@ -53,7 +58,7 @@ class Messages(MessageActions[Queue]):
         return queue.depth
 
     async def look(self, queue: Queue, most: int, least: int) -> AsyncGenerator[tuple[Run, int | None]]:
-        """Those in memory, as they were when this began, then those in the log."""
+        """Those in memory, as they were when this began, then those in the log: the row, and what waits."""
         cold, log = queue.row.cold, queue.log
         copies: list[Run] = []  # what is ready may be cut meanwhile
         count = 0
@@ -73,7 +78,7 @@ class Messages(MessageActions[Queue]):
         while left and most and log is not None and cold is not None:
             data = await read_records(log.log, offset, READ_BYTES)
             if not data:
-                return
+                break
             for record in cold.messages_in(data, offset, first):
                 if isinstance(record, Run) and left and most:
                     left -= 1
@@ -82,6 +87,12 @@ class Messages(MessageActions[Queue]):
                         most -= 1
                         yield record, arrived_ms(queue, record)
             offset += len(data)
+        records = _WaitingRecords(queue)
+        for number in await records.numbers(least, most):
+            waiting = await records.read(number)
+            if waiting is not None:
+                most -= 1
+                yield waiting, arrived_ms(queue, waiting)
 
     async def show(self, rows: MessageRows, queue: Queue, message: Run, time_ms: int | None) -> None:
         head, body = message.head, message.bodies[0]
@@ -149,12 +160,10 @@ class Messages(MessageActions[Queue]):
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
         number = _number_of(queue, name)
         run, state = queue.later.find(number), "waiting"
+        while run is not None and is_cold(run):
+            run = await _WaitingRecords(queue).read(number) or queue.later.find(number)
         if run is None:
-            run, state = queue.ready.find(number), "ready"
-        if run is None and (cold := queue.row.cold) is not None and cold.first <= number < cold.end:
-            async with aclosing(self.look(queue, 1, number)) as found:
-                async for message, _ in found:
-                    run = message if message.first == number else None
+            run, state = queue.ready.find(number) or await self._in_row(queue, number), "ready"
         if run is None:
             run, state = _held_in(queue, number), "held"
         if run is None:
@@ -162,16 +171,30 @@ class Messages(MessageActions[Queue]):
         message = run.part(number - run.first, number - run.first + 1)
         return message, arrived_ms(queue, message), state
 
-    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
-        run = self._taken_out(queue, name)
+    async def _in_row(self, queue: Queue, number: int) -> Run | None:
+        """A message of the row that is in the log alone; it stays. None: there is none of this number."""
+        cold, log = queue.row.cold, queue.log
+        offset = None if cold is None or log is None else cold.offset
+        while offset is not None and cold is not None and log is not None:
+            if not cold.first <= number < cold.end:
+                return None
+            data = await read_records(log.log, offset, READ_BYTES)
+            for record in cold.messages_in(data, offset, number):
+                if isinstance(record, Run):
+                    return record if record.first == number else None
+            offset = offset + len(data) if data else None
+        return None
+
+    async def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+        run = await self._taken_out(queue, name)
         queue.leave((run,), taken=False)
         self._broker.counts.cancelled += 1
         return _whole(queue)
 
-    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
-        run = self._taken_out(queue, name)
-        due_ms = time.due_ms(queue.later.now_ms)
-        run.head = tried(run.head, run.head.tries, due_ms if due_ms > queue.later.now_ms else 0)
+    async def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+        run, now_ms = await self._taken_out(queue, name), queue.later.now_ms
+        due_ms = time.due_ms(now_ms)
+        run.head = timed(run.head, due_ms if due_ms > now_ms else 0, by_clock=time.delay_ms is None)
         queue.put_off(run)
         return _whole(queue)
 
@@ -179,15 +202,18 @@ class Messages(MessageActions[Queue]):
         """AMQP has no words for it: an acknowledgement of what is not held any more ends the channel."""
         raise BadArgument(f"{name} is held by a client: kick its connection, and all that it holds goes back")
 
-    def _taken_out(self, queue: Queue, name: MessageName) -> Run:
-        """The message, which nobody holds, out of its place. Raises BadArgument."""
+    async def _taken_out(self, queue: Queue, name: MessageName) -> Run:
+        """The message, which nobody holds and which may be cold, out of its place. Raises BadArgument."""
         number = _number_of(queue, name)
-        run = queue.take_out(number)
+        while (run := queue.later.take_out(number) or queue.row.take_out(number)) is None:
+            found = await self._in_row(queue, number)
+            if found is None:
+                break
+            if queue.row.cold is not None and queue.row.cold.take_out(found):  # else it is in memory by now
+                queue.charge_runs((found,))
+                queue.row.put_back((found,))
         if run is not None:
             return run
-        cold = queue.row.cold
-        if cold is not None and cold.first <= number < cold.end:
-            raise BadArgument(f"{name} is on disk alone, behind others: `discard` takes one near the front")
         if _held_in(queue, number) is not None:
             raise BadArgument(f"{name} is held by a client")
         raise _not_there(queue, name)
@@ -200,6 +226,41 @@ class Messages(MessageActions[Queue]):
         target.arrivals.when_synced(there.set)
         await settled(self._broker, None)
         await there.wait()
+
+
+@attrs.define(eq=False)
+class _WaitingRecords:
+    """Reads messages of a queue that wait in its log alone; they stay."""
+
+    _queue: Queue
+    _start: int = 0
+    _data: bytes = b""
+
+    async def numbers(self, least: int, most: int) -> list[int]:
+        """The first so many from there on, ascending."""
+        log, turn = self._queue.log, TaskTurn()
+        numbers = [] if log is None else log.waiting.numbers
+        first: list[int] = []
+        for at in range(0, len(numbers), _LOOKED_AT):
+            first = nsmallest(most, [*first, *[n for n in numbers[at : at + _LOOKED_AT] if n >= least]])
+            if turn.over_now():
+                await turn.others()
+        return first
+
+    async def read(self, number: int) -> Run | None:
+        """A message as it is there. None: it has left, or is lost. Raises StoreError."""
+        log = self._queue.log
+        while log is not None and (waiting := log.waiting.get(number)) is not None:
+            place = waiting.offset
+            if not self._start <= place < self._start + len(self._data):
+                try:
+                    self._start, self._data = place, await read_records(log.log, place, READ_BYTES)
+                except StoreError:
+                    if log.waiting.place_of(number) == place:
+                        raise
+                    continue  # its record was moved meanwhile
+            return self._queue.later.message_in(self._data, self._start, waiting)
+        return None
 
 
 def _whole(queue: Queue) -> Ticket:

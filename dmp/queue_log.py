@@ -11,48 +11,40 @@ comes. They stand in the log in the order of their numbers, behind everything th
 None of them has left: a queue gives out from its front only. So a place in the log and a count say it all;
 and when each run of messages expires, where they do. Cold messages are not copied: they move on by being
 read.
-
-`load` is what a start makes of the log: the messages at the front, in memory, and where the rest stands. What
-cannot be read is passed over and counted as lost, unless it had left. What a lost record says to have left is
-there again, redelivered. The log is read twice. The first time tells which numbers have left, and which were
-written again out of their order; what is above all of these is there as it came, and needs no memory. The
-second time makes messages of what is below, and of as many more as there is room for.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from dmp import queue_records as records
-from dmp.bodies import Bodies
-from dmp.queue_records import PAGES, PUTS, MessageReader
+from dmp.cold_records import ColdRecords, cold_message
+from dmp.queue_records import PAGES, PUTS, MessageReader, due_in
 from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
-from shared.queues.cold import ColdReader
+from shared.queues.cold import ColdReader, place_of
 from shared.queues.copying import COPIES, COPY_BYTES, Copying
 from shared.queues.runs import Run, join
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
+    from shared.queues.waiting import Waiting
     from shared.storage.store import Ticket
 
 SLACK_BYTES = 256 << 10  # dead bytes that nobody minds; also the least that is dropped at once
 READ_BYTES = 256 << 10  # of what is cold, read back at once
 _EXPIRY_SECONDS = 0.01
 """Messages whose lives end within this of each other are noted as one run; they may live so much longer."""
-_LOAD_BYTES = 1 << 20
 
 
 class RecordPlaces:
@@ -62,7 +54,7 @@ class RecordPlaces:
     behind, in the order of this dict.
     """
 
-    __slots__ = ("_spans", "_start", "copied")
+    __slots__ = ("_spans", "_start", "copied", "scattered")
 
     def __init__(self) -> None:
         self._spans: list[tuple[int, int, int, int]] = []
@@ -70,9 +62,11 @@ class RecordPlaces:
         self._start = 0
         self.copied: dict[int, int] = {}
         """Where the records are that were written again, by number."""
+        self.scattered: dict[int, int] = {}
+        """The same of messages that were cold on their own: in no order. `lowest` does not know these."""
 
     def __bool__(self) -> bool:
-        return len(self._spans) > self._start or len(self.copied) > 0
+        return len(self._spans) > self._start or len(self.copied) > 0 or len(self.scattered) > 0
 
     def add(self, run: Run) -> None:
         """The messages have records, which stand behind those of all others."""
@@ -118,6 +112,8 @@ class RecordPlaces:
             self._start = 0
         if self.copied and gone < end - first:
             gone += sum([self.copied.pop(number, None) is not None for number in range(first, end)])
+        if self.scattered and gone < end - first:
+            gone += sum([self.scattered.pop(number, None) is not None for number in range(first, end)])
         return gone
 
     def place_of(self, number: int) -> int | None:
@@ -127,7 +123,8 @@ class RecordPlaces:
             start, end, offset, stride = self._spans[at]
             if number < end:
                 return offset + (number - start) * stride
-        return self.copied.get(number)
+        place = self.copied.get(number)
+        return self.scattered.get(number) if place is None else place
 
     def move(self, number: int, offset: int) -> None:
         """The record of a message was written again, behind all others."""
@@ -136,23 +133,23 @@ class RecordPlaces:
 
     @property
     def lowest(self) -> float:
-        """Where the first of all these records stands; inf where there is none."""
+        """Where the first of the records in order stands; inf where there is none."""
         spans, copied = self._spans, self.copied
         return min(
             spans[self._start][2] if len(spans) > self._start else math.inf,
             next(iter(copied.values())) if copied else math.inf,
         )
 
-    def stretch(self) -> int:
-        """How many bytes of the log, from the lowest on, hold enough to be written again at one change."""
-        lowest = end = self.lowest
+    def stretch(self, lowest: int) -> int:
+        """How many bytes of the log, from there on, hold enough to be written again at one change."""
+        end = lowest
         messages = 0
         for start, stop, offset, stride in self._spans[self._start : self._start + COPIES]:
             if messages >= COPIES or offset - lowest >= COPY_BYTES:
                 break
             messages += stop - start
             end = offset + min(stop - start, COPIES) * stride
-        return min(int(end - lowest), COPY_BYTES) or COPY_BYTES
+        return min(end - lowest, COPY_BYTES) or COPY_BYTES
 
 
 @attrs.define(eq=False)
@@ -166,6 +163,12 @@ class QueueLog(Copying):
     """From there on stands what is not ready yet. It may be visible: where it waits for a bucket."""
     _parting: set[int] = attrs.field(factory=set, init=False)
     """Of those in memory: the record that they leave is appended, and the disk may refuse it."""
+    waiting: ColdRecords = attrs.field(factory=ColdRecords, init=False)
+    """Of those that wait for their time and are in the log alone."""
+    _unordered_from: float = attrs.field(default=math.inf, init=False)
+    """No record of these, or of what is `scattered`, is below this offset."""
+    _copied_to: float = attrs.field(default=-math.inf, init=False)
+    """Up to there copies are being made of all that counts: below that nothing new may be unordered."""
     _live_bytes: int = attrs.field(default=0, init=False)
     _cold_bytes: int = attrs.field(default=0, init=False)  # of these, on the disk alone, or lost there
     _taken: list[int] = attrs.field(factory=list, init=False)
@@ -208,6 +211,70 @@ class QueueLog(Copying):
             self._places.add(run)
             self._cold_bytes -= run.stride * len(run.bodies)
 
+    def wait(self, message: Run, due: int, texts: Mapping[str, str]) -> bool:
+        """A message waits for its time from now on, in the log alone. False: it has no record. `due`: by the
+        broker's clock; `texts`: headers by which it is known."""
+        number = message.first
+        place = self._places.place_of(number)
+        if place is None:
+            return False
+        self._places.remove(number, number + 1)
+        head = message.head
+        cold = cold_message(
+            place,
+            due,
+            head.tries,
+            noted=self.tried.pop(number, None) is not None,
+            seen=message.tries > 0,
+            by_clock=head.by_clock,
+            texts=texts,
+        )
+        self._unordered(place)
+        self.waiting.add(number, cold, message.stride)
+        return True
+
+    def found_waiting(self, messages: Mapping[int, bytes], record_bytes: int) -> None:
+        """A start has found messages that wait."""
+        if messages:
+            self.waiting.fill(messages, record_bytes)
+            self._live_bytes += record_bytes
+            self._unordered_from = min(map(place_of, messages.values()))
+
+    def wait_no_more(self, number: int, stride: int = 0, *, lost: bool = False) -> Run | None:
+        """A message that waited is not in the log alone any more: as a cold run. None: it did not wait.
+        `stride`: the bytes of its record, where they are known. `lost`: it is not in the log, either."""
+        waiting = self.waiting
+        noted, before = waiting.noted(number), waiting.record_bytes
+        run = waiting.take(number, stride)
+        if run is None:
+            return None
+        if lost:
+            self._live_bytes -= run.stride
+        else:
+            self._scatter(run, noted)
+        if not waiting:  # those that were taken out unread were reckoned with the mean
+            self._live_bytes -= round(before) - run.stride
+            waiting.record_bytes = 0.0
+        return run
+
+    def take_out_cold(self, message: Run) -> None:
+        """A message in the midst of what is cold is in memory, alone."""
+        self._cold_bytes -= message.stride
+        self._scatter(message, None)
+
+    def _scatter(self, message: Run, noted: tuple[int, int] | None) -> None:
+        self._unordered(message.offset)
+        self._places.scattered[message.first] = message.offset
+        if noted is not None:
+            self.tried[message.first] = noted
+
+    def _unordered(self, place: int) -> None:
+        if not (self.waiting or self._places.scattered):
+            self._unordered_from = place
+        self._unordered_from = min(self._unordered_from, place)
+        if place < self._copied_to:
+            self._copied_to = -math.inf
+
     def is_copy(self, number: int) -> bool:
         """Whether a message's record is not the one that it came with."""
         return number in self._places.copied
@@ -236,9 +303,20 @@ class QueueLog(Copying):
                 self._tried.append((head.tries, head.due_ms or 0, numbers))
                 self.tried.update(dict.fromkeys(numbers, (head.tries, head.due_ms or 0)))
 
+    def take_waiting(self) -> Waiting[bytes]:
+        """All that waits in the log alone leaves the queue; `flush` writes that down. It is still to be
+        freed."""
+        self._taken += self.waiting.numbers
+        self._live_bytes -= round(self.waiting.record_bytes)
+        return self.waiting.clear()
+
     def take_cold(self, first: int, end: int) -> None:
-        """What was cold leaves the queue, from the first number to the end; `flush` writes that down."""
-        self._refused.append(records.purged(first, end))
+        """What was cold leaves the queue, from the first number to the end, but for what has come out of the
+        midst; `flush` writes that down."""
+        stay = sorted([number for number in self._places.scattered if first <= number < end])
+        for start, stop in zip([first, *[number + 1 for number in stay]], [*stay, end], strict=True):
+            if start < stop:
+                self._refused.append(records.purged(start, stop))
         for number in [number for number in self.tried if first <= number < end]:
             del self.tried[number]
 
@@ -317,7 +395,7 @@ class QueueLog(Copying):
             return
         if dead > self._live_bytes and not self.busy:
             self.copy_oldest()
-        below = min(end, self._places.lowest)
+        below = min(end, self._lowest)
         if self.cold_at is not None:
             below = min(below, self.cold_at)
         if below - log.first >= SLACK_BYTES:
@@ -326,9 +404,18 @@ class QueueLog(Copying):
     def copy_oldest(self) -> None:
         """Write the oldest again, as they stand in the log."""
         bound = self.log.visible if self.cold_at is None else min(self.log.visible, self.cold_at)
-        lowest = self._places.lowest
+        lowest = self._lowest
         if lowest < bound:
-            self.copy(int(lowest), bound, self._places.stretch())
+            self._copied_to = bound
+            self.copy(int(lowest), bound, self._places.stretch(int(lowest)))
+
+    @property
+    def _lowest(self) -> float:
+        """No record of a message that waits, or is in memory, is below this offset."""
+        lowest = self._places.lowest
+        if self.waiting or self._places.scattered:
+            lowest = min(lowest, self._unordered_from)
+        return lowest
 
     def copies_in(self, data: bytes, start: int) -> Iterator[tuple[int, int, int, bytes, int]]:
         for op, at, end in records.operations(data):
@@ -339,16 +426,23 @@ class QueueLog(Copying):
             number = records.number_in(data, at)
             if not self.is_at(number, place) or number in self._parting:
                 continue
-            copy, noted = data[beginning:end], self.tried.get(number)
+            copy, noted = data[beginning:end], self.tried.get(number) or self.waiting.noted(number)
             if noted is not None:
                 copy += records.tried(*noted, [number])
             yield number, place, start + end, copy, 1 + (noted is not None)
 
     def is_at(self, number: int, place: int) -> bool:
-        return self._places.place_of(number) == place
+        return place in (self._places.place_of(number), self.waiting.place_of(number))
 
     def move(self, number: int, before: int, place: int) -> None:
-        self._places.move(number, place)
+        if number in self.waiting:
+            self.waiting.move(number, place)
+        else:
+            self._places.move(number, place)
+
+    def copied(self, end: int) -> None:
+        if self._unordered_from < end <= self._copied_to:
+            self._unordered_from = end
 
 
 class ColdOwner(Protocol):
@@ -379,6 +473,10 @@ class Cold(ColdReader):
     damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
+    _started_ms: int = attrs.field(default=0, init=False)
+    """When that began, in Unix ms: what it found that was due later does not stand here."""
+    _taken_out: set[int] = attrs.field(factory=set, init=False)
+    """Numbers that have come out of the midst."""
     _expires: deque[tuple[int, float]] = attrs.field(factory=deque, init=False)
     """Up to this number, at this time."""
 
@@ -401,10 +499,10 @@ class Cold(ColdReader):
         self._queue_log.keep_cold(run.stride * count)
         self._note(run.expires, run.end - 1)
 
-    def restore(self, offset: int, record_bytes: int, ours: int) -> None:
+    def restore(self, offset: int, record_bytes: int, ours: int, now_ms: int) -> None:
         """A start has counted what it leaves in the log, from `offset` on. `ours`: the first number that was
         not used before."""
-        self._ours = ours
+        self._ours, self._started_ms = ours, now_ms
         self._queue_log.keep_cold(record_bytes)
         self._move_to(offset)
 
@@ -413,6 +511,7 @@ class Cold(ColdReader):
         self._fetching = None  # what is on its way is not wanted any more
         self.count = self.body_bytes = 0
         self._expires.clear()
+        self._taken_out.clear()
         self._queue_log.cold_at = None
 
     def fetch(self) -> None:
@@ -452,8 +551,10 @@ class Cold(ColdReader):
         for op, at, end in records.operations(data):
             if op in PUTS or op in PAGES:
                 number = records.number_in(data, at)
-                if number < first or (op in PAGES and number < self._ours):
-                    continue  # an older one, copied forward; or one that went with its process
+                if number < first or number in self._taken_out:
+                    continue  # an older one, copied forward
+                if number < self._ours and (op in PAGES or due_of_record(data, at) > self._started_ms):
+                    continue  # one that went with its process, or waits for its time
                 try:
                     message = self._reader.read(data, at, end, start + at - 4)
                 except CorruptRecord:
@@ -467,6 +568,21 @@ class Cold(ColdReader):
                     message.head = tried(message.head, *noted)
                 yield message
                 first = number + 1
+
+    def take_out(self, message: Run) -> bool:
+        """A message out of the midst, as it was read, is in memory. False: it is not here any more."""
+        number = message.first
+        if not (self.first <= number < self.end) or number in self._taken_out or not self.count:
+            return False
+        message.expires = self._expiry_of(number)
+        self.large.pop(number, None)
+        self._taken_out.add(number)
+        self.count -= 1
+        self.body_bytes -= message.head.body_bytes
+        self._queue_log.take_out_cold(message)
+        if not self.count:
+            self.clear()
+        return True
 
     def _read(self, data: bytes) -> list[Run]:
         start = self.offset
@@ -505,120 +621,15 @@ class Cold(ColdReader):
         runs = self._expires
         while runs and runs[0][0] < number:
             runs.popleft()
-        return runs[0][1] if runs and number >= self._ours else math.inf
+        return self._expiry_of(number)
+
+    def _expiry_of(self, number: int) -> float:
+        return next((expires for last, expires in self._expires if last >= number >= self._ours), math.inf)
 
 
-@attrs.define(eq=False)
-class _Past:
-    """What has left, and how far that, and what was copied, goes."""
-
-    mixed_to: int = -1
-    following: int = 0
-    known_lost_to: int = 0  # whatever is lost below this offset, a purge has done with
-    tried: dict[int, tuple[int, int]] = attrs.Factory(dict)
-    _taken: array[int] = attrs.Factory(lambda: array("Q"))
-    _ranges: list[tuple[int, int]] = attrs.Factory(list)
-    _last: int = -1
-
-    def note(self, op: int, data: bytes, start: int, end: int, offset: int) -> None:
-        """Raises ValueError, IndexError, struct.error."""
-        if op == records.Op.TAKEN:
-            numbers = records.numbers_in(data, start, end)
-            self._taken.extend(numbers)
-            highest = max(numbers)
-            self.mixed_to = max(self.mixed_to, highest)
-        elif op == records.Op.TRIED:
-            tries, due_ms, numbers = records.tried_in(data, start, end)
-            self.tried.update(dict.fromkeys(numbers, (tries, due_ms)))
-            highest = max(numbers)
-        elif op == records.Op.PURGED:
-            first, stop = records.numbers_in(data, start, end)
-            if (first, stop) == records.KNOWN_LOST:
-                self.known_lost_to = offset
-                return
-            self._ranges.append((first, stop))
-            highest = stop - 1
-            self.mixed_to = max(self.mixed_to, highest)
-        else:
-            highest = records.number_in(data, start)
-            if op in PUTS:
-                if highest <= self._last:
-                    self.mixed_to = max(self.mixed_to, highest)
-                self._last = max(self._last, highest)
-        self.following = max(self.following, highest + 1)
-
-    def sort(self) -> None:
-        self._taken = array("Q", sorted(self._taken))
-
-    def has_left(self, number: int) -> bool:
-        place = bisect_left(self._taken, number)
-        return (place < len(self._taken) and self._taken[place] == number) or any(
-            first <= number < end for first, end in self._ranges
-        )
-
-
-async def load(
-    queue_log: QueueLog, cold: Cold | None, room_bytes: int, bodies: Bodies
-) -> tuple[list[Run], int, list[Lost]]:
-    """The messages in memory, each as a run, in the queue's order; the first number that was never used; and
-    what cannot be read, and was not known to be so when the queue was last purged.
-
-    Raises StoreError. `room_bytes`: for messages in memory, where others may be in `cold`.
-    """
-    from shared.storage.log import WholeRecords  # waits for the disk, as a start alone may
-
-    log = queue_log.log
-    past = _Past()
-    reading = WholeRecords(log, log.first, _LOAD_BYTES)
-    while data := await reading.read():
-        offset = reading.offset
-        for op, start, end in records.operations(data):
-            try:
-                past.note(records.Op(op), data, start, end, offset + start)
-            except (ValueError, IndexError, struct.error):
-                reading.pass_over(Lost(offset + start, end - start, 1))
-    past.sort()
-    queue_log.tried = {number: noted for number, noted in past.tried.items() if not past.has_left(number)}
-    found: dict[int, Run] = {}
-    reader = MessageReader(log.file.path)
-    record_bytes = cold_at = 0
-    again = WholeRecords(log, log.first, _LOAD_BYTES)
-    while data := await again.read():
-        offset = again.offset
-        for op, start, end in records.operations(data):
-            if op not in PUTS:
-                continue
-            number = records.number_in(data, start)
-            if number <= past.mixed_to and past.has_left(number):
-                continue
-            try:
-                message = reader.read(data, start, end, offset + start - 4)
-            except CorruptRecord:
-                reading.pass_over(Lost(offset + start, end - start, 1))
-                continue
-            if message.head.large and number not in found and not bodies.claim(message.bodies[0]):
-                reading.pass_over(Lost(offset + start, end - start, 1))
-                continue
-            if cold is None or number <= past.mixed_to or (room_bytes > 0 and not cold.count):
-                room_bytes -= message.head.cost_bytes
-                noted = past.tried.get(number)
-                if noted is not None:
-                    message.head = tried(message.head, *noted)
-                message.tries = 1  # nobody wrote down whether it had been given out
-                found.pop(number, None)
-                found[number] = message
-                continue
-            if not cold.count:
-                cold.first, cold_at = number, message.offset
-            cold.count += 1
-            cold.end = number + 1
-            cold.body_bytes += message.head.body_bytes
-            if message.head.large:
-                cold.large[number] = message.bodies[0]
-            record_bytes += message.stride
-    some_cold = cold is not None and cold.count > 0
-    queue_log.found(list(found.values()), cold_at if some_cold else math.inf)
-    if cold is not None and some_cold:
-        cold.restore(cold_at, record_bytes, past.following)
-    lost = [each for each in reading.lost if each.offset >= past.known_lost_to]
-    return sorted(found.values(), key=attrgetter("first")), past.following, lost
+def due_of_record(data: bytes, start: int) -> int:
+    """When a message is due, in Unix ms; 0: at once, or the record says nothing of use."""
+    try:
+        return due_in(data, start)
+    except (IndexError, struct.error):
+        return 0

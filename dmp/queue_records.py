@@ -145,6 +145,20 @@ def number_in(data: bytes, start: int) -> int:
     return number
 
 
+def due_in(data: bytes, start: int) -> int:
+    """When the message that a record puts may be delivered, in Unix ms; 0: at once. Raises IndexError,
+    struct.error."""
+    at = start + _PLACE.size
+    at += 1 + data[at]
+    at += 1 + data[at]
+    properties = at + _LENGTH.size
+    if not data[properties + 1] & _DUE:
+        return 0
+    end = properties + _LENGTH.unpack_from(data, at)[0]
+    due_ms: int = _TIME.unpack_from(data, end - _TIME.size)[0]
+    return due_ms
+
+
 def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
     """The messages' numbers in a TAKEN record; in a PURGED one the first number, and the end."""
     return struct.unpack_from(f">{(end - start - 1) // 8}Q", data, start + 1)

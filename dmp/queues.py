@@ -28,6 +28,7 @@ from dmp.bodies import Bodies
 from dmp.capacity import Capacity
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
+from dmp.lives import Lives
 from dmp.memory import Memory
 from dmp.message import KEY, Head
 from dmp.metrics import Counts
@@ -40,6 +41,7 @@ from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
+from shared.queues.cold import is_cold
 from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
@@ -137,6 +139,7 @@ class Queue(RunQueue):
     row: Row = attrs.field(init=False)
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
+    lives: Lives = attrs.field(init=False)
     throttle: Throttle | None = attrs.field(init=False)
     once: Once | None = attrs.field(default=None, init=False)
     takers: Takers = attrs.field(init=False)
@@ -153,10 +156,7 @@ class Queue(RunQueue):
     """Whatever the leases keep here while the queue is leased as a feed; None: it is not."""
     used: float = attrs.field(init=False)
     numbered: int = attrs.field(default=0, init=False)  # how many ever came: the number of the next message
-    _started: float = attrs.field(default=0.0, init=False)
     _tries: Tries | None = attrs.field(init=False)
-    _timed: bool = attrs.field(init=False)  # some message may expire
-    _behind: bool = attrs.field(default=False, init=False)  # the next one out has expired, and waits its turn
     _unblocked: bool = attrs.field(default=False, init=False)  # messages of some key may be given out again
     _goes_on: bool = attrs.field(default=False, init=False)  # in the next turn, more is given out, or goes
 
@@ -171,7 +171,9 @@ class Queue(RunQueue):
         self.row = Row(self.memory, self.ready, arguments.key_header or KEY)
         self.takers = Takers(arguments.single_active)
         self.capacity = Capacity(self, self._limited)
-        self.later = Later(self._context.wall_seconds)
+        self.later = Later(self, self._context)
+        self.lives = Lives(self.row, self._context.timers.now, self.arm, self._expired)
+        self.lives.define(arguments.ttl_ms)
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
@@ -179,7 +181,6 @@ class Queue(RunQueue):
         self._tries = Tries.asked_for(arguments)
         self.capacity.changed(self._context.settings)
         self.used = self._context.timers.now()
-        self._timed = arguments.ttl_ms is not None
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} {self.depth} ready, {self.held} unacknowledged>"
@@ -210,6 +211,7 @@ class Queue(RunQueue):
                 self._context.log_changed(log)
 
         self.log = self.row.log = log
+        log.waiting.ahead_ms = self.later.ahead
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
         if self.row.ready.in_order and self.once is None:
@@ -226,7 +228,7 @@ class Queue(RunQueue):
         if self.deleted:
             return
         if head.noted.headers is not None:
-            head = self.in_time(head)
+            head = self.later.in_time(head)
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
@@ -253,25 +255,14 @@ class Queue(RunQueue):
             first = self.numbered
             self.numbered += len(bodies)
         if head.noted.headers is not None:
-            head = self.in_time(head)
+            head = self.later.in_time(head)
         run = Run(head, [*bodies], first)
         if self.once is not None:
             self.once.came(run)
-            self._arm()
-        if self._timed or head.ttl_ms is not None:
-            run.expires = self._expires(head, self._context.timers.now())
+            self.arm()
+        if self.lives.some or head.ttl_ms is not None:
+            run.expires = self.lives.end(head, self._context.timers.now())
         return run
-
-    def in_time(self, head: Head) -> Head:
-        """The head of messages that come here: one of their own, where they are to wait for a time."""
-        if head.due_ms is not None:
-            return head
-        header = self.kind.arguments.eta_header
-        if header is None:
-            header = self._context.settings.eta_header.of(self.name.decode(errors="replace"))
-        if not head.delay_ms and header is None:
-            return head
-        return head.in_time(self.later.now_ms, header)
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
         """Put in a run: it is ready when the ticket is done, and all before it is ready."""
@@ -298,35 +289,20 @@ class Queue(RunQueue):
     def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
         """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
         `dispatch_new` is called."""
-        self._started = self._context.timers.now()
+        self.lives.started = self._context.timers.now()
         self.numbered = following
         self.lost = lost
         for run in runs:
-            run.expires = self._expires(run.head, self._started)
+            run.expires = self.lives.end(run.head, self.lives.started)
             if self.once is not None:
                 self.once.found(run)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(self._due_now(runs))
-        self._arm()
+        self.row.load(self.later.keep_those(runs))
+        if self.log is not None:
+            self.later.recovered(self.log)
+        self.arm()
         self._context.counts.recovered += len(self.row)
-
-    def _due_now(self, runs: Sequence[Run]) -> list[Run]:
-        """Those of messages from the log whose time has come; the others wait for theirs."""
-        now: list[Run] = []
-        for run in runs:
-            if self.later.keep(run):
-                self.row.waits((run,))
-            else:
-                now.append(run)
-        return now
-
-    def _expires(self, head: Head, since: float) -> float:
-        ttls_ms = [ms for ms in (head.ttl_ms, self.kind.arguments.ttl_ms) if ms is not None]
-        if not ttls_ms:
-            return math.inf
-        self._timed = True
-        return since + min(ttls_ms) / 1000
 
     def _synced(self, _: Ticket) -> None:
         """The disk has, or refuses, what stands first. Nobody waits for this call, so nothing is raised."""
@@ -343,14 +319,15 @@ class Queue(RunQueue):
         self.arrivals.tell_synced()
 
     def _make_ready(self, runs: Iterable[Run]) -> None:
-        if self._timed and self.row.ready:
-            self._expire_ready()
+        if self.lives.some and self.row.ready:
+            self.lives.expire()
         may_cool = not self.arrivals.unlogged
         for run in runs:
-            if run.head.due_ms and not self.row.has_cold and self.later.keep(run):
+            if run.head.due_ms and not self.row.has_cold and self.later.waits(run):
                 if self.log is not None:
                     self.log.keep(run)
-                self._arm()
+                self.later.put(run)
+                self.arm()
             elif not self.row.add(run, may_cool=may_cool):
                 _leave_memory(self, (run,))
         self.dispatch_new()
@@ -358,9 +335,9 @@ class Queue(RunQueue):
     def dispatch_new(self) -> None:
         """More is ready, or cold: give out what can be given."""
         if not self._goes_on:
-            self._dispatch_ready(check=self._behind)
-        if self._timed:  # one with no time to live at all is given to who waits for it, or to nobody
-            self._expire_ready()
+            self._dispatch_ready(check=self.lives.behind)
+        if self.lives.some:  # one with no time to live at all is given to who waits for it, or to nobody
+            self.lives.expire()
         self.trim()
 
     def trim(self) -> None:
@@ -379,13 +356,13 @@ class Queue(RunQueue):
                 join(over, run)
                 if turn.over_now():
                     self._goes_on = True
-                    self._arm()
+                    self.arm()
                     break
             if over:
                 self._context.counts.overflowed += _messages_in(over)
                 self._context.dead_letter(self, over, "maxlen")
-                if self._timed:
-                    self._arm()
+                if self.lives.some:
+                    self.arm()
         if self.capacity.passes_warning():
             self._context.queue_above_warning(self)
 
@@ -398,7 +375,7 @@ class Queue(RunQueue):
         It is on its way from the log, or stands behind expired messages that have not gone yet, or behind
         what comes back.
         """
-        return self.returning or (self._behind if self.row.ready else self.row.is_loading)
+        return self.returning or (self.lives.behind if self.row.ready else self.row.is_loading)
 
     @property
     def damaged(self) -> bool:
@@ -417,12 +394,12 @@ class Queue(RunQueue):
             context.queue_lost(self.name, cold.lost)
         for run in runs:
             if run.tries:
-                run.expires = self._expires(run.head, self._started)
+                run.expires = self.lives.end(run.head, self.lives.started)
         self.charge_runs(runs)
         self.memory.changed()
-        self.row.load(self._due_now(runs))
-        if self._timed or self.later.count:
-            self._arm()
+        self.row.load(self.later.keep_those(runs))
+        if self.lives.some or self.later.count:
+            self.arm()
 
     def on_cold_read(self) -> None:
         """`Cold`'s: what was on its way is there, and nobody waits for this call."""
@@ -443,9 +420,9 @@ class Queue(RunQueue):
         self.takers.blocked = self._unblocked = False
         if self._goes_on:
             return
-        if self._timed:
-            self._expire_ready()
-        self._dispatch_ready(check=self._timed)
+        if self.lives.some:
+            self.lives.expire()
+        self._dispatch_ready(check=self.lives.some)
 
     def _dispatch_ready(self, *, check: bool = False) -> None:
         """`check`: nobody is given what has expired; one may have done so behind another that lives on."""
@@ -453,7 +430,7 @@ class Queue(RunQueue):
             return
         takers, row, throttle = self.takers, self.row, self.throttle
         turn: Turn | None = None
-        while (depth := len(row)) and not (check and self._behind):
+        while (depth := len(row)) and not (check and self.lives.behind):
             if throttle is not None:
                 depth = min(depth, throttle.allowance())
             shares = takers.shares(depth) if depth else []
@@ -483,10 +460,13 @@ class Queue(RunQueue):
             if late:
                 if throttle is not None:
                     throttle.take(-_messages_in(late))
-                self._context.counts.expired += _messages_in(late)
-                self._context.dead_letter(self, late, "expired")
-        if (turn is not None and (self._timed or self._goes_on)) or throttle is not None:
-            self._arm()
+                self._expired(late)
+        if (turn is not None and (self.lives.some or self._goes_on)) or throttle is not None:
+            self.arm()
+
+    def _expired(self, runs: list[Run]) -> None:
+        self._context.counts.expired += _messages_in(runs)
+        self._context.dead_letter(self, runs, "expired")
 
     def _hand_over(self, taker: Taker, runs: list[Run]) -> None:
         if taker is self.takers.feed:  # which cannot carry large bodies: such messages die
@@ -511,17 +491,17 @@ class Queue(RunQueue):
     def get(self, no_ack: bool) -> Run | None:
         """The next message, as a run, for one that asks for just that; None where nothing is ready."""
         self.used_now()
-        if self._timed:
-            self._expire_ready()
-        if self.takers.feed is not None or self.stops or not self.row.load_front() or self._behind:
+        if self.lives.some:
+            self.lives.expire()
+        if self.takers.feed is not None or self.stops or not self.row.load_front() or self.lives.behind:
             return None
         if self.throttle is not None:
             if not self.throttle.allowance():
                 return None
             self.throttle.take(1)
         run = self.row.take_run(1)
-        if self._timed:
-            self._arm()
+        if self.lives.some:
+            self.arm()
         if no_ack:
             self.leave((run,))
         else:
@@ -534,8 +514,8 @@ class Queue(RunQueue):
         if not self.row.load_front():
             return []
         runs = self.row.take(most)
-        if self._timed:
-            self._arm()
+        if self.lives.some:
+            self.arm()
         return runs
 
     def return_front(self, runs: Sequence[Run], *, taken: bool = True) -> None:
@@ -553,28 +533,20 @@ class Queue(RunQueue):
                     _leave_memory(self, (part,))
                 else:
                     self.row.put_back((part,))
-        if self._timed:
-            self._arm()
-
-    def take_out(self, number: int) -> Run | None:
-        """Take out a message that waits for its time, or is ready in memory. None: it is not there."""
-        run = self.later.take_out(number)
-        if run is None:
-            return self.row.take_out(number)
-        self.row.waits_no_more((run,))
-        self._free_keys(())
-        return run
+        if self.lives.some:
+            self.arm()
 
     def put_off(self, run: Run) -> None:
         """A message that was taken out waits for the time that its head has, or is ready."""
         if self.log is not None:
             self.log.note_tried((run,))
             self._context.log_changed(self.log)
-        if self.later.keep(run):
+        if is_cold(run) or self.later.waits(run):
+            self.later.put(run)
             self.row.waits((run,))
         else:
             self._become_ready((run,), self._context.timers.now())
-        self._arm()
+        self.arm()
 
     def leave(self, runs: Sequence[Run], *, taken: bool = True) -> None:
         """The messages leave the queue, all that counts them, and its log. `taken`: as of `forget`."""
@@ -592,14 +564,14 @@ class Queue(RunQueue):
         if self.once is not None:
             self.once.left(runs)
         if taken and self.row.keys is not None:
-            self._free_keys(runs)
+            self.free_keys(runs)
 
-    def _free_keys(self, runs: Sequence[Run]) -> None:
+    def free_keys(self, runs: Sequence[Run]) -> None:
         """Others of the messages' keys may be next: soon, since not everybody who calls may dispatch."""
         self.row.release(runs)
         if not (self._unblocked or self.deleted):
             self._unblocked = True
-            self._arm()
+            self.arm()
 
     # -- what became of held ones
 
@@ -627,7 +599,7 @@ class Queue(RunQueue):
         if self.once is not None:
             self.once.left(runs)
         if self.row.keys is not None:
-            self._free_keys(runs)
+            self.free_keys(runs)
 
     def reject(self, runs: list[Run]) -> None:
         """The messages are rejected, and become dead letters."""
@@ -662,7 +634,9 @@ class Queue(RunQueue):
         self.release(runs)
         self.charge_runs(runs)
         if self._tries is not None and seen and failed and not self._context.draining:
-            now, later, dead = self._tries.give_back(runs, oldest, self.later, self.log)
+            now, later, dead = self._tries.give_back(
+                runs, oldest, self.later.keep, self.later.now_ms, self.log
+            )
             self.row.release(later)
             self.row.waits(later)
             if self.log is not None:
@@ -670,7 +644,7 @@ class Queue(RunQueue):
             if dead:
                 self._context.counts.gave_up += _messages_in(dead)
                 self._context.dead_letter(self, dead, "delivery_limit")
-            self._arm()
+            self.arm()
             runs = now
         for run in runs:
             run.tries += seen
@@ -710,7 +684,7 @@ class Queue(RunQueue):
         """The queue is used now. To be declared again counts as use, too."""
         self.used = self._context.timers.now()
         if self.kind.arguments.expires_ms is not None:
-            self._arm()
+            self.arm()
 
     def define(self, kind: QueueKind) -> None:
         """What it is was lost, and is known again, or it has other arguments. (Priorities, keys, and what is
@@ -721,8 +695,8 @@ class Queue(RunQueue):
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
         self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
-        self._timed = self._timed or kind.arguments.ttl_ms is not None
-        self._arm()
+        self.lives.define(kind.arguments.ttl_ms)
+        self.arm()
 
     # -- time, and the end
 
@@ -739,46 +713,28 @@ class Queue(RunQueue):
         if expires_ms is not None and not self.takers.in_use and self.used + expires_ms / 1000 <= now:
             self._context.queue_unused(self)
             return
-        if self._timed:
-            self._expire_ready()
-        self._dispatch_ready(check=self._timed)
+        if self.lives.some:
+            self.lives.expire()
+        self._dispatch_ready(check=self.lives.some)
         self.trim()
-        self._arm()
-        if not self._behind:
+        self.arm()
+        if not self.lives.behind:
             self.row.tell_loaded()
 
     def _become_ready(self, due: Sequence[Run], now: float) -> None:
         """The time of messages has come: they are ready at their numbers' places, and live from now on. One
         with no time to live at all is given to who waits for it, or to nobody."""
-        if self._timed:
-            self._expire_ready()
+        if self.lives.some:
+            self.lives.expire()
         for run in due:
-            run.expires = self._expires(run.head, now)
+            run.expires = self.lives.end(run.head, now)
         self.return_front(due, taken=False)
         if not self._goes_on:
-            self._dispatch_ready(check=self._behind)
+            self._dispatch_ready(check=self.lives.behind)
 
-    def _expire_ready(self) -> None:
-        """Messages at the front that are too old leave, some at a time: the timers bring the next.
-
-        (One behind a longer-lived one waits for it to go.)
-        """
-        row, now = self.row, self._context.timers.now()
-        expired: list[Run] = []
-        turn = Turn()
-        while row.load_front() and (front := row.front()) is not None and front.expires <= now:
-            join(expired, row.take_run(ITEMS))
-            if turn.over_now():
-                break
-        self._behind = (front := row.front()) is not None and front.expires <= now
-        self._arm()
-        if expired:
-            self._context.counts.expired += _messages_in(expired)
-            self._context.dead_letter(self, expired, "expired")
-
-    def _arm(self) -> None:
+    def arm(self) -> None:
         """Something may be due at another time: the front's end of life, or the queue's."""
-        if self._timed:
+        if self.lives.some:
             self.row.load_front()
         front = self.row.front()
         deadline = front.expires if front is not None else math.inf
@@ -809,7 +765,7 @@ class Queue(RunQueue):
             log.lost_is_known()
             self.lost = False
         cold, large = self.row.drop_cold()
-        self._behind = False
+        self.lives.behind = False
         later = self.later.clear()
         self.row.waits_no_more(later)
         ready = [*self.row.clear(), *later]

@@ -29,7 +29,7 @@ class Row:
     _memory: Memory
     ready: Ready | Priorities | Keys
     """The messages in memory; the queue's."""
-    _key_header: bytes = b""
+    key_header: bytes = b""
     keys: Keys | None = attrs.field(init=False)
     """`ready`, where messages' keys count. They are in that header."""
     log: "QueueLog | None" = attrs.field(default=None, init=False)
@@ -86,19 +86,19 @@ class Row:
         if self.keys is None:
             self.ready.add(run, run.head.noted.priority)
         else:
-            self.keys.add(run, run.head.noted.priority, run.head.text_in(self._key_header))
+            self.keys.add(run, run.head.noted.priority, run.head.text_in(self.key_header))
 
     def release(self, runs: Iterable[Run]) -> None:
         """Messages that were taken have left, or come back: others of their keys may be next."""
         if self.keys is not None:
             for run in runs:
-                self.keys.release(run.head.text_in(self._key_header), len(run.bodies))
+                self.keys.release(run.head.text_in(self.key_header), len(run.bodies))
 
     def waits(self, runs: Iterable[Run]) -> None:
         """Messages that were released wait for their time."""
         if self.keys is not None:
             for run in runs:
-                key = run.head.text_in(self._key_header)
+                key = run.head.text_in(self.key_header)
                 for number in run.numbers:
                     self.keys.waits(number, key, tried=run.head.tries > 0)
 
@@ -106,7 +106,7 @@ class Row:
         """Messages do not wait for their time any more."""
         if self.keys is not None:
             for run in runs:
-                key = run.head.text_in(self._key_header)
+                key = run.head.text_in(self.key_header)
                 for number in run.numbers:
                     self.keys.waits_no_more(number, key)
 

@@ -416,7 +416,7 @@ class Sink:
         user = head.noted.user_id
         if user is not None and (self._owner is None or user != self._owner.user.encode()):
             raise wire_error(Reply.NO_ACCESS, "user_id is set to another than the login's user")
-        if head.noted.headers is not None and any(queue.in_time(head).due_ms for queue in queues):
+        if head.noted.headers is not None and any(queue.later.in_time(head).due_ms for queue in queues):
             return self._fanout.of(queues)  # not kept: what waits for its time goes by `publish`
         size = _ROUTE_BYTES + len(names)
         if not self._routes.has_room(size):

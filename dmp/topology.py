@@ -32,8 +32,9 @@ from dmp.exchanges import (
     HeaderMatch,
     check_not_default,
 )
+from dmp.loading import load
 from dmp.memory import check
-from dmp.queue_log import QueueLog, load
+from dmp.queue_log import QueueLog
 from dmp.queues import Application, Queue
 from dmp.refusals import Code, Refusal, inequivalent, locked, not_found, shown
 from dmp.topology_table import Saved, SavedQueue
@@ -629,7 +630,7 @@ class Topology:
         self._charge_queue(queue)
         memory = broker.memory
         room = max(memory.hot_bytes - memory.total_bytes, HOT_LEAST_BYTES)
-        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies)
+        messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies, queue.later)
         queue.recovered(messages, following, lost=lost or bool(damaged))
         if queue.marked_from < 0:
             queue.marked_from = following

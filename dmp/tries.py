@@ -7,19 +7,19 @@ of these in the header `x-delivery-count`. The queue's log notes it, so it outli
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import attrs
 
+from dmp.cold_records import ColdHead
 from dmp.data_types import EMPTY_TABLE, field_table, joined_tables, without_field
 from dmp.properties import with_headers
 from dmp.refusals import Refusal
 
 if TYPE_CHECKING:
     from dmp.declarations import QueueArguments
-    from dmp.later import Later
     from dmp.message import Head
     from dmp.queue_log import QueueLog
     from shared.queues.runs import Run
@@ -52,13 +52,18 @@ class Tries:
         return cls(None if limit == -1 else limit, retry_ms, retry_max_ms, loss_counts or "oldest")
 
     def give_back(
-        self, runs: Sequence[Run], oldest: Container[Run] | None, later: Later, log: QueueLog | None
+        self,
+        runs: Sequence[Run],
+        oldest: Container[Run] | None,
+        keep: Callable[[Run], bool],
+        now_ms: int,
+        log: QueueLog | None,
     ) -> tuple[list[Run], list[Run], list[Run]]:
         """Count failed tries of messages that come back: those that may be delivered now, those that wait,
         and the dead.
 
         `oldest`: those that channels held longest, at their end; None: a consumer gives all back. Then they
-        may have to wait, in `later`.
+        may have to wait: `keep` has messages wait whose time has not come, and says whether they do.
         """
         now: list[Run] = []
         waiting: list[Run] = []
@@ -71,24 +76,24 @@ class Tries:
             ):
                 now.append(run)
                 continue
-            run.head = heads.get(run.head) or self._counted(run.head, heads, later, waits=oldest is None)
+            run.head = heads.get(run.head) or self._counted(run.head, heads, now_ms, waits=oldest is None)
             if self.limit is not None and run.head.tries > self.limit:
                 dead.append(run)
                 continue
             if log is not None:
                 log.note_tried((run,))
             run.tries += 1  # it is redelivered then
-            if later.keep(run):
+            if keep(run):
                 waiting.append(run)
             else:
                 run.tries -= 1
                 now.append(run)
         return now, waiting, dead
 
-    def _counted(self, old: Head, heads: dict[Head, Head], later: Later, *, waits: bool) -> Head:
+    def _counted(self, old: Head, heads: dict[Head, Head], now_ms: int, *, waits: bool) -> Head:
         tries = old.tries + 1
         wait_ms = self.wait_ms(tries) if waits else 0
-        head = heads[old] = tried(old, tries, later.now_ms + wait_ms if wait_ms else 0)
+        head = heads[old] = tried(old, tries, now_ms + wait_ms if wait_ms else 0)
         return head
 
     def wait_ms(self, tries: int) -> int:
@@ -96,6 +101,15 @@ class Tries:
         if not self.retry_ms:
             return 0
         return min(self.retry_ms << min(tries - 1, 40), max(self.retry_max_ms, self.retry_ms))
+
+
+def timed(head: Head | ColdHead, due_ms: int, *, by_clock: bool) -> Head | ColdHead:
+    """The head of the same messages at another time (Unix ms), 0: at once."""
+    if isinstance(head, ColdHead):
+        return attrs.evolve(head, due_ms=due_ms, by_clock=by_clock)
+    new = tried(head, head.tries, due_ms)
+    new.by_clock = by_clock
+    return new
 
 
 def tried(head: Head, tries: int, due_ms: int = 0) -> Head:

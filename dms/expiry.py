@@ -37,7 +37,7 @@ from dms.cold_jobs import (
     read_back,
     timed,
 )
-from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job
+from dms.job_head import JOB_FIRST, JobHead, pack_job, pack_new_job, times_of, unpack_job
 from dms.job_requests import JobRequest
 from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
 from dms.wire import Refusal, Status, malformed, refusal_for
@@ -660,9 +660,13 @@ class Jobs:
 
     # -- jobs arrive
 
-    def produce(self, asked: JobRequest, body: bytes) -> Ticket | None:
-        """Add what PRODUCE_WITH asks for. None: done. Raises Refusal."""
-        queue, now = self.queue, self.queue.engine.times.now_ms()
+    def produce(
+        self, asked: JobRequest, body: bytes, *, done: Mapping[str, int] | None = None
+    ) -> Ticket | None:
+        """Add what PRODUCE_WITH asks for; `done`: it is of a schedule. None: done. Raises Refusal."""
+        queue, times, options = self.queue, self.queue.engine.times, self.queue.options
+        now, unix_ms = times.stamp()
+        known_until = 0
         if asked.dedup:
             known = self._seen.number_of(asked.dedup, now)
             if known is not None:
@@ -671,50 +675,37 @@ class Jobs:
             if len(self._seen) >= KNOWN_MAX:
                 text = f"{queue.text} knows {KNOWN_MAX} keys already"
                 raise Refusal(Status.QUEUE_FULL, text, limit="dedup")
-        if queue.room < 1:
-            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
-        return self.add(self._head(asked, now), body)
-
-    def _head(self, asked: JobRequest, now: int) -> JobHead:
-        """Raises Refusal where the job would die before its time."""
-        queue, times = self.queue, self.queue.engine.times
-        options = queue.options
+            known_until = due_at(now, options.dedup_ms) if options.dedup_ms else 0
+        if queue.depth >= options.depth:
+            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {options.depth} messages")
         delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
         if asked.at_ms:
             delay_ms = max(asked.at_ms - times.wall_ms(), 0)
         ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
         if 0 < ttl_ms < delay_ms:
             raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
-        return JobHead(
-            produced_ms=times.unix_ms(),
-            behind=queue.tail,
-            expires=due_at(now, ttl_ms) if ttl_ms else 0,
-            at_ms=asked.at_ms,
-            priority=asked.priority,
-            key=asked.key,
-            dedup=asked.dedup,
-            known_until=due_at(now, options.dedup_ms) if asked.dedup and options.dedup_ms else 0,
-            headers=asked.headers,
-            due=due_at(now, delay_ms) if delay_ms else 0,
-        )
+        expires, due = due_at(now, ttl_ms) if ttl_ms else 0, due_at(now, delay_ms) if delay_ms else 0
+        form = pack_new_job(asked.about, unix_ms, queue.tail, expires, known_until, due, body)
+        return self.add(form, body, asked.dedup, known_until, done=done)
 
     def add(
         self,
-        head: JobHead,
+        form: bytes,
         body: bytes,
+        dedup: str,
+        known_until: int = 0,
         *,
         moved: bool = False,
         done: Mapping[str, int] | None = None,
     ) -> Ticket | None:
-        """Add a job; `moved`: it is in memory already, and needs no room there; `done`: it is of a schedule.
-        Raises Refusal."""
-        queue, engine = self.queue, self.queue.engine
-        engine.sync_budget()
+        """Add a job; `moved`: it is in memory already, and needs no room there. Raises Refusal."""
+        queue, engine, memory = self.queue, self.queue.engine, self.queue.memory
+        if memory.unsynced:
+            engine.sync_budget()
         if queue.crowded and not moved:  # on disk or not: something of each job is in memory
             queue.refuse_crowded()
-        if queue.memory.full and not moved and (queue.log is None or queue.memory.jobs_full):
+        if memory.full and not moved and (queue.log is None or memory.jobs_full):
             raise Refusal(Status.QUEUE_FULL, "the server has no memory for more jobs", limit="memory")
-        form = pack_job(0, head, body)
         ticket = None
         if queue.log is not None:
             try:
@@ -724,7 +715,7 @@ class Jobs:
                     ticket = queue.log.scheduled(form, self.tail, done)
             except StoreError as error:
                 queue.detach_or_refuse(error)
-        self.came(head, body, ticket)
+        self.came(body, dedup, known_until, ticket)
         if ticket is None:
             if engine.durable is not None:
                 engine.count_not_durable()
@@ -743,23 +734,15 @@ class Jobs:
                 head.dedup = ""
         return [pack_job(0, head, body) for head, body in jobs]
 
-    def add_scheduled(self, body: bytes, time_ms: int, done: Mapping[str, int]) -> None:
-        """Add a job of a schedule, whose time it has as a header. Raises Refusal."""
-        queue = self.queue
-        if queue.room < 1:
-            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
-        head = self._head(JobRequest(headers={"scheduled": time_ms}), queue.engine.times.now_ms())
-        self.add(head, body, done=done)
-
-    def came(self, head: JobHead, body: bytes, ticket: Ticket | None) -> None:
+    def came(self, body: bytes, dedup: str, known_until: int, ticket: Ticket | None) -> None:
         """A job is in the queue, and not visible yet."""
         queue, engine = self.queue, self.queue.engine
         engine.counts.produced += 1
         for observe in engine.observers:
             observe(queue.name, (body,))
         queue.depth += 1
-        if head.dedup:
-            self._seen.add(head.dedup, self.tail, head.known_until)
+        if dedup:
+            self._seen.add(dedup, self.tail, known_until)
             self._charge_known()
             if ticket is not None:
                 self._unconfirmed[self.tail] = ticket
@@ -780,20 +763,30 @@ class Jobs:
     def arrived(self, first: int, forms: Sequence[bytes], place: int) -> None:
         """Jobs are visible; `place`: where in the log the first one's record is."""
         self.coming -= len(forms)
-        now = self.queue.engine.times.now_ms()
+        now, plain = self.queue.engine.times.now_ms(), 0
         for seq, form in enumerate(forms, first):
-            self._unconfirmed.pop(seq, None)
+            if self._unconfirmed:
+                self._unconfirmed.pop(seq, None)
             size = JOB_RECORD_BYTES + len(form)
             if place == NO_RECORD:
                 self._enter(seq, form, now)
                 continue
             _, due = times_of(form)
             self.record_bytes += size
-            if due > now or not self.queue.may_load_more:
-                self._enter(seq, cold_job_of(form, place), now)
-            else:
+            if due > now:
+                job = cold_job_of(form, place)
+                if len(job) == PLAIN_BYTES:
+                    self.waiting.add(seq, due, job)
+                    plain += 1
+                else:
+                    self._enter(seq, job, now)
+            elif self.queue.may_load_more:
                 self._enter(seq, form, now, place)
+            else:
+                self._enter(seq, cold_job_of(form, place), now)
             place += size
+        if plain:
+            self._charge((WAITING_BYTES + PLAIN_BYTES) * plain)
         self._charge_known()
         self.arm()
 
@@ -1315,7 +1308,8 @@ class DueSchedules:
             if time is None:
                 continue
             try:
-                queue.made_for_jobs().add_scheduled(each.schedule.body.encode(), time, self.done)
+                asked = JobRequest(headers={"scheduled": time})
+                queue.made_for_jobs().produce(asked, each.schedule.body.encode(), done=self.done)
                 queue.engine.counts.scheduled += 1
             except Refusal as refusal:
                 self.due[self.due.index(each)] = Due(each.schedule, before)

@@ -196,10 +196,10 @@ class Messages(MessageActions[Queue]):
             raise ObjectMissing(f"no message {name} is in {queue.text}")
         return *found[0], "waiting" if waits else "ready"
 
-    def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
+    async def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
         return self._jobs(queue, name).cancel(name)
 
-    def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
+    async def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
         if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
             if queue.expiry is None or queue.expiry.delayed_run(name.number) is None:
                 raise BadArgument(f"{name} waits as its queue says: change its delay_ms")

@@ -25,13 +25,6 @@ from shared.cli.progress import progress
 from shared.client.login import login_of
 
 Protocol = Literal["logmq", "dms", "kqmsgq", "pubsub", "dmp"]
-MODES: Mapping[Protocol, Sequence[str]] = {
-    "logmq": ("produce", "tail"),
-    "dms": ("synced", "memory"),
-    "kqmsgq": ("fan-out",),
-    "pubsub": ("fan-out",),
-    "dmp": ("direct", "basic"),
-}
 
 
 def _above_nothing(_: type, number: float | None) -> None:
@@ -53,13 +46,10 @@ Rounds = Annotated[int, Parameter(help="Rounds of each case; the median counts."
 DataDir = Annotated[Path | None, Parameter(help="A folder for its data: the disk that is meant.")]
 
 
-def adapter_of(protocol: Protocol, mode: str) -> Adapter:
-    """The adapter of one mode. Raises Failure where the protocol has no such mode."""
-    if mode not in MODES[protocol]:
-        known = ", ".join(MODES[protocol])
-        raise Failure(f"--modes: {protocol} has no mode {mode!r}; there is {known}", ExitCode.USAGE)
+def adapters_of(protocol: Protocol) -> Mapping[str, Adapter]:
+    """A protocol's adapters by mode."""
     adapters: Mapping[str, Adapter] = importlib.import_module(f"brokers.bench.{protocol}").ADAPTERS
-    return adapters[mode]
+    return adapters
 
 
 def measure(
@@ -101,8 +91,12 @@ def measure(
     load_percent is how busy the load's own process is: near 100 it is the load that is measured.
     """
     # A running server keeps messages as its settings say, so modes that differ in settings alone are one.
-    chosen = modes or (MODES[protocol][:1] if protocol == "dms" and port is not None else MODES[protocol])
-    adapters = [adapter_of(protocol, mode) for mode in chosen]
+    known = adapters_of(protocol)
+    if unknown := [mode for mode in modes if mode not in known]:
+        text = f"--modes: {protocol} has no mode {unknown[0]!r}; there is {', '.join(known)}"
+        raise Failure(text, ExitCode.USAGE)
+    chosen = modes or ([*known][:1] if protocol == "dms" and port is not None else known)
+    adapters = [known[mode] for mode in chosen]
     for adapter in adapters:
         if port is not None and adapter.environ.get("BROKERS_DMS_PERSIST"):
             raise Failure(

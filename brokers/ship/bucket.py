@@ -106,6 +106,8 @@ class Bucket:
     """Seconds for one request; a thread that takes longer is left to itself."""
     counts: dict[str, Requests] = attrs.Factory(lambda: {name: Requests() for name in OPERATIONS})
     last_error: str = ""
+    left_alone: int = 0
+    """Threads so far that were left to themselves: they may still send what they were given."""
     in_thread: Callable[..., Awaitable[Any]] = attrs.Factory(Threads)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(CONCURRENT))
 
@@ -122,7 +124,7 @@ class Bucket:
                 found, etag = await self.get(key)
             except Missing:
                 raise self._conflict(f"create: {key} is not there, and was said to be") from None
-            if found != data:
+            if found != bytes(data):
                 raise
             return etag
 
@@ -135,7 +137,7 @@ class Bucket:
             return made
         except (Stale, Exists):
             found, now = await self.get(key)
-            if found == data:
+            if found == bytes(data):
                 return now
             if now == etag:
                 raise self._conflict(f"replace: {key} is unchanged, and was said not to be") from None
@@ -187,6 +189,7 @@ class Bucket:
                 )
         except trio.TooSlowError:
             count.errors += 1
+            self.left_alone += 1
             self.last_error = f"{operation}: no answer in {self.timeout:g} s"
             raise Away(self.last_error) from None
         except (Away, Unusable) as error:

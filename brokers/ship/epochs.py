@@ -118,9 +118,7 @@ async def open_epoch(bucket: Bucket, manifest: Manifest, number: int, lsn: int, 
     shipped must be looked at first. Raises Fenced, Away, Unusable.
     """
     journal_id = int(manifest.journal_id, 16)
-    data = pack_wal(
-        number=number, epoch=manifest.epoch, journal_id=journal_id, first_lsn=lsn, next_lsn=lsn, now_ms=now_ms
-    )
+    data = pack_wal(WalHead(number, manifest.epoch, journal_id, lsn, lsn, now_ms, now_ms))
     try:
         await bucket.create(wal_key(number), data)
     except Exists:

@@ -31,8 +31,16 @@ _JOINED_TIMES = 2
 class PackedPart:
     """An object of parts, ready to be sent."""
 
-    data: bytearray
+    data: memoryview
     directory: list[Section]
+
+
+class _Gone(Exception):
+    """A log was deleted before its bytes were read."""
+
+    def __init__(self, log_id: int) -> None:
+        super().__init__(log_id)
+        self.log_id = log_id
 
 
 @attrs.define(eq=False)
@@ -48,6 +56,8 @@ class Fold:
     epoch: int
     stale: Collection[str] = ()
     sections: Sections = attrs.Factory(dict)
+    memory: bytearray = attrs.Factory(bytearray)
+    """Of the last object, for the next one."""
     _waiting: list[NewSection] = attrs.Factory(list)
     _size: int = 0
 
@@ -66,15 +76,13 @@ class Fold:
                 if kept and kept[-1][1].end == line.end:
                     continue
                 for new in self._new_sections(line, kept):
-                    if self._size and self._size + len(new.data) > self.part_bytes:
-                        yield self._packed()
+                    if self._size and self._size + new.length > self.part_bytes:
+                        yield from self._packed()
                     self._waiting.append(new)
-                    self._size += len(new.data)
+                    self._size += new.length
             except (FileGone, FileNotFoundError):
-                self.sections.pop(line.id, None)  # it is deleted: the journal says so further on
-                self._waiting = [new for new in self._waiting if new.log_id != line.id]
-        if self._waiting:
-            yield self._packed()
+                self._drop(line.id)
+        yield from self._packed()
 
     def sent(self, key: str, directory: Iterable[Section]) -> None:
         """The last object is in the bucket, under this key."""
@@ -87,10 +95,36 @@ class Fold:
             line.end > line.first and self.shipping.has_dropped(line.id, line.first) for line in self.lines
         )
 
-    def _packed(self) -> PackedPart:
-        waiting, self._waiting, self._size = self._waiting, [], 0
-        data, directory = pack_part(waiting, journal_id=self.shipping.journal_id, epoch=self.epoch)
-        return PackedPart(data, directory)
+    def _packed(self) -> Iterator[PackedPart]:
+        """The object of what waits, unless all of that is deleted."""
+        while self._waiting:
+            try:
+                data, directory = pack_part(
+                    self._waiting,
+                    self._read,
+                    journal_id=self.shipping.journal_id,
+                    epoch=self.epoch,
+                    memory=self.memory,
+                )
+            except _Gone as gone:
+                self._drop(gone.log_id)
+            else:
+                self._waiting, self._size = [], 0
+                assert isinstance(data.obj, bytearray)
+                self.memory = data.obj
+                yield PackedPart(data, directory)
+
+    def _drop(self, log_id: int) -> None:
+        """A log is deleted: the journal says so further on."""
+        self.sections.pop(log_id, None)
+        self._waiting = [new for new in self._waiting if new.log_id != log_id]
+        self._size = sum([new.length for new in self._waiting])
+
+    def _read(self, new: NewSection, target: memoryview) -> None:
+        try:
+            self.shipping.read_log(new.log_id, new.first, target)
+        except (FileGone, FileNotFoundError):
+            raise _Gone(new.log_id) from None
 
     def _kept(self, line: LogLine) -> list[tuple[str, Section]]:
         """The sections that stay, of those from before."""
@@ -134,8 +168,7 @@ class Fold:
         if not kept and entries:
             start = min(start, entries[0].offset)  # an entry that is kept in part is sent whole
         for first, end, group in _grouped(entries, start, line.end, self.part_bytes):
-            data = self.shipping.log_bytes(line.id, first, end - first)
-            yield NewSection(line.id, line.namespace, line.name, first, end, data, group)
+            yield NewSection(line.id, line.namespace, line.name, first, end, group)
 
 
 def _grouped(

@@ -5,7 +5,7 @@ Unpacking raises `BadObject` where bytes are not what a shipper wrote.
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -39,6 +39,7 @@ _PIECE = struct.Struct(">QQQII")
 _PART = struct.Struct(">8sIIQQQQQ8x")
 _SNAPSHOT = struct.Struct(">8sIIQQQ24x")
 WAL_HEAD_BYTES, PART_HEAD_BYTES, SNAPSHOT_HEAD_BYTES = _WAL.size, _PART.size, _SNAPSHOT.size
+PIECE_HEAD_BYTES = _PIECE.size
 _CRC_FROM = 12
 """An object's CRC covers all behind the field itself."""
 _GONE = 1
@@ -79,9 +80,8 @@ def _checked(data: bytes | memoryview, magic: bytes, what: str) -> None:
         raise BadObject(f"{what}: damaged, its CRC differs")
 
 
-def _sealed(data: bytearray) -> bytearray:
-    data[8:12] = crc32c(memoryview(data)[_CRC_FROM:]).to_bytes(4, "big")
-    return data
+def _seal(data: memoryview) -> None:
+    data[8:12] = crc32c(data[_CRC_FROM:]).to_bytes(4, "big")
 
 
 # -- wal/<number>
@@ -101,9 +101,9 @@ class WalHead(NamedTuple):
     next_lsn: int
     first_ms: int
     last_ms: int
-    batch_bytes: int
-    batches: int
-    pieces: int
+    batch_bytes: int = 0
+    batches: int = 0
+    pieces: int = 0
     crc32c: int = 0
 
     @property
@@ -155,55 +155,27 @@ class Wal:
             position += length
 
 
-def pack_wal(
-    *,
-    number: int,
-    epoch: int,
-    journal_id: int,
-    first_lsn: int,
-    next_lsn: int,
-    now_ms: int,
-    batches: Sequence[bytes | memoryview] = (),
-    count: int | None = None,
-    last_ms: int | None = None,
-    pieces: Sequence[Piece] = (),
-) -> bytearray:
-    """A WAL object of whole batches, each with its padding. The same content makes the same bytes: so a
-    shipper knows its own object. `now_ms` counts in an empty one alone.
-
-    Where `batches` are runs of several, `count` is how many there are, and `last_ms` the time of the last.
+def seal_wal(data: memoryview, head: WalHead, pieces: Sequence[Piece]) -> None:
+    """Make a WAL object of `data`, which has whole batches, each with its padding, and the pieces' bytes, all
+    behind room for their heads. The same content makes the same bytes: so a shipper knows its own object.
     """
-    first_ms = now_ms
-    if batches:
-        heads = [unpack_batch(bytes(batches[at][:BATCH_HEADER_BYTES])) for at in (0, -1)]
-        first_ms, newest_ms = (0 if head is None else head.time_ms for head in heads)
-        last_ms = newest_ms if last_ms is None else last_ms
+    _WAL.pack_into(data, 0, _WAL_MAGIC, 0, FORMAT, *head[:-1], 0)
+    position = WAL_HEAD_BYTES + head.batch_bytes
+    for *place, found in pieces:
+        _PIECE.pack_into(data, position, *place, _GONE if found is None else 0)
+        position += _PIECE.size + (0 if found is None else len(found))
+    _seal(data)
+
+
+def pack_wal(head: WalHead, batches: Sequence[bytes] = (), pieces: Sequence[Piece] = ()) -> bytearray:
+    """A WAL object. Of `head` the sizes and counts are made here."""
     parts: list[bytes | memoryview] = [bytes(WAL_HEAD_BYTES), *batches]
     for piece in pieces:
-        flags = _GONE if piece.data is None else 0
-        parts.append(_PIECE.pack(piece.log_id, piece.offset, piece.length, piece.crc32c, flags))
-        if piece.data is not None:
-            parts.append(piece.data)
+        parts += [bytes(PIECE_HEAD_BYTES), piece.data or b""]
     data = bytearray().join(parts)
-    _WAL.pack_into(
-        data,
-        0,
-        _WAL_MAGIC,
-        0,
-        FORMAT,
-        number,
-        epoch,
-        journal_id,
-        first_lsn,
-        next_lsn,
-        first_ms,
-        first_ms if last_ms is None else last_ms,
-        sum(map(len, batches)),
-        len(batches) if count is None else count,
-        len(pieces),
-        0,
-    )
-    return _sealed(data)
+    sizes = {"batch_bytes": sum(map(len, batches)), "batches": len(batches), "pieces": len(pieces)}
+    seal_wal(memoryview(data), head._replace(**sizes), pieces)
+    return data
 
 
 def unpack_wal_head(data: bytes | memoryview, key: str = "wal") -> WalHead:
@@ -257,8 +229,7 @@ class Section(NamedTuple):
         return self.end - self.first
 
 
-@attrs.define
-class NewSection:
+class NewSection(NamedTuple):
     """A section that is to be packed."""
 
     log_id: int
@@ -266,55 +237,55 @@ class NewSection:
     name: str
     first: int
     end: int
-    data: bytes | memoryview
     entries: Sequence[IndexEntry]
+
+    @property
+    def length(self) -> int:
+        return self.end - self.first
+
+    def placed(self, at: int, crc: int, entries_at: int) -> Section:
+        """The section where it stands in an object."""
+        return Section(*self[:5], at, crc, entries_at, len(self.entries))
 
 
 def pack_part(
-    sections: Sequence[NewSection], *, journal_id: int, epoch: int
-) -> tuple[bytearray, list[Section]]:
-    """An object of parts, and its directory: head, directory, index entries, bytes."""
+    sections: Sequence[NewSection],
+    read: Callable[[NewSection, memoryview], None],
+    *,
+    journal_id: int,
+    epoch: int,
+    memory: bytearray | None = None,
+) -> tuple[memoryview, list[Section]]:
+    """An object of parts, and its directory: head, directory, index entries, bytes. `read` fills a section's
+    place with its bytes. The object is made in `memory` where it fits, else in new memory.
+    """
     entries = b"".join(pack_index_entry(each, new.log_id) for new in sections for each in new.entries)
-    crcs = [crc32c(new.data) for new in sections]
-    # A directory's numbers depend on its own length: they have room for any object.
+    # A directory's numbers depend on its own length: they have room for any.
+    room = len(_directory([new.placed(1 << 40, (1 << 32) - 1, 1 << 40) for new in sections]))
+    entries_at = PART_HEAD_BYTES + room
+    at = entries_at + len(entries)
+    size = at + sum([new.length for new in sections])
+    if memory is None or len(memory) < size:
+        memory = bytearray(size)
+    data = memoryview(memory)[:size]
+    data[entries_at:at] = entries
     directory: list[Section] = []
-    packed = b""
-    for _ in range(2):
-        entries_at = PART_HEAD_BYTES + len(packed)
-        at = entries_at + len(entries)
-        directory = []
-        for new, crc in zip(sections, crcs, strict=True):
-            directory.append(
-                Section(
-                    new.log_id,
-                    new.namespace,
-                    new.name,
-                    new.first,
-                    new.end,
-                    at,
-                    crc,
-                    entries_at,
-                    len(new.entries),
-                )
-            )
-            at += len(new.data)
-            entries_at += len(new.entries) * INDEX_ENTRY_BYTES
-        text = json.dumps([section._asdict() for section in directory], separators=(",", ":")).encode()
-        packed = text.ljust(len(text) + 24 * len(sections) if not packed else len(packed))
-    data = bytearray().join((bytes(PART_HEAD_BYTES), packed, entries, *(new.data for new in sections)))
-    _PART.pack_into(
-        data,
-        0,
-        _PART_MAGIC,
-        0,
-        FORMAT,
-        epoch,
-        journal_id,
-        len(packed),
-        len(entries),
-        crc32c(packed),
-    )
-    return _sealed(data), directory
+    for new in sections:
+        place = data[at : at + new.length]
+        read(new, place)
+        directory.append(new.placed(at, crc32c(place), entries_at))
+        at += new.length
+        entries_at += len(new.entries) * INDEX_ENTRY_BYTES
+    packed = _directory(directory).ljust(room)
+    data[PART_HEAD_BYTES : PART_HEAD_BYTES + room] = packed
+    fields = epoch, journal_id, room, len(entries), crc32c(packed)
+    _PART.pack_into(data, 0, _PART_MAGIC, 0, FORMAT, *fields)
+    _seal(data)
+    return data, directory
+
+
+def _directory(sections: Iterable[Section]) -> bytes:
+    return json.dumps([section._asdict() for section in sections], separators=(",", ":")).encode()
 
 
 def unpack_directory(data: bytes | memoryview, key: str = "parts") -> list[Section] | int:
@@ -418,7 +389,8 @@ def pack_snapshot(
     text = pack_lines(lines)
     data = bytearray().join((bytes(SNAPSHOT_HEAD_BYTES), catalog_text, text))
     _SNAPSHOT.pack_into(data, 0, _SNAPSHOT_MAGIC, 0, FORMAT, epoch, len(catalog_text), len(text))
-    return _sealed(data)
+    _seal(memoryview(data))
+    return data
 
 
 def unpack_snapshot(data: bytes | memoryview, key: str = "snapshot") -> Snapshot:

@@ -39,8 +39,9 @@ class ShipSettings:
     """A TOML file of what the store takes: for S3 a key and its secret. Without it the environment
     and the machine's role are asked."""
     interval: float = _seconds(1.0, 0.01, 3600)
-    """How often what came is shipped; nothing is sent when nothing came. With `ack = "disk"` a machine that
-    is lost takes so much with it at most, and the time of one request."""
+    """How often what came is shipped, unless it fills an object (8 MiB) before; nothing is sent when nothing
+    came. With `ack = "disk"` a machine that is lost takes so much with it at most, and the time of one
+    request."""
     fold: float = _seconds(300.0, 1, 86400)
     """How often logs and a snapshot are shipped, so that a restore needs little of the journal."""
     part_bytes: int = limit(32 * MIB, 64 * KIB, 1 * GIB, restart=True)

@@ -21,20 +21,21 @@ import structlog
 import trio
 
 from brokers.ship import epochs
-from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale, Unusable
+from brokers.ship.bucket import Away, Bucket, Exists, Stale, Unusable
+from brokers.ship.claim import Claim
 from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.formats import (
+    PIECE_HEAD_BYTES,
     SHIP_PATH,
     WAL_HEAD_BYTES,
-    WAL_PREFIX,
     BadObject,
     FolderMark,
     Manifest,
     Piece,
     Section,
-    pack_wal,
+    WalHead,
+    seal_wal,
     unpack_mark,
-    unpack_wal,
     wal_key,
 )
 from brokers.ship.settings import ShipSettings
@@ -43,7 +44,7 @@ from shared.errors import StoreReadOnly
 from shared.globs import matcher
 from shared.metrics import Sample, current, figures, total
 from shared.storage.disk import Disk, read_file
-from shared.storage.shipping import JournalGap, JournalRange, Shipping, Ships
+from shared.storage.shipping import JournalGap, JournalRange, Room, Shipping, Ships
 from shared.storage.store import Store
 from shared.units import MIB
 
@@ -55,6 +56,7 @@ START_SECONDS = 3.0
 """So long a start waits for the bucket; then serving goes on, and the epoch is taken when it answers."""
 FINISH_SECONDS = 5.0
 """So long a stop waits until all is shipped; the rest is shipped by the next start."""
+ROOM = Room(WAL_HEAD_BYTES, PIECE_HEAD_BYTES)
 AWAY_SECONDS = (0.25, 15.0)
 """The first and the longest pause before a request is repeated."""
 MARK_SECONDS = 60.0
@@ -63,7 +65,6 @@ WRITERS_KEPT = 4
 """In the folder's mark: a request of an earlier run may arrive after its end."""
 FOLD_REQUESTS = 4
 """Of a snapshot, before one was made that does not begin anew: a part, itself, the manifest, a deletion."""
-_ANY_BYTES = 1 << 62
 
 
 def opened_with(settings: ShipSettings) -> Ships:
@@ -141,12 +142,16 @@ class Shipper:
     """Where shipping goes on anew, for which no object is made yet."""
     _even_at: float = attrs.Factory(trio.current_time)
     """All that was written then is in the bucket."""
+    _looked: tuple[float, int] = attrs.Factory(lambda: (trio.current_time(), 0))
+    """When it was looked how much is written, and that LSN."""
     _marked_at: float = attrs.Factory(trio.current_time)
     _recent: deque[tuple[int, int]] = attrs.Factory(lambda: deque(maxlen=100_000))
     """Numbers and next LSNs of objects since the last snapshot."""
     _reached_lsn: int = 0
     """Nothing below is left to be shipped; `Shipping.shipped_lsn` is where the last batch ends."""
     _wake: trio.Event = attrs.Factory(trio.Event)
+    _asked: bool = False
+    """Somebody waits for all that there is."""
     _advanced: trio.Event = attrs.Factory(trio.Event)
     _fold_now: trio.Event = attrs.Factory(trio.Event)
     _finishing: bool = False
@@ -157,7 +162,8 @@ class Shipper:
         shipping = self.store.shipping
         assert shipping is not None
         self.shipping = shipping
-        shipping.wake = lambda: self._wake.set()
+        shipping.wake, shipping.filled = self._ask, lambda: self._wake.set()
+        shipping.object_bytes = WAL_BYTES
 
     # -- its life
 
@@ -198,7 +204,7 @@ class Shipper:
     async def finish(self) -> None:
         """Ship what there is, for some seconds at most."""
         self._finishing = True
-        self._wake.set()
+        self._ask()
         with trio.move_on_after(FINISH_SECONDS):
             if self.state in ("shipping", "away") and self.manifest is not None:
                 await self._finished.wait()
@@ -323,11 +329,10 @@ class Shipper:
         mark, shipping = self._mark, self.shipping
         journal_id = f"{shipping.journal_id:016x}"
         now_ms = self.wall_ms()
-        number = await self._newest(found, mark)
+        claim = Claim(self.bucket, shipping, self.settings.url, mark)
+        number = await claim.newest(found)
         anew = found is None or mark is None or mark.anew
-        lsn = shipping.synced_lsn
-        if not anew and found is not None and mark is not None:
-            lsn = await self._require_known(number, mark)
+        lsn = shipping.synced_lsn if anew else await claim.end(number)
         shipping.hold(lsn)
         self._jump, self._least_lsn = None, lsn if anew else 0
         writers = (self._writer,) if mark is None else (*mark.writers, self._writer)
@@ -354,68 +359,6 @@ class Shipper:
         shipping.advance(lsn, restorable=self._restorable)
         self._reached_lsn = lsn
         return taken
-
-    async def _newest(self, found: tuple[Manifest, str] | None, mark: FolderMark | None) -> int:
-        """The number of the newest object of a bucket that is this folder's, or new. Raises ForeignBucket."""
-        url = self.settings.url
-        if found is None:
-            if mark is not None and mark.number:
-                raise ForeignBucket(
-                    f"{url} has no manifest, and this folder shipped {mark.number} objects to it: put the "
-                    "bucket back, or name an empty one"
-                )
-            if await self.bucket.listed(WAL_PREFIX):
-                raise ForeignBucket(f"{url} has objects and no manifest: name an empty prefix")
-            return 0
-        manifest = found[0]
-        ours = mark is not None and f"{self.shipping.journal_id:016x}" == manifest.journal_id
-        if mark is None or not ours or not (mark.epoch == manifest.epoch or manifest.writer in mark.writers):
-            known = "nothing" if mark is None else f"epoch {mark.epoch}, up to LSN {mark.lsn}"
-            raise ForeignBucket(
-                f"{url} is at epoch {manifest.epoch}, and this data folder knows {known} of it: " + _WAYS_OUT
-            )
-        return await epochs.newest_wal(self.bucket, max(mark.number, manifest.wal_next - 1))
-
-    async def _require_known(self, number: int, mark: FolderMark) -> int:
-        """Where the bucket ends, at object `number`, if the folder's journal has all that it has. Raises
-        ForeignBucket.
-        """
-        head = await epochs.wal_head(self.bucket, number)
-        if head is None and number:
-            raise ForeignBucket(f"the bucket has lost {wal_key(number)}")
-        lsn = mark.lsn if head is None else head.next_lsn
-        at = number
-        while at > mark.number:
-            key = wal_key(at)
-            try:
-                data, _ = await self.bucket.get(key)
-            except Missing:
-                raise ForeignBucket(f"the bucket has lost {key}") from None
-            wal = unpack_wal(data, key)
-            if wal.head.empty:
-                at -= 1
-                continue
-            batches = wal.data[WAL_HEAD_BYTES : WAL_HEAD_BYTES + wal.head.batch_bytes]
-            if not await self._has(wal.head.first_lsn, wal.head.next_lsn, mark, batches):
-                raise ForeignBucket(
-                    f"{key} has what this data folder does not, from LSN {mark.lsn} on: {_WAYS_OUT}"
-                )
-            return lsn
-        if lsn != mark.lsn or lsn > self.shipping.synced_lsn:
-            raise ForeignBucket(
-                f"the bucket ends at LSN {lsn}, this data folder knows of {mark.lsn}: {_WAYS_OUT}"
-            )
-        return lsn
-
-    async def _has(self, first: int, end: int, mark: FolderMark, batches: memoryview) -> bool:
-        """Whether the journal has just these batches."""
-        if end > self.shipping.end_lsn:
-            return False
-        try:
-            found = await self.shipping.read(first, end, mark.starts, _ANY_BYTES)
-        except JournalGap:
-            return False
-        return memoryview(b"".join(found.pieces))[: len(batches)] == batches
 
     # -- the folder's mark, and the journal that is kept
 
@@ -487,14 +430,23 @@ class Shipper:
         most = self.settings.requests_per_hour_max
         return max(self.settings.interval, 3600 / most if most else 0.0)
 
+    def _ask(self) -> None:
+        """Have all that there is shipped now."""
+        self._asked = True
+        self._wake.set()
+
     async def _ship_all(self) -> None:
+        """Ship what fills an object at once, and the rest each `interval`: else a fast journal would be some
+        segments ahead, and make and fill new ones, while those that it could write anew are kept.
+        """
         while True:
-            with trio.move_on_after(self.interval):
+            with trio.move_on_after(self.interval) as pause:
                 await self._wake.wait()
-            self._wake = trio.Event()
+            everything = self._asked or pause.cancelled_caught
+            self._asked, self._wake = False, trio.Event()
             try:
                 with suppress(_Forgotten):
-                    await self._ship_new()
+                    await self._ship_new(0 if everything else WAL_BYTES)
             except OSError as error:
                 self.log.error(
                     "the journal cannot be read; it is tried again; look at the disk", reason=str(error)
@@ -513,77 +465,73 @@ class Shipper:
     def _behind_bytes(self) -> int:
         return max(self.shipping.synced_lsn - self._reached_lsn, 0)
 
-    async def _ship_new(self) -> None:
-        """Ship all that is there now."""
+    async def _ship_new(self, least: int) -> None:
+        """Ship all that is there now, but for what has `least` bytes or fewer."""
         assert self.manifest is not None
         assert self._mark is not None
-        now = trio.current_time()
-        await self.shipping.sync()
+        if not least:
+            self._look()
+            await self.shipping.sync()
         end = self.shipping.synced_lsn
         if self._jump is not None:
-            await self._put(partial(self._empty, self._jump))
+            await self._put(JournalRange.empty(self._jump, self.wall_ms(), ROOM))
             self._jump = None
-        while self.shipping.shipped_lsn < end:
+        while end - self.shipping.shipped_lsn > least:
             try:
-                found = await self.shipping.read(self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES)
+                found = await self.shipping.read(
+                    self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM
+                )
             except JournalGap as error:
                 await self._forget(str(error))
                 return
             if not found.batches:
                 break  # a start's segment, or the next one: without a batch yet
-            await self._put(partial(self._object, found))
+            await self._put(found)
             self._recent.append((self.number, found.next_lsn))
             self.shipping.advance(found.next_lsn, restorable=self._restorable)
-            self._reached_lsn = found.next_lsn
-            self._tell_advance()
-            if found.next_lsn - self._mark.lsn >= self.shipping.segment_bytes:
+            self._reach(found.next_lsn)
+            if self.shipping.frees_segment(self._mark.lsn):
                 await self._write_mark()
-        self._reached_lsn = max(end, self.shipping.shipped_lsn)
-        self._even_at = now
-        self._tell_advance()
-        if self._mark.lsn < end and now - self._marked_at > MARK_SECONDS:
+        if not least:
+            self._reach(max(end, self.shipping.shipped_lsn))
+        if self._mark.lsn < self._reached_lsn and trio.current_time() - self._marked_at > MARK_SECONDS:
             await self._write_mark()
 
-    def _tell_advance(self) -> None:
+    def _look(self) -> None:
+        self._looked = trio.current_time(), self.shipping.written_lsn
+
+    def _reach(self, lsn: int) -> None:
+        """Nothing below is left to be shipped."""
+        self._reached_lsn = lsn
+        looked_at, written_lsn = self._looked
+        if lsn >= written_lsn:
+            self._even_at = looked_at
+            self._look()
         advanced, self._advanced = self._advanced, trio.Event()
         advanced.set()
 
-    def _empty(self, lsn: int) -> bytearray:
-        return self._object(JournalRange(lsn, lsn, 0, 0, [], []))
-
-    def _object(self, found: JournalRange) -> bytearray:
-        """The next object. In a thread."""
-        assert self.manifest is not None
-        return pack_wal(
-            number=self.number + 1,
-            epoch=self.manifest.epoch,
-            journal_id=self.shipping.journal_id,
-            first_lsn=found.first_lsn,
-            next_lsn=found.next_lsn,
-            now_ms=self.wall_ms(),
-            batches=found.pieces,
-            count=found.batches,
-            last_ms=found.last_ms or None,
-            pieces=[Piece(*each[1:]) for each in found.referred],
-        )
-
-    async def _put(self, pack: Callable[[], bytearray]) -> None:
+    async def _put(self, found: JournalRange) -> None:
         """Make the next object. Raises Fenced, and _Forgotten."""
         assert self.manifest is not None
+        epoch, left_alone = self.manifest.epoch, self.bucket.left_alone
         while True:
-            data = await self.store.in_thread(pack)
+            await self.store.in_thread(_pack, found, self.number + 1, epoch, self.shipping.journal_id)
             try:
-                await self._repeated(partial(self.bucket.create, wal_key(self.number + 1), data), looks=True)
+                await self._repeated(
+                    partial(self.bucket.create, wal_key(self.number + 1), found.data), looks=True
+                )
             except Exists:
                 head = await self._repeated(partial(epochs.wal_head, self.bucket, self.number + 1))
-                if head is None or head.epoch != self.manifest.epoch:
+                if head is None or head.epoch != epoch:
                     raise Fenced from None
                 # It is ours, of something that was forgotten before its answer came.
                 self.number += 1
                 continue
             self.number += 1
             self.objects += 1
-            self.shipped_bytes += len(data)
+            self.shipped_bytes += len(found.data)
+            if self.bucket.left_alone == left_alone:
+                self.shipping.read_again(found)
             return
 
     # -- snapshots
@@ -622,7 +570,7 @@ class Shipper:
     async def reach(self, lsn: int, snapshot_lsn: int) -> bool:
         """Wait until the bucket has all below `lsn`; as `ShippedJournal.reach`."""
         while self._reached_lsn < lsn or self._jump is not None:
-            self._wake.set()
+            self._ask()
             await self._advanced.wait()
         return snapshot_lsn >= self._least_lsn
 
@@ -732,8 +680,21 @@ class Shipper:
         return self.manifest if self.snapshots is None else self.snapshots.manifest
 
 
+def _pack(found: JournalRange, number: int, epoch: int, journal_id: int) -> None:
+    """Make a WAL object of what was read. In a thread."""
+    pieces = [Piece(*each[1:]) for each in found.referred]
+    head = WalHead(
+        number,
+        epoch,
+        journal_id,
+        found.first_lsn,
+        found.next_lsn,
+        *found.times_ms,
+        found.batch_bytes,
+        found.batches,
+        len(pieces),
+    )
+    seal_wal(found.data, head, pieces)
+
+
 _MONTH_SECONDS = 30 * 86400
-_WAYS_OUT = (
-    "restore a folder from the bucket and serve that, or have this one take the bucket over as it is with "
-    "brokers ship adopt, which gives up what only the bucket has"
-)

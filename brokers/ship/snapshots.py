@@ -223,12 +223,15 @@ class Snapshots:
         parts = fold.parts()
         number = 0
         while (part := await self._store.in_thread(next, parts, None)) is not None:
+            left_alone = self._bucket.left_alone
             while True:
                 key = part_key(fold.epoch, lsn, number)
                 number += 1
                 with suppress(Exists):  # of a fold that was cut short, and had other bytes
                     await self._asking(partial(self._bucket.create, key, part.data))
                     break
+            if self._bucket.left_alone != left_alone:
+                fold.memory = bytearray()
             self._sizes[key] = len(part.data)
             fold.sent(key, part.directory)
 

@@ -133,11 +133,11 @@ class MessageActions(Generic[Q]):
         `waiting` (for its time) or `held`. It stays. Raises BrokerError."""
         raise NotImplementedError
 
-    def cancel_named(self, queue: Q, name: MessageName) -> Ticket | None:
+    async def cancel_named(self, queue: Q, name: MessageName) -> Ticket | None:
         """A message leaves. Raises BrokerError, and then nothing has changed."""
         raise NotImplementedError
 
-    def reschedule_named(self, queue: Q, name: MessageName, time: NewTime) -> Ticket | None:
+    async def reschedule_named(self, queue: Q, name: MessageName, time: NewTime) -> Ticket | None:
         """A message is not to be delivered before that. Raises as `cancel_named`."""
         raise NotImplementedError
 
@@ -260,7 +260,7 @@ class MessageActions(Generic[Q]):
         if dry_run:
             await self._not_held(queue, name)
         else:
-            await self.settle(self.cancel_named(queue, name))
+            await self.settle(await self.cancel_named(queue, name))
         return {"cancelled": 1}
 
     @RESCHEDULE
@@ -269,7 +269,7 @@ class MessageActions(Generic[Q]):
         if dry_run:
             await self._not_held(queue, name)
         else:
-            await self.settle(self.reschedule_named(queue, name, time))
+            await self.settle(await self.reschedule_named(queue, name, time))
         return {"rescheduled": 1}
 
     @REQUEUE
@@ -281,7 +281,7 @@ class MessageActions(Generic[Q]):
         if state == "held":
             self.take_back(queue, name, dry_run=dry_run)
         elif not dry_run:
-            await self.settle(self.reschedule_named(queue, name, NewTime(0)))
+            await self.settle(await self.reschedule_named(queue, name, NewTime(0)))
         return {"requeued": 1}
 
     async def _not_held(self, queue: Q, name: MessageName) -> None:

@@ -108,6 +108,12 @@ class Waiting(Generic[T]):
                 return number, self._items.pop(number)
         return None
 
+    def pop_any(self) -> T:
+        """Take out any item, where nothing but that is done with those that are left."""
+        if self._heap:
+            self._heap.pop()
+        return self._items.popitem()[1]
+
     def clear(self) -> None:
         self._items, self._heap, self._changed = {}, [], {}
 

@@ -32,6 +32,9 @@ class Disk(Protocol):
     def read(self, fd: int, length: int, offset: int) -> bytes:
         """Up to `length` bytes; fewer only at the file's end."""
 
+    def read_into(self, fd: int, target: memoryview, offset: int) -> int:
+        """Fill `target`; returns how many bytes it got, fewer only at the file's end."""
+
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         """As `read`, from the page cache alone; None if the system would have to wait, or fails (`read`
         tells).

@@ -157,6 +157,11 @@ class Journal:
         """Bytes of the segments that are kept only because they are not shipped."""
         return sum([segment.size for segment in self.held])
 
+    @property
+    def ends(self) -> list[int]:
+        """Where segments end that are full."""
+        return [segment.end for segment in (*self.held, *self.old)]
+
     def _measure_room(self) -> None:
         whole = (self.current.end - self.position) // format.SECTOR * format.SECTOR
         self.room = whole - format.BATCH_HEADER_BYTES
@@ -207,7 +212,10 @@ class Journal:
             if taken < len(batch):
                 write_all(self.disk, segment.fd, whole[taken:], offset + taken)
         except OSError as error:
-            self._take_back(segment, offset, error)
+            try:
+                write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
+            except OSError:
+                raise PoisonError("a failed write of the journal could not be taken back") from error
             raise
         self.previous = lsn
         self.position = lsn + len(batch)
@@ -215,12 +223,6 @@ class Journal:
         self.unsynced = True
         self.batches += 1
         return batch
-
-    def _take_back(self, segment: Segment, offset: int, error: OSError) -> None:
-        try:
-            write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
-        except OSError:
-            raise PoisonError("a failed write of the journal could not be taken back") from error
 
     def sync(self, beside: Sequence[int] = ()) -> None:
         """Make everything written so far durable, and the files `beside`, to which it refers.

@@ -109,6 +109,15 @@ class OsDisk:
             taken += len(data)
         return b"".join(parts)
 
+    def read_into(self, fd: int, target: memoryview, offset: int) -> int:
+        taken = 0
+        while taken < len(target):
+            count = os.preadv(fd, [target[taken:]], offset + taken)
+            if not count:
+                break
+            taken += count
+        return taken
+
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         if not self._nowait:
             return None

@@ -12,12 +12,13 @@ and the word that it is deleted.
 Reading blocks, and is for threads; all else belongs to the trio thread.
 """
 
+import math
 import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import attrs
 import trio
@@ -32,8 +33,8 @@ from shared.storage.journal import Journal, segment_lsns, segment_path
 from shared.storage.log import Log, Ticket, opaque
 from shared.storage.settings import Mode
 
-_READ_BYTES = 1 << 20
-"""Bytes of the journal read at once."""
+REUSED_BYTES_MAX = 16 << 20
+"""More memory is not kept for the next read."""
 WITH_DELETION_BYTES = 64 << 20
 """The most that is read to have a deletion beside what it made unreadable."""
 _SYNC_LOOK_SECONDS = 0.005
@@ -53,22 +54,39 @@ class Referred(NamedTuple):
     offset: int
     length: int
     crc32c: int
-    data: bytes | None = None
+    data: memoryview | None = None
+
+
+class Room(NamedTuple):
+    """Bytes that a reader leaves in front of the batches, and in front of what each REFERENCE names: an
+    object is made where it was read."""
+
+    batches: int = 0
+    piece: int = 0
 
 
 @attrs.frozen
 class JournalRange:
-    """Consecutive batches, as they are on disk, padding included: `pieces` are runs of them. `next_lsn`:
-    where the last one ends, and `last_ms` its time. `is_cut`: there was no room for more.
+    """Consecutive batches, as they are on disk, padding included, in `data` behind the room left for them.
+    `next_lsn`: where the last one ends. `times_ms`: of the first and the last. `is_cut`: there was no space
+    for more.
+
+    Behind the batches is room for each of `referred`, and its bytes, unless they are gone.
     """
 
     first_lsn: int
     next_lsn: int
     batches: int
-    last_ms: int
-    pieces: list[bytes | memoryview]
+    batch_bytes: int
+    times_ms: tuple[int, int]
+    data: memoryview
     referred: list[Referred]
     is_cut: bool = False
+
+    @classmethod
+    def empty(cls, lsn: int, now_ms: int, room: Room) -> Self:
+        """No batch, at this LSN."""
+        return cls(lsn, lsn, 0, 0, (now_ms, now_ms), memoryview(bytearray(room.batches)), [])
 
 
 @attrs.frozen
@@ -100,6 +118,9 @@ class Shipping:
     start_lsn: int
     wake: Callable[[], None] = lambda: None
     """Called when somebody begins to wait."""
+    filled: Callable[[], None] = lambda: None
+    """Called by each commit while `object_bytes` or more of the journal are ready to be shipped."""
+    object_bytes: float = math.inf
     shipped_lsn: int = 0
     restorable: bool = False
     _told_lsn: int = attrs.field(init=False)
@@ -111,6 +132,8 @@ class Shipping:
     """By log id: its file, and behind which LSN nothing refers to it."""
     _read_before: tuple[int, int] = (-1, -1)
     """Where the last read ended, and the LSN of its last batch."""
+    _memory: bytearray = attrs.Factory(bytearray)
+    """For the next read: to have new memory each time took more than half of what shipping costs."""
 
     def __attrs_post_init__(self) -> None:
         self._told_lsn = self.start_lsn
@@ -123,6 +146,11 @@ class Shipping:
     def synced_lsn(self) -> int:
         """All below can be read. A thread syncs a batch before the loop is told to what that refers."""
         return min(self._journal.synced, self._told_lsn)
+
+    @property
+    def written_lsn(self) -> int:
+        """All that is written is below."""
+        return self._journal.position
 
     @property
     def unsynced(self) -> bool:
@@ -139,9 +167,9 @@ class Shipping:
         """Bytes of the journal that are kept only because they are not shipped."""
         return self._journal.held_bytes
 
-    @property
-    def segment_bytes(self) -> int:
-        return self._journal.segment_bytes
+    def frees_segment(self, kept_from: int) -> bool:
+        """Whether the journal may let a segment go, which is kept while it is from `kept_from` on."""
+        return any(kept_from < end <= self.shipped_lsn for end in self._journal.ends)
 
     # -- calls of the committer
 
@@ -153,6 +181,8 @@ class Shipping:
                 log.file.wanted = True
                 self._files_referred[each.log_id] = log.file, each.lsn
         self._told_lsn = self._journal.position
+        if self.synced_lsn - self.shipped_lsn >= self.object_bytes:
+            self.filled()
 
     def take(self, tickets: dict[Mode, Ticket]) -> None:
         """A batch is durable, and the journal at its end or behind it: keep its ticket that waits for the
@@ -202,31 +232,47 @@ class Shipping:
         self._journal.held_from = lsn
 
     async def read(
-        self, first_lsn: int, end_lsn: int, starts: Sequence[tuple[int, int]], bytes_max: int
+        self,
+        first_lsn: int,
+        end_lsn: int,
+        starts: Sequence[tuple[int, int]],
+        bytes_max: int,
+        room: Room = Room(),  # noqa: B008 - frozen
     ) -> JournalRange:
         """The batches from `first_lsn` on, up to `end_lsn`: at least one, else at most `bytes_max`.
 
         More of them where they refer to what is deleted: then up to the deletion. `starts`: where the journal
         went on after the ends of earlier runs. Raises JournalGap, OSError.
+
+        `read_again` takes the memory back.
         """
 
         async def read(end_lsn: int, bytes_max: int) -> JournalRange:
             known: dict[int, list[Referred]] = {}
             for each in self._referred:
                 known.setdefault(each.lsn, []).append(each)
+            memory, self._memory = self._memory, bytearray()
+            reader = _JournalReader(self._disk, self._journal.journal_id, bytes_max, memory, room)
             found: JournalRange = await self._in_thread(
-                self._read, first_lsn, end_lsn, dict(starts), bytes_max, known
+                self._read, reader, first_lsn, end_lsn, dict(starts), known
             )
             return found
 
         found = await read(end_lsn, bytes_max)
         if not any(each.data is None for each in found.referred):
             return found
+        self.read_again(found)
         end_lsn = await self._reached(self._journal.position)  # a file goes when its deletion is durable
         found = await read(end_lsn, max(bytes_max, WITH_DELETION_BYTES))
         if found.is_cut:
             raise JournalGap(f"what batches from {found.first_lsn} on refer to is deleted, far behind them")
         return found
+
+    def read_again(self, found: JournalRange) -> None:
+        """Nobody looks at what was read any more, not even a thread that was left to itself."""
+        memory = found.data.obj
+        if isinstance(memory, bytearray) and len(memory) <= REUSED_BYTES_MAX:
+            self._memory = memory
 
     async def _reached(self, position: int) -> int:
         """Wait until all below can be read. Returns where that ends, at least there."""
@@ -267,10 +313,17 @@ class Shipping:
             found = index.entries_from(self._disk, fd, log_id, offset)
         return [entry for entry in found if entry.end <= end]
 
-    def log_bytes(self, log_id: int, offset: int, length: int) -> bytes:
-        """Bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
+    def read_log(self, log_id: int, offset: int, target: memoryview) -> None:
+        """Fill `target` with bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
         with self._files.opened(self._log(log_id).file) as fd:
-            return self._disk.read(fd, length, offset).ljust(length, b"\0")
+            count = self._disk.read_into(fd, target, offset)
+        target[count:] = bytes(len(target) - count)
+
+    def log_bytes(self, log_id: int, offset: int, length: int) -> bytearray:
+        """Bytes of a log's file, as `read_log`."""
+        data = bytearray(length)
+        self.read_log(log_id, offset, memoryview(data))
+        return data
 
     def logs(self) -> list[Log]:
         """All logs, as of now."""
@@ -293,13 +346,12 @@ class Shipping:
 
     def _read(
         self,
+        reader: "_JournalReader",
         first_lsn: int,
         end_lsn: int,
         starts: dict[int, int],
-        bytes_max: int,
         known: dict[int, list[Referred]],
     ) -> JournalRange:
-        reader = _JournalReader(self._disk, self._journal.journal_id, bytes_max)
         if self._read_before[0] == first_lsn:
             reader.previous = self._read_before[1]
         references = partial(self._references, known)
@@ -314,11 +366,19 @@ class Shipping:
                 position = next_lsn = reached
             elif not reader.full:
                 position = reader.segment_behind(position, limit)
-        referred = [each._replace(data=self._referred_bytes(each)) for each in reader.referred]
+        batch_bytes = reader.used - reader.room.batches
+        referred = reader.pieces(self._read_referred)
         if next_lsn > first_lsn and reader.previous is not None:
             self._read_before = next_lsn, reader.previous
         return JournalRange(
-            first_lsn, next_lsn, reader.batches, reader.last_ms, reader.pieces, referred, reader.full
+            first_lsn,
+            next_lsn,
+            reader.batches,
+            batch_bytes,
+            (reader.first_ms, reader.last_ms),
+            memoryview(reader.memory)[: reader.used],
+            referred,
+            reader.full,
         )
 
     def _references(self, known: dict[int, list[Referred]], lsn: int, batch: memoryview) -> list[Referred]:
@@ -335,32 +395,61 @@ class Shipping:
                     found.append(Referred(lsn, entry.log_id, entry.offset, *said))
         return found
 
-    def _referred_bytes(self, each: Referred) -> bytes | None:
-        """The bytes, or None once they are gone; then they were dropped, or their log deleted."""
+    def _read_referred(self, each: Referred, target: memoryview) -> bool:
+        """Whether the bytes are there still; otherwise they were dropped, or their log deleted."""
         try:
-            data = self.log_bytes(each.log_id, each.offset, each.length)
+            self.read_log(each.log_id, each.offset, target)
         except (FileGone, FileNotFoundError):
             file, _ = self._files_referred.get(each.log_id, (None, 0))
             if file is None or file.kept < 0:
-                return None
-            data = self._disk.read(file.kept, each.length, each.offset)
-        return data if crc32c(data) == each.crc32c else None
+                return False
+            count = self._disk.read_into(file.kept, target, each.offset)
+            target[count:] = bytes(len(target) - count)
+        return crc32c(target) == each.crc32c
 
 
 class _JournalReader:
-    """Follows batches through segments. `previous`: the LSN of the last one; None where a run begins."""
+    """Follows batches through segments. `memory`: has what was read, up to `used`. `previous`: the LSN of the
+    last batch; None where a run begins.
+    """
 
-    def __init__(self, disk: Disk, journal_id: int, bytes_max: int) -> None:
-        self.pieces: list[bytes | memoryview] = []
+    def __init__(self, disk: Disk, journal_id: int, bytes_max: int, memory: bytearray, room: Room) -> None:
+        self.memory = memory
+        self.room = room
+        self.used = room.batches
         self.referred: list[Referred] = []
         self.batches = 0
+        self.first_ms = 0
         self.last_ms = 0
         self.full = False
         self.previous: int | None = None
         self._disk = disk
         self._journal_id = journal_id
-        self._room = bytes_max
+        self._left = bytes_max
         self._segments = segment_lsns(disk)
+
+    def _behind(self, size: int) -> memoryview:
+        """Memory of that size behind what is used, which keeps what is in it."""
+        end = self.used + size
+        if end > len(self.memory):
+            larger = bytearray(max(end, 2 * len(self.memory)))
+            larger[: len(self.memory)] = self.memory
+            self.memory = larger
+        return memoryview(self.memory)[self.used : end]
+
+    def pieces(self, read: Callable[[Referred, memoryview], bool]) -> list[Referred]:
+        """To what batches refer, each read behind its room, unless it is gone."""
+        self._behind(sum([self.room.piece + each.length for each in self.referred]))  # once, and for all
+        found = []
+        for each in self.referred:
+            self.used += self.room.piece
+            data: memoryview | None = self._behind(each.length)
+            if data is not None and read(each, data):
+                self.used += each.length
+            else:
+                data = None
+            found.append(each._replace(data=data))
+        return found
 
     def segment_behind(self, position: int, limit: int) -> int:
         """The first LSN of the segment that follows. Raises JournalGap where there is none below `limit`."""
@@ -379,24 +468,29 @@ class _JournalReader:
         if number < 0:
             return position
         segment = self._segments[number]
+        size = have = 0  # of the batch in front, where that is known; of what is read, and not taken
         try:
             with opened(self._disk, segment_path(segment)) as fd:
                 while position < limit and not self.full:
-                    data = self._disk.read(fd, min(_READ_BYTES, limit - position), position - segment)
-                    size = self._batch_bytes(data, position)
-                    if not size:
+                    if self.batches and max(size, BATCH_HEADER_BYTES) > self._left:
+                        self.full = True
                         break
-                    if size > len(data):
-                        data = self._disk.read(fd, size, position - segment)
-                    taken = self._take(memoryview(data), position, references)
+                    data = self._behind(max(size, BATCH_HEADER_BYTES, min(self._left, limit - position)))
+                    have += self._disk.read_into(fd, data[have:], position - segment + have)
+                    size = self._batch_bytes(data[:have], position)
+                    if size > have and len(data) < size:
+                        continue
+                    taken = self._take(data[:have], position, references) if size else 0
                     if not taken:
                         break
                     position += taken
+                    have -= taken
+                    size = 0
         except FileNotFoundError:
             raise JournalGap(f"a segment of the journal is gone: {segment_path(segment)}") from None
         return position
 
-    def _batch_bytes(self, data: bytes, position: int) -> int:
+    def _batch_bytes(self, data: memoryview, position: int) -> int:
         """The size of the batch in front; 0 where there is none."""
         if len(data) < BATCH_HEADER_BYTES:
             return 0
@@ -408,7 +502,7 @@ class _JournalReader:
     def _take(
         self, data: memoryview, position: int, references: Callable[[int, memoryview], list[Referred]]
     ) -> int:
-        """Take the whole batches in front of `data`, as far as there is room; returns their bytes."""
+        """Take the whole batches in front of `data`, as far as there is space; returns their bytes."""
         at = 0
         while at + BATCH_HEADER_BYTES <= len(data):
             magic, crc, lsn, time_ms, journal_id, payload, previous = _HEAD.unpack_from(data, at)
@@ -422,15 +516,15 @@ class _JournalReader:
                 raise JournalGap(f"the journal is damaged at {lsn}")
             refers = references(lsn, data[at:end])
             size = end - at + sum([each.length for each in refers])
-            if size > self._room and self.batches:
+            if size > self._left and self.batches:
                 self.full = True
                 break
-            self._room -= size
+            self._left = max(self._left - size, 0)
             self.referred += refers
+            self.first_ms = self.first_ms if self.batches else time_ms
             self.batches += 1
             self.last_ms = time_ms
             self.previous = lsn
             at = end
-        if at:
-            self.pieces.append(data[:at])
+        self.used += at
         return at

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from brokers.bench.adapter import Load, Point, fan_out_load, request_load
-from brokers.bench.cli import adapter_of
+from brokers.bench.cli import adapters_of
 from brokers.bench.load import Address, FanOut, Talk, lines, repeated, stamped_body
 from brokers.bench.pubsub import topics_of
 from brokers.bench.servers import serving, wait_until
@@ -265,7 +265,7 @@ PEERS: Mapping[tuple[str, str], Mapping[str, Peer]] = {
     ("kqmsgq", "fan-out"): {"nats-server": (nats_server, fan_out_load(nats_fan_out))},
     ("pubsub", "fan-out"): {"mosquitto": (mosquitto, fan_out_load(mqtt_fan_out))},
     ("dmp", "direct"): {
-        "basic": (same_server, adapter_of("dmp", "basic").load),
+        "basic": (same_server, adapters_of("dmp")["basic"].load),
         "redis": (redis_server, fan_out_load(redis_fan_out)),
         "nats-server": (nats_server, fan_out_load(nats_fan_out)),
     },

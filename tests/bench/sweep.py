@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from brokers.bench.adapter import Adapter, Point
-from brokers.bench.cli import MODES, Protocol, adapter_of, middle, row_of
+from brokers.bench.cli import Protocol, adapters_of, middle, row_of
 from brokers.bench.load import Address, Measured
 from brokers.errors import Failure
 from tests.bench.bare import FLOORS
@@ -33,9 +33,9 @@ T = TypeVar("T")
 def swept_adapters(protocols: Iterable[Protocol]) -> list[Adapter]:
     """The modes of protocols that have peers."""
     return [
-        adapter_of(protocol, mode)
+        adapter
         for protocol in protocols
-        for mode in MODES[protocol]
+        for mode, adapter in adapters_of(protocol).items()
         if (protocol, mode) in PEERS
     ]
 

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +14,7 @@ import attrs
 import pytest
 import structlog
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from structlog.testing import capture_logs
 
 from brokers.admin.attention import FEW, HOLD_SECONDS, ROWS_MAX, Attention
@@ -29,6 +27,7 @@ from shared.objects import BRIDGES, CONNECTIONS, GROUPS, QUEUES, SESSIONS, Objec
 from shared.storage.store import StoreStatistics
 from shared.turns import CLOCK
 from tests.brokers.asking import Api, scrape
+from tests.brokers.conftest import CHROMIUM, Run
 from tests.support.server import Server, speak, until
 from tests.support.turns import others_turns
 
@@ -324,9 +323,6 @@ def test_every_kind_says_what_it_is_and_has_a_case_here() -> None:
     assert cases == {each.name for each in TROUBLES if isinstance(each, ObjectTrouble)}
 
 
-Command = Callable[..., tuple[int, str, str]]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
 SETTINGS = """
 [attention]
 oldest_seconds = 1
@@ -358,12 +354,14 @@ def kinds(api: Api) -> dict[str, str]:
     return {row["kind"]: row["object"] for row in api.get("attention")["items"] if row["kind"] != "loop"}
 
 
-def status(api: Api, command: Command, *words: str) -> tuple[int, Any]:
+def status(api: Api, command: Run, *words: str) -> tuple[int, Any]:
     code, out, _ = command("status", "--json", "--data-dir", str(api.server.data), *words)
     return code, json.loads(out)
 
 
-def test_five_troubles_of_a_real_server_are_in_every_view(troubled: Api, command: Command) -> None:
+def test_five_troubles_of_a_real_server_are_in_every_view(
+    troubled: Api, command: Run, request: pytest.FixtureRequest
+) -> None:
     made = {"queue_full": "dms/full", "bridge": "carrier", "paused": "dms/jobs"}
     made |= {"dead_letters": "dms/jobs", "old_message": "dms/full"}
     until(lambda: kinds(troubled) == made)
@@ -381,17 +379,13 @@ def test_five_troubles_of_a_real_server_are_in_every_view(troubled: Api, command
     for kind in KINDS:
         assert f'brokers_attention{{kind="{kind}"}} {int(kind in made)}.0' in series or kind == "loop"
     if CHROMIUM is not None:
-        on_the_page(troubled, made)
+        on_the_page(troubled, made, request.getfixturevalue("browser"))
 
 
-def on_the_page(api: Api, made: Mapping[str, str]) -> None:
+def on_the_page(api: Api, made: Mapping[str, str], browser: Browser) -> None:
     root, token = api.server.ready["page"], (api.server.data / "admin.token").read_text().strip()
-    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-    with (
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox) as browser,
-    ):
-        page = browser.new_page()
+    with browser.new_context() as context:
+        page = context.new_page()
         page.goto(f"{root}?token={token}")
         expect(page.locator("[data-state]")).to_contain_text("need you")
         rows = page.locator(".attention li")

@@ -11,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import sleep
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from brokers.bench import adapter, cli, dms, kqmsgq, load, pubsub, servers
 from brokers.bench.adapter import Point
-from brokers.bench.cli import MODES, adapter_of
+from brokers.bench.cli import adapters_of
 from brokers.bench.load import Consumer, FanOut, Talk
 from brokers.commands.render import Following
 from brokers.errors import ExitCode, Failure
@@ -49,7 +49,7 @@ ROUND: dict[str, Any] = {"seconds": 0.05, "rounds": 1}
 
 
 @pytest.mark.usefixtures("_short")
-@pytest.mark.parametrize("protocol", MODES)
+@pytest.mark.parametrize("protocol", get_args(cli.Protocol))
 def test_every_mode_of_a_protocol_is_loaded_at_every_point(protocol: cli.Protocol, tmp_path: Path) -> None:
     points: dict[str, Any] = {"sizes": (24,), "names": (1, 3), "clients": (3,), "window": 4}
     disk = tmp_path / "folder that the command makes"
@@ -57,7 +57,7 @@ def test_every_mode_of_a_protocol_is_loaded_at_every_point(protocol: cli.Protoco
     assert isinstance(rows, Following), "each row is out when it is measured"
     shown = [json.loads(json.dumps(row)) for row in rows]
     assert [(row["mode"], row["names"], row["clients"], row["window"]) for row in shown] == [
-        (mode, names, 3, 4) for mode in MODES[protocol] for names in (1, 3)
+        (mode, names, 3, 4) for mode in adapters_of(protocol) for names in (1, 3)
     ]
     for row in shown:
         assert row["messages_per_second"] > 0
@@ -322,8 +322,8 @@ def test_a_point_is_measured_beside_a_bare_loop_and_every_peer_that_is_installed
 ) -> None:
     point, key = Point(24, 4, 5, 4), (protocol, mode)
     beside = {**peers.PEERS[key], sweep.FLOOR: FLOORS[key]}
-    taken = sweep.rounds_at(adapter_of(protocol, mode), beside, point, 0.02, 1)
-    rows = list(sweep.beside_peers(adapter_of(protocol, mode), point, taken))
+    taken = sweep.rounds_at(adapters_of(protocol)[mode], beside, point, 0.02, 1)
+    rows = list(sweep.beside_peers(adapters_of(protocol)[mode], point, taken))
     assert rows
     for row in rows:
         assert row["messages_per_second"]
@@ -331,7 +331,7 @@ def test_a_point_is_measured_beside_a_bare_loop_and_every_peer_that_is_installed
         assert (row["ratio"] is None) == (row["baseline"] == "-")
 
 
-PRODUCE = adapter_of("logmq", "produce")
+PRODUCE = adapters_of("logmq")["produce"]
 FAST, SLOW = (load.Measured(rate, 1e6 / rate, 2e6 / rate) for rate in (300.0, 100.0))
 
 

@@ -5,13 +5,11 @@ A program that connects by `brokers.connect` also runs on asyncio.
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server
+from tests.support.server import Server, run
 
 FOLDER = Path(__file__).parents[2] / "brokers"
 DOCUMENTS = [(FOLDER / name).read_text() for name in ("CLIENTS.md", "docs/jobs.md")]
@@ -57,7 +55,5 @@ def test_a_program_prints_what_stands_below_it(program: str, printed: str, share
 
     there, times = re.subn(r"^PORT = (\d+)$", ours, program, flags=re.MULTILINE)
     assert times == (PORTLESS not in program)
-    done = subprocess.run(
-        [sys.executable, "-c", there], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run("-c", there)
     assert (done.stdout, done.stderr) == (printed, "")

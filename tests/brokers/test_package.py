@@ -74,7 +74,16 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # pip of its own would take longer than all else here.
     pip = sys.executable, "-m", "pip", "--disable-pip-version-check"
     done = subprocess.run(
-        [*pip, "--python", folder / "bin" / "python", "install", "--no-index", "--quiet", wheel],
+        [
+            *pip,
+            "--python",
+            folder / "bin" / "python",
+            "install",
+            "--no-index",
+            "--no-compile",
+            "--quiet",
+            wheel,
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -1,10 +1,8 @@
 """The page in a real browser, on a real server: what it shows, what it does, and who else may not."""
 
 import json
-import os
 import re
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +16,7 @@ import attrs
 import pytest
 import trio
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from brokers.page.shown import cell
 from dms.client import connect
@@ -28,15 +26,12 @@ from tests.brokers.asking import Api
 from tests.e2e.users import write_users
 from tests.support.server import Server, run_here, speak, until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SEEN_BY_NAME = ("queues", "topics", "groups", "exchanges")
 VIEWS = (*(f"/{name}" for name in KINDS), "/", "/store", "/logs", "/find?contains=o", "/trace?name=jobs")
 DETAILS = ("/queues/dms/jobs", "/topics/orders", "/groups/billing/orders", "/exchanges/amq.topic")
 EVIL = "<img src=x onerror='document.title=1'>"
 
 AXE = {"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +55,6 @@ def make_queues(api: Api, *names: str) -> None:
                 await client.create(name)
 
     trio.run(make)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
-        with playwright.chromium.launch(executable_path=CHROMIUM, args=sandbox) as browser:
-            yield browser
 
 
 @attrs.define(eq=False, slots=False)
@@ -97,29 +84,41 @@ class Visit:
             self.complaints.append(text)
 
 
-@pytest.fixture
-def visits(served: Api, browser: Browser) -> Iterator[Callable[..., Visit]]:
-    """Opens windows that are logged in. Each has asked nobody else, and has found nothing to complain of."""
-    opened: list[Visit] = []
-    root = served.server.ready["page"].rstrip("/")
-    token = (served.server.data / "admin.token").read_text().strip()
+@pytest.fixture(scope="module")
+def login(served: Api, browser: Browser) -> Iterator[BrowserContext]:
+    """Where somebody has logged in, by the address that a terminal shows."""
+    with closing(browser.new_context()) as context:
+        page = logged_in(served.server, context)
+        assert "token" not in page.url
+        page.goto(f"{served.server.ready['page']}livez")  # and stays there
+        yield context
 
-    def visit(**options: Any) -> Visit:
-        context = browser.new_context(**options)
-        context.set_default_timeout(15_000)
-        made = Visit(context, context.new_page(), root)
+
+@pytest.fixture
+def visits(served: Api, browser: Browser, login: BrowserContext) -> Iterator[Callable[..., Visit]]:
+    """Opens windows that are logged in. Each has asked nobody else, and has found nothing to complain of.
+
+    `own`: with cookies and a clock of its own, and these options.
+    """
+    opened: list[Visit] = []
+
+    def visit(*, own: bool = False, **options: Any) -> Visit:
+        context = login
+        if own or options:
+            context = browser.new_context(storage_state=login.storage_state(), **options)
+        made = Visit(context, context.new_page(), served.server.ready["page"].rstrip("/"))
+        made.page.set_default_timeout(15_000)
         opened.append(made)
-        made.go(f"/?token={token}")
-        assert "token" not in made.page.url
         return made
 
     yield visit
     for each in opened:
-        each.context.close()
+        each.page.close()
+        if each.context is not login:
+            each.context.close()
         assert (each.elsewhere, each.complaints) == ([], [])
 
 
-@needs_browser
 def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_again(
     served: Api, browser: Browser
 ) -> None:
@@ -139,7 +138,6 @@ def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_aga
         assert context.cookies() == []
 
 
-@needs_browser
 def test_who_may_only_look_is_shown_no_button_that_changes_something(served: Api, browser: Browser) -> None:
     root = served.server.ready["page"].rstrip("/")
     with browser.new_context() as context:
@@ -155,7 +153,6 @@ def test_who_may_only_look_is_shown_no_button_that_changes_something(served: Api
         assert answer.status == 403
 
 
-@needs_browser
 def test_each_view_shows_what_the_api_says(served: Api, visits: Callable[..., Visit]) -> None:
     visit = visits()
     for kind in SEEN_BY_NAME:
@@ -176,7 +173,6 @@ def test_each_view_shows_what_the_api_says(served: Api, visits: Callable[..., Vi
     expect(visit.page.locator("[data-stream] tbody tr").first).to_be_visible()
 
 
-@needs_browser
 def test_lists_are_filtered_and_sorted_and_their_address_says_how(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
@@ -198,11 +194,10 @@ def test_lists_are_filtered_and_sorted_and_their_address_says_how(
     expect(visit.page.locator(".empty")).to_contain_text("fits this filter")
 
 
-@needs_browser
 def test_figures_and_charts_follow_what_happens_without_a_reload(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
-    visit = visits()
+    visit = visits(own=True)
     visit.page.clock.install()
     visit.go("/")
     line = visit.page.locator("[data-line=messages_in] path[data-owner=logmq]")
@@ -225,27 +220,12 @@ def test_figures_and_charts_follow_what_happens_without_a_reload(
     assert visit.page.evaluate("document.body.dataset.mark") == "the same document"
 
 
-@needs_browser
-def test_a_server_that_is_gone_is_not_called_ready(browser: Browser, tmp_path: Path) -> None:
-    with Server(tmp_path) as server, closing(browser.new_context()) as context:
-        page = logged_in(server, context)
-        page.clock.install()
-        page.reload()
-        state = page.locator("[data-state]")
-        expect(state).to_have_text("Ready")
-        server.kill()
-        page.clock.fast_forward(6000)
-        expect(state).to_have_text("No answer", timeout=30_000)
-        expect(state).to_have_class("bad")
-
-
 def logged_in(server: Server, context: BrowserContext) -> Page:
     page = context.new_page()
     page.goto(f"{server.ready['page']}?token={(server.data / 'admin.token').read_text().strip()}")
     return page
 
 
-@needs_browser
 def test_commands_that_the_page_shows_reach_this_server_and_no_other(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,12 +246,15 @@ def test_commands_that_the_page_shows_reach_this_server_and_no_other(
         expect(page.locator("tbody")).to_contain_text("orders")
 
 
-@needs_browser
-def test_who_is_logged_in_stays_so_over_a_kill_until_the_token_is_another(
+def test_a_server_that_is_gone_is_not_ready_and_who_is_logged_in_stays_so_until_the_token_is_another(
     browser: Browser, tmp_path: Path
 ) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
+        page.clock.install()
+        page.reload()
+        state = page.locator("[data-state]")
+        expect(state).to_have_text("Ready")
         sessions = server.data / "admin.sessions"
         until(sessions.exists)
         (cookie,) = context.cookies()
@@ -279,6 +262,9 @@ def test_who_is_logged_in_stays_so_over_a_kill_until_the_token_is_another(
         assert sessions.stat().st_mode & 0o777 == 0o600
         port = urlsplit(server.ready["page"]).port
         server.kill()
+        page.clock.fast_forward(6000)
+        expect(state).to_have_text("No answer", timeout=30_000)
+        expect(state).to_have_class("bad")
         server.start("--admin-port", str(port))
         page.goto(f"{server.ready['page']}queues")
         expect(page.get_by_role("heading", name="Queues")).to_be_visible()
@@ -297,7 +283,6 @@ def test_who_is_logged_in_stays_so_over_a_kill_until_the_token_is_another(
         assert above["y"] < form["y"]
 
 
-@needs_browser
 def test_a_user_is_added_from_a_form_and_may_do_what_its_rules_say(browser: Browser, tmp_path: Path) -> None:
     with Server(tmp_path) as server, closing(browser.new_context()) as context:
         page = logged_in(server, context)
@@ -322,16 +307,16 @@ def test_a_user_is_added_from_a_form_and_may_do_what_its_rules_say(browser: Brow
         expect(page.get_by_role("button", name="Add")).to_have_count(0)
 
 
-@needs_browser
 def test_memory_is_that_of_the_process(served: Api, visits: Callable[..., Visit]) -> None:
-    tiles = visits().page.locator(".tiles div").all_inner_texts()
+    visit = visits()
+    visit.go("/")
+    tiles = visit.page.locator(".tiles div").all_inner_texts()
     (memory,) = [tile for tile in tiles if tile.startswith("Memory")]
     assert "MiB" in memory
     assert served.get("overview")["resident_bytes"] > 10 << 20
     assert any(tile.startswith("Held for clients") for tile in tiles)
 
 
-@needs_browser
 def test_a_form_asks_what_a_person_can_answer(visits: Callable[..., Visit]) -> None:
     visit = visits()
     visit.go("/exchanges")
@@ -348,7 +333,6 @@ def test_a_form_asks_what_a_person_can_answer(visits: Callable[..., Visit]) -> N
     assert classes == sorted(classes), "what destroys stands last"
 
 
-@needs_browser
 def test_a_queue_is_made_and_changed_from_forms_that_say_at_the_field_what_is_wrong(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
@@ -383,14 +367,13 @@ def test_a_queue_is_made_and_changed_from_forms_that_say_at_the_field_what_is_wr
     assert (settings["ttl_ms"], settings["max_deliveries"]) == (0, 3)
 
 
-@needs_browser
 def test_a_long_message_is_folded_and_stays_open_while_the_view_is_asked_for_again(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
     make_queues(served, "long")
     for text in ("short", "a word " * 550, "line\n" * 20):
         served.post("queues/dms/long/messages", {"text": text})
-    visit = visits()
+    visit = visits(own=True)
     visit.page.clock.install()
     visit.go("/queues/dms/long")
     bodies = visit.page.locator(".messages pre")
@@ -408,7 +391,6 @@ def test_a_long_message_is_folded_and_stays_open_while_the_view_is_asked_for_aga
     expect(bodies.nth(1)).to_be_visible()
 
 
-@needs_browser
 @pytest.mark.parametrize("name", [".", ".."])
 def test_a_name_that_a_browser_takes_out_of_a_url_is_reached(
     served: Api, visits: Callable[..., Visit], name: str
@@ -426,7 +408,6 @@ def test_a_name_that_a_browser_takes_out_of_a_url_is_reached(
     assert page.url.endswith(f"/queues/dms/%FF{name}")
 
 
-@needs_browser
 def test_a_purge_says_what_it_will_do_and_does_it_when_told_with_the_keyboard_alone(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
@@ -460,7 +441,6 @@ def tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"{name} is not reached with the keyboard")
 
 
-@needs_browser
 def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., Visit]) -> None:
     make_queues(served, "letters")
     visit = visits()
@@ -471,7 +451,6 @@ def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., V
     expect(visit.page.locator(".messages pre")).to_have_text("dear all")
 
 
-@needs_browser
 def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callable[..., Visit]) -> None:
     visit = visits()
     visit.go("/groups/billing/orders")
@@ -488,7 +467,6 @@ def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callabl
     assert served.get("groups/billing/orders")["offset"] == end
 
 
-@needs_browser
 @pytest.mark.parametrize(
     ("scheme", "width", "paths"),
     [
@@ -514,7 +492,6 @@ def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
         assert not found, json.dumps(found, indent=1)[:3000]
 
 
-@needs_browser
 def test_everything_that_can_be_clicked_is_reached_with_the_keyboard(visits: Callable[..., Visit]) -> None:
     visit = visits()
     visit.go("/queues/dms/jobs")
@@ -587,7 +564,6 @@ def foreign_page(served: Api) -> Iterator[str]:
         thread.join()
 
 
-@needs_browser
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
 def test_a_page_of_another_origin_drives_neither_the_admin_port_nor_logmq(
     served: Api, visits: Callable[..., Visit], foreign_page: str, name: str
@@ -655,7 +631,6 @@ def test_the_scripts_are_plain_and_load_nothing_from_elsewhere() -> None:
         assert "innerHTML" not in text, path
 
 
-@needs_browser
 def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Callable[..., Visit]) -> None:
     make_queues(served, "rows", "rows-too")
     for text in ("one", "two", "three"):
@@ -676,7 +651,6 @@ def test_one_message_is_deleted_and_moved_from_its_row(served: Api, visits: Call
     expect(page.get_by_role("button", name="Redrive: 1")).to_have_count(0)
 
 
-@needs_browser
 def test_a_job_is_published_looked_at_and_delivered_at_once_and_dead_letters_go_back_by_their_key(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
@@ -722,12 +696,11 @@ def test_a_job_is_published_looked_at_and_delivered_at_once_and_dead_letters_go_
     assert served.get("queues/dms/ends")["ready"] == 1
 
 
-@needs_browser
 def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_searched(
     served: Api, visits: Callable[..., Visit]
 ) -> None:
     speak(served.server.address("logmq"), b"".join(b"PRODUCE lately r%d\n" % n for n in range(30)))
-    visit = visits()
+    visit = visits(own=True)
     page = visit.page
     page.clock.install()
     visit.go("/topics/lately")
@@ -753,7 +726,6 @@ def test_a_topic_begins_with_its_newest_records_and_is_followed_downloaded_and_s
     assert [row["text"] for row in found] == bodies.all_inner_texts()
 
 
-@needs_browser
 def test_an_object_has_charts_of_several_spans(served: Api, visits: Callable[..., Visit]) -> None:
     make_queues(served, "charted")
     served.post("queues/dms/charted/messages", {"text": "x"})

@@ -250,7 +250,7 @@ def test_it_can_be_stopped_whatever_its_caller_ignores(new_server: NewServer) ->
     )
     prefix = [sys.executable, "-c", ignoring]
     for number in (signal.SIGINT, signal.SIGTERM):
-        server = new_server(prefix=prefix).start()
+        server = new_server("--enable", "logmq", prefix=prefix).start()
         server.signal(number)
         assert server.wait() == 0
 
@@ -274,7 +274,7 @@ def test_it_serves_in_the_background_of_a_terminal(terminal: int, new_server: Ne
         "if child == 0: os.setpgid(0, 0); os.execv(sys.argv[1], sys.argv[1:])\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
-    server = new_server(stdin=terminal, prefix=[sys.executable, "-c", shell]).start()
+    server = new_server("--enable", "logmq", stdin=terminal, prefix=[sys.executable, "-c", shell]).start()
     assert speak(server.address("logmq"), b"PING\n") == b"PONG\n"
     os.kill(server.ready["pid"], signal.SIGTERM)
     assert server.wait() == 0

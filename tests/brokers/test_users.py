@@ -146,14 +146,6 @@ def test_a_users_file_of_another_machine_is_refused_by_the_name_of_its_variable(
     assert "(BROKERS_ACCESS_USERS_FILE)" in error
 
 
-def test_a_clear_password_in_the_file_is_refused_and_not_shown(user: Command, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "users.toml").write_text('[users.ann]\npassword = "hunter2"\n')
-    code, _, error = user("list")
-    assert code == ExitCode.CONFIGURATION
-    assert "users.ann.password" in error
-
-
 @pytest.mark.parametrize(
     ("rule", "meant"),
     [

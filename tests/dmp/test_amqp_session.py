@@ -6,14 +6,6 @@ from hypothesis import strategies as st
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from dmp.amqp.states import (
-    CHANNEL_TRANSITIONS,
-    TRANSITIONS,
-    ChannelEvent,
-    ChannelState,
-    Event,
-    State,
-)
 from dmp.amqp.wire import FRAME_OVERHEAD, encode
 from dmp.wire import AMQP_HEADER
 from shared.net.stops import Stop
@@ -21,13 +13,6 @@ from tests.dmp.amqp_peer import Peer, bodies, login, opened, publish
 from tests.dmp.world import World, ready
 
 C = commands
-
-
-def test_the_tables_are_whole() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert set(CHANNEL_TRANSITIONS) == set(ChannelState)
-    assert {event for moves in TRANSITIONS.values() for event in moves} == set(Event)
-    assert {event for moves in CHANNEL_TRANSITIONS.values() for event in moves} == set(ChannelEvent)
 
 
 DIALOG = b"".join(

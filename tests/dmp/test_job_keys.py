@@ -180,15 +180,6 @@ async def test_whatever_happens_no_key_is_out_twice_and_each_is_in_order(world: 
     assert (queue.held, queue.depth, queue.later.count, world.broker.memory.total_bytes) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"x-per-key": 0}, {"x-per-key": "1"}, {"x-fair": 1}, {"x-key-header": 5}]
-)
-async def test_an_argument_that_cannot_be_is_refused(world: World, arguments: Any) -> None:
-    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments=arguments))
-    assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
-    assert f"'{next(iter(arguments))}'" in answer.reply_text
-
-
 @pytest.mark.parametrize("fair", [False, True])
 async def test_a_full_queue_drops_its_oldest_also_where_all_wait_for_their_keys(
     world: World, fair: bool

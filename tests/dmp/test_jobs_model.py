@@ -2,6 +2,7 @@
 
 import math
 import random
+from typing import Any
 
 import attrs
 import pytest
@@ -11,7 +12,7 @@ from pamqp import commands
 from dmp import queue_log, row
 from dmp.queues import Queue
 from dmp.shown_properties import read
-from shared.objects import BadArgument
+from shared.objects import BadArgument, ObjectMissing
 from shared.queues.runs import Run
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
@@ -32,6 +33,7 @@ ARGUMENTS = {
 class Job:
     due: float
     key: str
+    number: int
     tries: int = 0
     held: Run | None = None
 
@@ -71,10 +73,11 @@ class Jobs:
         self.world.settle()
         known = body in self.there or self.seen.get(body, -math.inf) + self.window > self.now + 1e-6
         if not known:
-            self.there[body] = Job(self.now + delay_ms / 1000, key)
+            self.there[body] = Job(self.now + delay_ms / 1000, key, self.queue.numbered - 1)
             self.seen[body] = self.now
 
     async def get(self) -> None:
+        self.world.advance(0)  # what was rescheduled for now is read back
         run = self.queue.get(no_ack=False)
         for _ in range(20):
             if run is not None or not self.queue.row.has_cold:
@@ -116,11 +119,15 @@ class Jobs:
                 del self.there[body]
         self.world.settle()
 
+    def name(self, body: bytes) -> dict[str, Any]:
+        by_name = self.queue.once is not None
+        return {"dedup": body.decode()} if by_name else {"position": self.there[body].number}
+
     async def cancel(self, body: bytes) -> None:
         held = self.there[body].held is not None
         try:
-            await call(self.world, self.queue, "cancel", dedup=body.decode())
-        except BadArgument:
+            await call(self.world, self.queue, "cancel", **self.name(body))
+        except (BadArgument, ObjectMissing):
             assert held
         else:
             assert not held
@@ -130,12 +137,17 @@ class Jobs:
         job = self.there[body]
         held = job.held is not None
         try:
-            await call(self.world, self.queue, "reschedule", dedup=body.decode(), delay=f"{delay_ms}ms")
-        except BadArgument:
+            await call(self.world, self.queue, "reschedule", **self.name(body), delay=f"{delay_ms}ms")
+        except (BadArgument, ObjectMissing):
             assert held
         else:
             assert not held
             job.due = self.now + delay_ms / 1000
+
+    def purge(self) -> None:
+        self.queue.purge()
+        self.world.settle()
+        self.there = {body: job for body, job in self.there.items() if job.held is not None}
 
     def advance(self, seconds: float) -> None:
         self.world.advance(seconds)
@@ -187,10 +199,12 @@ async def test_no_job_is_lost_doubled_early_or_tried_more_often(
             await jobs.get()
         elif what < 0.85 and held:
             jobs.settle(chance.choice(held), acked=chance.random() < 0.4)
-        elif what < 0.88 and jobs.there and kind != "cold":
+        elif what < 0.88 and jobs.there:
             await jobs.cancel(chance.choice([*jobs.there]))
-        elif what < 0.91 and jobs.there and kind != "cold":
+        elif what < 0.91 and jobs.there:
             await jobs.reschedule(chance.choice([*jobs.there]), chance.choice([0, 700, 3000]))
+        elif what < 0.92:
+            jobs.purge()
         elif what < 0.97:
             jobs.advance(chance.choice([0.1, 0.6, 2.0]))
         else:

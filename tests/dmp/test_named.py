@@ -53,6 +53,7 @@ async def test_a_message_is_found_put_off_and_cancelled_wherever_it_waits(
     assert (shown["state"], shown["due"]) == ("waiting", time_text(WALL_MS + 10_000))
     assert await call(world, queue, "requeue", dedup="late", dry_run=True) == {"requeued": 1}
     assert await call(world, queue, "requeue", dedup="late") == {"requeued": 1}
+    world.advance(0)
     assert await call(world, queue, "cancel", dedup="a", dry_run=True) == {"cancelled": 1}
     assert await call(world, queue, "cancel", dedup="a") == {"cancelled": 1}
     assert (ready(queue), queue.later.count) == ([b"late", b"c"], 1)
@@ -98,7 +99,7 @@ async def test_what_a_consumer_holds_is_seen_and_stays(world: World) -> None:
     assert (await state(world, queue, "b"), queue.held) == ("held", 1)
 
 
-async def test_a_cold_message_is_shown_and_not_taken_out_of_the_middle(
+async def test_a_message_on_disk_alone_is_shown_and_taken_out_of_the_middle(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
@@ -109,8 +110,14 @@ async def test_a_cold_message_is_shown_and_not_taken_out_of_the_middle(
     assert queue.row.has_cold
     (shown,) = (await call(world, queue, "job", position=20))["items"]
     assert (shown["text"], shown["state"]) == ("20", "ready")
-    with pytest.raises(BadArgument, match="on disk alone"):
-        await call(world, queue, "cancel", position=20)
+    assert await call(world, queue, "cancel", position=20) == {"cancelled": 1}
+    assert await call(world, queue, "reschedule", position=25, delay="5s") == {"rescheduled": 1}
+    for position in (20, 30):
+        with pytest.raises(ObjectMissing, match=f"no message {position}"):
+            await call(world, queue, "cancel", position=position)
+    assert (queue.depth, queue.later.count, queue.row.has_cold) == (28, 1, True)
+    (shown,) = (await call(world, queue, "job", position=25))["items"]
+    assert (shown["text"], shown["state"]) == ("25", "waiting")
     await call(world, queue, "cancel", position=0)
     assert (await call(world, queue, "peek", limit=3))["items"][0]["text"] == "01"
     with pytest.raises(BadArgument, match="knows no names"):
@@ -121,3 +128,26 @@ async def test_a_cold_message_is_shown_and_not_taken_out_of_the_middle(
     for said in ({}, {"delay": "1s", "at": "1"}, {"delay": "x"}, {"at": "x"}, {"delay": "4000d"}):
         with pytest.raises(BadArgument):
             await call(world, queue, "reschedule", position=0, **said)
+    world.settle()
+    assert queue.purge() == 28
+    world.settle()
+    assert (world.broker.memory.total_bytes, queue.depth) == (0, 0)
+
+
+async def test_what_came_out_of_the_midst_of_the_disk_outlives_a_purge_of_the_rest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
+    world.broker.memory.take_bounds(1 << 30, 0)
+    queue = world.queue(durable=True)
+    for number in range(30):
+        publish(world, b"%02d" % number)
+    await call(world, queue, "reschedule", position=20, delay="1s")
+    world.advance(1.1)
+    held = queue.row.take_out(20)
+    assert held is not None
+    queue.hold(held)
+    assert queue.purge() == 29
+    world.settle()
+    world = await world.again()
+    assert ready(world.broker.queues[b"q"]) == [b"20"]

@@ -121,13 +121,6 @@ async def test_several_of_a_key_in_one_run_are_one(world: World) -> None:
     assert world.broker.memory.total_bytes == queue.loaded_bytes
 
 
-@pytest.mark.parametrize("value", [1, "true", [True]])
-async def test_an_argument_that_cannot_be_is_refused(world: World, value: Any) -> None:
-    arguments = {"x-message-deduplication": value}
-    answer = Peer(world).login().ask(commands.Queue.Declare(queue="q", arguments=arguments))
-    assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
-
-
 def windowed(world: World, **arguments: Any) -> Queue:
     table = {"x-message-deduplication": True, "x-cache-ttl": 60_000, **arguments}
     Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=table))

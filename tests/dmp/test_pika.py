@@ -112,13 +112,6 @@ def test_headers_exchanges_look_at_headers(channel: BlockingChannel) -> None:
     ]
 
 
-def test_a_wrong_password_is_refused(connect: Connect) -> None:
-    with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="ACCESS_REFUSED"):
-        connect(credentials=pika.PlainCredentials("guest", "wrong"))
-    with pytest.raises(pika.exceptions.ProbableAuthenticationError):
-        connect(credentials=pika.PlainCredentials("nobody", ""))
-
-
 def test_another_vhost_is_refused(connect: Connect) -> None:
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
         connect(virtual_host="other")

@@ -260,6 +260,12 @@ async def test_a_quorum_queue_gives_up_after_20_unless_it_is_told_otherwise(worl
         {"x-eta-header": 5},
         {"x-queue-type": "stream"},
         {"x-nobody-has-it": 1},
+        {"x-per-key": 0},
+        {"x-per-key": "1"},
+        {"x-fair": 1},
+        {"x-key-header": 5},
+        *({"x-message-deduplication": value} for value in (1, "true", [True])),
+        *({"x-rate": value} for value in ("10", "0/s", 10, "99999999/s", True)),
     ],
 )
 async def test_an_argument_that_cannot_be_is_refused_by_its_name(world: World, arguments: Any) -> None:

@@ -131,22 +131,6 @@ def test_garbage_harms_nobody_else(garbage: bytes, handshake: bool) -> None:
     assert [body for _, body in neighbour.consume("a")] == [b"x"]
 
 
-def test_producing_to_queues_by_turns_is_answered_in_order_and_each_queue_gets_its_own() -> None:
-    found = World(DmsSettings(depth=5))  # on disk: the answers wait
-    peer = found.connect()
-    peer.create("a")
-    peer.create("b")
-    names = NAMES[:2] * 4 + NAMES[2:] + NAMES[:2] * 3
-    peer.send(b"".join(wire.pack(Type.PRODUCE, 100 + n, name + b"%d" % n) for n, name in enumerate(names)))
-    answers = peer.take()
-    assert [frame[3] for frame in answers] == list(range(100, 100 + len(names)))
-    refused = {frame[3] - 100: frame[2] for frame in answers if frame[0] == Type.ERROR}
-    full, missing = Status.QUEUE_FULL, Status.QUEUE_NOT_FOUND
-    assert refused == {8: missing, 11: full, 12: full, 13: full, 14: full}
-    peer.send(wire.pack(Type.CONSUME, 1, NAMES[1]) * 5)
-    assert [frame[4] for frame in peer.take()] == [b"1", b"3", b"5", b"7", b"10"]
-
-
 @given(
     st.lists(st.tuples(NAME, st.binary(max_size=3), st.integers(0, 2**32 - 1)), min_size=1, max_size=12),
     st.integers(0, 3),

@@ -9,25 +9,15 @@ import pytest
 from dms import wire
 from dms.options import Options
 from dms.records import Reason, RecordKind
-from dms.settings import DmsSettings
-from dms.states import TRANSITIONS, Event, State
 from dms.wire import REPLIES, Frame, Status, Type
 from tests.dms.world import World
 from tests.support.documents import (
     ROOT,
     block,
-    check_diagram,
-    check_limits,
-    check_states,
     protocol_document,
 )
 
 DOCUMENT = protocol_document("dms")
-
-
-def test_the_states_are_whole_and_in_the_document() -> None:
-    check_states(TRANSITIONS, State.NEW, State.CLOSING, ends_by=Event.DRAIN)
-    check_diagram(DOCUMENT, TRANSITIONS, State.NEW, State.CLOSING)
 
 
 def sent(line: str) -> bytes:
@@ -88,20 +78,6 @@ def test_every_type_status_and_option_is_in_the_document() -> None:
         assert f"| {status.value} | {status.name} |" in DOCUMENT
     for field in attrs.fields(Options):
         assert f"| `{field.name}` |" in DOCUMENT
-
-
-def test_the_limits_in_the_document_are_the_settings() -> None:
-    settings = DmsSettings()
-    limits = {
-        "depth": (10_000, "10,000"),
-        "depth_max": (10_000_000, "10,000,000"),
-        "queues_max": (128, "128"),
-        "clients_max": (256, "256"),
-        "credits_max": (4096, "4096"),
-        "consume_seconds": (30.0, "30 s"),
-        "frame_seconds": (30.0, "30 s"),
-    }
-    check_limits(DOCUMENT, settings, limits)
 
 
 def test_every_kind_of_record_and_every_reason_is_in_the_storage_document() -> None:

@@ -8,19 +8,6 @@ from dms.wire import Status, Type
 from tests.dms.world import MEMORY, NAME, World, statuses, with_queue
 
 
-def test_queues_come_and_go(world: World) -> None:
-    peer = with_queue(world)
-    assert statuses(peer.create("orders")) == [Status.QUEUE_EXISTS]
-    assert statuses(peer.ask(Type.DELETE_QUEUE, NAME)) == [Status.OK]
-    for type_, payload in (
-        (Type.DELETE_QUEUE, NAME),
-        (Type.PRODUCE, NAME + b"x"),
-        (Type.CONSUME, NAME),
-    ):
-        assert statuses(peer.ask(type_, payload)) == [Status.QUEUE_NOT_FOUND]
-    assert statuses(peer.create("orders")) == [Status.OK]
-
-
 def test_the_129th_queue_is_refused(world: World) -> None:
     peer = world.connect()
     for number in range(128):

@@ -6,37 +6,6 @@ from dms.wire import Status, Type
 from tests.dms.world import NAME, World, deliveries, statuses, with_queue
 
 
-def test_consumers_take_turns(world: World) -> None:
-    producer = with_queue(world)
-    consumers = [world.connect() for _ in range(3)]
-    for _ in range(2):
-        for consumer in consumers:
-            assert consumer.consume("orders") == []
-    producer.produce("orders", *(b"%d" % n for n in range(6)))
-    taken = [[body for _, body in deliveries(consumer.take())] for consumer in consumers]
-    assert taken == [[b"0", b"3"], [b"1", b"4"], [b"2", b"5"]]
-
-
-def test_a_consume_that_waits_holds_up_nothing(world: World) -> None:
-    peer = with_queue(world)
-    assert peer.consume("orders", 2) == []
-    assert statuses(peer.ask(Type.LIST_QUEUES)) == [Status.OK]
-    assert [f[0] for f in peer.produce("orders", b"a")] in (
-        [Type.DELIVER, Type.PRODUCE_OK],
-        [Type.PRODUCE_OK, Type.DELIVER],
-    )
-
-
-def test_while_a_consume_waits_another_queue_is_refused(world: World) -> None:
-    peer = with_queue(world)
-    peer.create("other")
-    peer.consume("orders")
-    assert statuses(peer.ask(Type.CONSUME, wire.pack_name("other"))) == [Status.PROTOCOL_ERROR]
-    world.advance(30)
-    assert statuses(peer.take()) == [Status.TIMEOUT]
-    assert peer.ask(Type.CONSUME, wire.pack_name("other")) == []
-
-
 def test_a_consume_waits_thirty_seconds_and_no_message_is_lost_to_it(world: World) -> None:
     peer, other = with_queue(world), world.connect()
     peer.ask(Type.CONSUME, NAME, 11)

@@ -56,22 +56,3 @@ def test_what_a_producer_knows_that_may_not_write_everywhere_stays_in_the_budget
     for producer in producers:
         producer.end()
     assert caches.held_bytes == 0
-
-
-def test_what_is_remembered_of_who_gets_what_stays_in_the_budget_and_everybody_gets_all() -> None:
-    budget = Account("process", 1 << 30)
-    routes = budget.account("routes", ROUTES_BYTES)
-    world = World(budget=budget)
-    names = [b"queue-%d" % number for number in range(1000)]
-    consumers = [
-        world.consumer(b"".join(subscribe(each) for at, each in enumerate(names, 1) if at >> bit & 1))
-        for bit in range(10)
-    ]
-    producer = world.producer()
-    most = 0
-    for number, name in enumerate(names, 1):
-        producer.send(message(name, b"x"))
-        most = max(most, routes.used_bytes)
-        for bit, consumer in enumerate(consumers):
-            assert consumer.taken() == (message(name, b"x") if number >> bit & 1 else b"")
-    assert ROUTES_BYTES // 2 < most <= ROUTES_BYTES + CACHES_STEP_BYTES

@@ -91,8 +91,3 @@ def test_what_was_not_recorded_is_counted_as_such() -> None:
     added = VOLUMES.decode(batch_of([good, gap], "kqmsgq")).to_pylist()
     found = {(row["name"], row["fault"]): (row["messages"], row["bytes"]) for row in added}
     assert found == {("q", None): (1, 4), (None, "not recorded"): (7, 700)}
-
-
-def test_a_block_of_another_protocol_is_a_fault() -> None:
-    [row] = rows(RECORDED, batch_of([block("else", 1, wire.message(b"q", b""))], "kqmsgq"))
-    assert row["fault"] == "it is of the protocol else"

@@ -3,18 +3,12 @@
 import re
 
 from logmq.settings import LogmqSettings
-from logmq.states import TRANSITIONS, Event, State
 from logmq.wire import REQUESTS, Code
 from logmq.writers import WINDOW
 from tests.logmq.world import World
-from tests.support.documents import block, check_diagram, check_limits, check_states, protocol_document
+from tests.support.documents import block, protocol_document
 
 DOCUMENT = protocol_document("logmq")
-
-
-def test_the_states_are_whole_and_in_the_document() -> None:
-    check_states(TRANSITIONS, State.FIRST_LINE, State.ENDING, ends_by=Event.INPUT_ENDS)
-    check_diagram(DOCUMENT, TRANSITIONS, State.FIRST_LINE, State.ENDING)
 
 
 def test_the_session_in_the_document_goes_as_it_says() -> None:
@@ -42,18 +36,6 @@ def test_every_request_and_every_code_is_in_the_document() -> None:
         assert f"| {code} |" in DOCUMENT
 
 
-def test_the_limits_in_the_document_are_the_settings() -> None:
-    settings = LogmqSettings()
-    limits = {
-        "message_bytes_max": (1 << 20, "1 MiB"),
-        "topics_max": (100_000, "100,000"),
-        "commits_max": (100_000, "100,000"),
-        "writers_max": (1024, "1024"),
-        "fetch_bytes_max": (64 << 20, "64 MiB"),
-        "fetch_wait_ms_max": (60_000, "60 s"),
-        "line_seconds": (300.0, "5 minutes"),
-        "body_seconds": (30.0, "30 s"),
-    }
-    check_limits(DOCUMENT, settings, limits)
+def test_what_is_remembered_of_writers_is_in_the_document() -> None:
     assert f"newest {WINDOW} batches" in DOCUMENT
-    assert f"the {settings.writers_max} that have spoken last are remembered" in DOCUMENT
+    assert f"the {LogmqSettings().writers_max} that have spoken last are remembered" in DOCUMENT

@@ -1,27 +1,14 @@
 """What each request answers."""
 
-from operator import attrgetter
-
 import pytest
 from crc32c import crc32c
 
-from brokers.conform.playing import Conversation, Player, conversations
 from logmq.listener import LogmqService
 from logmq.settings import LogmqSettings, TopicSettings
 from logmq.wire import HELP_LINE, REQUESTS
 from shared.storage.settings import Durability
 from tests.logmq.world import Peer, World, record, records, slow_reads
 from tests.support.stores import HandClock
-from tests.support.vectors import peer_link
-
-
-@pytest.mark.parametrize("conversation", conversations("logmq"), ids=attrgetter("name"))
-@pytest.mark.parametrize("one_by_one", [False, True])
-def test_the_vectors_are_answered_byte_for_byte(
-    peer: Peer, conversation: Conversation, one_by_one: bool
-) -> None:
-    link = peer_link(peer, peer.settle, one_by_one=one_by_one)
-    Player(lambda name: link, True).play(conversation)
 
 
 def test_the_example_of_the_specification_is_answered_as_it_says(peer: Peer) -> None:

@@ -23,6 +23,7 @@ from brokers.ship.stores import open_bucket
 from shared.storage import catalog, index
 from shared.storage.disk import opened
 from shared.storage.os_disk import OsDisk
+from tests.brokers.ship.apart import reads
 
 PARTS = 3
 
@@ -50,9 +51,11 @@ async def _ship(data: Path, bucket: Bucket, time_ms: int) -> None:
                 first, end = some[0].offset, some[-1].end
                 with opened(disk, line.log_path) as fd:
                     records = disk.read(fd, end - first, first)
-                new = NewSection(line.id, line.namespace, line.name, first, end, records, some)
+                new = NewSection(line.id, line.namespace, line.name, first, end, some)
                 key = part_key(1, found.replay_lsn, line.id * PARTS + low)
-                packed, (section,) = pack_part([new], journal_id=found.journal_id, epoch=1)
+                packed, (section,) = pack_part(
+                    [new], reads({line.id: records}), journal_id=found.journal_id, epoch=1
+                )
                 await bucket.create(key, packed)
                 sections.setdefault(line.id, []).append((key, section))
     lsn = found.replay_lsn

@@ -70,8 +70,21 @@ def test_a_relative_path_is_settled_where_the_read_is_planned_and_not_by_each_ex
     assert options.sources == (str(tmp_path / "data"),)
 
 
-def test_topics_are_named_with_commas_between_each_once() -> None:
-    assert parse({"path": "data", "subscribe": "a, b,a"}).topics.names == ("a", "b")
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"subscribe": "a, b,a"}, ("a", "b")),
+        ({"assign": '["a", "b"]'}, ("a", "b")),
+        ({"assign": '{"a": [0], "b": [0]}'}, ("a", "b")),
+    ],
+)
+def test_topics_are_named_by_subscribe_and_assign_alike(
+    given: dict[str, str], names: tuple[str, ...]
+) -> None:
+    assert parse({"path": "data"} | given).topics.names == names
+    for partitions in ("[0, 1]", "[]", "[1]", "0"):
+        with pytest.raises(ConfigError, match="one partition, 0"):
+            parse({"path": "data", "assign": f'{{"orders": {partitions}}}'})
 
 
 def test_a_pattern_is_for_the_whole_name() -> None:

@@ -16,7 +16,7 @@ from pubsub.wire import (
     encode_command,
     encode_id,
 )
-from shared.budget import CACHES_STEP_BYTES, Account
+from shared.budget import Account
 from shared.errors import RemoteProtocolError, StoreError
 from shared.storage.table import Table
 from tests.pubsub.world import Peer, World, framed
@@ -451,26 +451,6 @@ def test_no_session_ends_by_time_where_the_setting_is_0() -> None:
     world = World(PubsubSettings(session_seconds=0))
     world.subscriber(b"A", b"home").lose()
     assert ended(world, 1e12) == 0
-
-
-def test_what_is_remembered_of_who_gets_what_stays_in_the_budget_and_everybody_gets_all() -> None:
-    budget = Account("process", 1 << 30)
-    limit = 200_000
-    routes = budget.account("routes", limit)
-    world = World(budget=budget)
-    topics = [b"topic/%d" % number for number in range(1000)]
-    peers = [world.subscriber(b"c%d" % bit) for bit in range(10)]
-    for number, topic in enumerate(topics, 1):
-        for bit, peer in enumerate(peers):
-            if number >> bit & 1:
-                peer.send(encode_command(Command.SUBSCRIBE, topic))
-    most = 0
-    for number, topic in enumerate(topics, 1):
-        world.publish(topic)
-        most = max(most, routes.used_bytes)
-        for bit, peer in enumerate(peers):
-            assert peer.topics() == ([topic] if number >> bit & 1 else [])
-    assert limit // 2 < most <= limit + CACHES_STEP_BYTES
 
 
 def test_nothing_is_kept_for_who_was_forgotten_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:

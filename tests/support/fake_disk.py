@@ -220,6 +220,11 @@ class FakeDisk:
         self._look(file, offset, offset + length)
         return bytes(memoryview(file.data)[offset : offset + length])
 
+    def read_into(self, fd: int, target: memoryview, offset: int) -> int:
+        data = self.read(fd, len(target), offset)
+        target[: len(data)] = data
+        return len(data)
+
     def read_nowait(self, fd: int, length: int, offset: int) -> bytes | None:
         try:
             return self.read(fd, length, offset)

@@ -52,8 +52,9 @@ def start(
     bug: str = "",
     **streams: Any,
 ) -> "Process | subprocess.Popen[bytes]":
-    """Run `brokers` with these words. `streams`: stdin, stdout and stderr, as for subprocess.Popen.
+    """Run `brokers` with these words, or `-c`, a program and its words.
 
+    `streams`: stdin, stdout and stderr, as for subprocess.Popen.
     `quick`: it takes the passwords of `quick_passwords`, and refuses the wrong ones without delay. `bug`: it
     has that bug (tests/trials/planted.py).
     """
@@ -62,7 +63,8 @@ def start(
         return Process(words, env, cwd, quick, bug, **streams)
     assert not quick
     assert not bug
-    return subprocess.Popen([sys.executable, "-m", "brokers", *words], env=env, cwd=cwd, **streams)
+    module = () if words[0] == "-c" else ("-m", "brokers")
+    return subprocess.Popen([sys.executable, *module, *words], env=env, cwd=cwd, **streams)
 
 
 def popen(command: Sequence[str], **options: Any) -> "Process | subprocess.Popen[bytes]":
@@ -283,4 +285,9 @@ def _import_all() -> None:
 if __name__ == "__main__":
     _import_all()
     sys.argv = [str(process.__file__), *_begun(socket.socket(fileno=int(sys.argv[1])))]
-    process.main()
+    if sys.argv[1] == "-c":
+        _, _, program, *words = sys.argv
+        sys.argv = ["-c", *words]
+        exec(program, {"__name__": "__main__"})  # noqa: S102 - a test's
+    else:
+        process.main()

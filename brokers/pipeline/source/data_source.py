@@ -92,22 +92,26 @@ class LogmqDataSource(DataSource):
 
 TABLE_FORMAT = "logmq-table"
 _TABLE = "table"
-_NOT_OF_TABLES = ("namespace", "subscribe", "subscribepattern")
+_WHICH = f"which logs are read, option {_TABLE} says"
+_NOT_OF_TABLES = {
+    **dict.fromkeys(("namespace", "subscribe", "subscribepattern", "assign"), _WHICH),
+    "maxvaluebytes": "records are decoded whole",
+}
 
 
 class TableDataSource(LogmqDataSource):
     """A protocol's records as rows of a table's columns: the option `table` says which, as in dms.events.
 
     Records are decoded in the process that reads them, so their bytes never reach the JVM. It has all options
-    of `logmq`, except those that choose logs, which the table does.
+    of `logmq`, except those that choose logs, which the table does, or a part of a record.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         given = {key.lower(): value for key, value in self._given.items()}
-        for key in _NOT_OF_TABLES:
+        for key, why in _NOT_OF_TABLES.items():
             if key in given:
-                raise ConfigError(key, f"which logs are read, option {_TABLE} says")
+                raise ConfigError(key, why)
         name = given.pop(_TABLE, "")
         if not name:
             raise ConfigError(_TABLE, "say which, as in dms.events; `brokers pipeline tables` lists them")
@@ -228,7 +232,7 @@ def shares(
     options: SourceOptions, planned: Sequence[LogRange], columns: Sequence[str]
 ) -> list[InputPartition]:
     """Divide ranges into tasks. The value of each is the ranges that it reads."""
-    sparing = not options.servers and are_in_index(columns)
+    sparing = not options.servers and (options.max_value_bytes is not None or are_in_index(columns))
     size = ranges.SPLIT_BYTES_SPARING if sparing else ranges.SPLIT_BYTES
     with open_readers(options) as readers:
 

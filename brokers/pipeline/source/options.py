@@ -397,6 +397,17 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _assigned(text: str) -> tuple[str, ...]:
+    """Parse `["orders"]`, or as for Kafka `{"orders": [0]}`. A log has one partition, number 0."""
+    found = json_of(text)
+    names = list(found) if isinstance(found, dict | list) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"not a JSON list of topics: {text!r}")
+    if isinstance(found, dict) and any(partitions != [0] for partitions in found.values()):
+        raise ValueError("a topic has one partition, 0")
+    return tuple(dict.fromkeys(names))
+
+
 def _paths(text: str) -> tuple[str, ...]:
     """Parse several arguments of `load`, in the form in which Spark passes them."""
     paths = json_of(text)
@@ -491,6 +502,7 @@ class SourceOptions:
     ending: ReadBound
     max_offsets: int | None = option("maxOffsetsPerTrigger", count, batch=_NO_TRIGGERS)
     max_bytes: int | None = option("maxBytesPerTrigger", size, batch=_NO_TRIGGERS)
+    max_value_bytes: int | None = option("maxValueBytes", size)
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
@@ -539,6 +551,7 @@ _SOURCE = (
     Option("paths", _paths),
     Option("subscribe", _names),
     Option("subscribePattern", _pattern),
+    Option("assign", _assigned),
     Option("startingOffsets", _offsets(earliest=EARLIEST, latest=LATEST)),
     Option("startingOffsetsByTimestamp", _times),
     Option("startingTimestamp", _time),
@@ -595,7 +608,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         {name: value for name, value in ours.items() if name.lower() in views}, _SOURCE, "the source"
     ).values
     ours = {name: value for name, value in ours.items() if name.lower() not in views}
-    topics: tuple[str, ...] = read.get("subscribe", ())
+    topics: tuple[str, ...] = read.get("subscribe") or read.get("assign") or ()
     if len(topics) == 1 and "topic" not in map(str.lower, ours):
         ours["topic"] = topics[0]
     options = GivenOptions(_without_urls(ours), _SINK, "the sink")
@@ -615,20 +628,20 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 
 
 def _topics(values: Mapping[str, Any], *, served: bool) -> TopicChoice:
-    names, pattern = values.get("subscribe"), values.get("subscribePattern")
-    if names is not None and pattern is not None:
-        raise ConfigError("subscribePattern", "subscribe is given, too; give only one of them")
-    if pattern is not None:
-        return TopicChoice(pattern=pattern, option="subscribePattern")
-    if names is None:
-        raise ConfigError("subscribe", "say which topics: subscribe or subscribePattern")
+    given = [name for name in ("subscribe", "subscribePattern", "assign") if name in values]
+    if not given:
+        raise ConfigError("subscribe", "say which topics: subscribe, subscribePattern or assign")
+    if len(given) > 1:
+        raise ConfigError(given[1], f"{given[0]} is given, too; give only one of them")
+    if given[0] == "subscribePattern":
+        return TopicChoice(pattern=values[given[0]], option=given[0])
     if served:
-        for name in names:
+        for name in values[given[0]]:
             try:
                 served_name(name)
             except ValueError as error:
-                raise ConfigError("subscribe", str(error)) from None
-    return TopicChoice(names)
+                raise ConfigError(given[0], str(error)) from None
+    return TopicChoice(values[given[0]], option=given[0])
 
 
 def _bound(values: Mapping[str, Any], side: str, default: At, topics: TopicChoice) -> ReadBound:

@@ -34,6 +34,7 @@ from shared.storage.tools.view import (
     ranges,
 )
 
+_READ_BYTES = 1 << 20
 _OURS = frozenset(
     {FORMAT_PATH, LOCK_NAME, RESERVE_PATH, catalog.PATH, catalog.NEW_PATH, MANIFEST_PATH, "SHIP", "FOLLOW"}
     | {"control.sock", "admin.token", "admin.sessions", "bridges.json", "charts", "users.toml"}
@@ -180,6 +181,9 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
     if missed:
         text = "the journal is damaged, and seems to have had its newest records"
         yield FindingKind.LOG.damage(log.log_path, text, end, missed)
+    elif kept := _kept_bytes(view, log, reader, size or 0):
+        text = "the journal has lost this, which the file still has: the next start keeps it"
+        yield FindingKind.LOG.warning(log.log_path, text, log.end, kept)
     yield from _index(view, log)
     remote: list[CheckedRange] = []
     for part in ranges(view, log, reader, log.first, log.end):
@@ -200,6 +204,19 @@ def _log(view: FolderView, log: LogView, reader: LogReader) -> Iterator[Finding 
         text = "these bytes are in the bucket only: brokers ship verify reads them"
         start, end = remote[0].offset, remote[-1].end
         yield FindingKind.LOG.note(log.log_path, text, start, end - start)
+
+
+def _kept_bytes(view: FolderView, log: LogView, reader: LogReader, size: int) -> int:
+    """How much the next start finds in a log's file behind all that the journal tells, and keeps."""
+    ahead = any(piece.ahead for piece in (*log.patches, *log.references))
+    if log.mode != "always" or ahead or log.id >= view.catalog.next_log_id:
+        return 0  # such a file may have more
+    while size > log.end:  # zeros at the file's end never came to the disk
+        start = max(size - _READ_BYTES, log.end)
+        if data := reader.read(start, size - start).rstrip(b"\0"):
+            return start + len(data) - log.end
+        size = start
+    return 0
 
 
 def _index(view: FolderView, log: LogView) -> Iterator[Finding]:

@@ -17,8 +17,8 @@ from tests.support.stores import SMALL, open_store
 ENDS = {"logmq": "in", "dms": "in", "dmp": "in"}
 ROUNDS = 5
 PER_ROUND = 3
-STATES = 3
-KILLS_EVERY = 4
+STATES = 2
+KILLS_EVERY = 6
 
 
 class _Ledger:

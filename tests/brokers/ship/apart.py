@@ -1,5 +1,6 @@
 """A live folder, taken apart by hand as a shipper does."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import attrs
@@ -14,6 +15,7 @@ from brokers.ship.formats import (
     Section,
     SnapshotLine,
     Wal,
+    WalHead,
     pack_part,
     pack_snapshot,
     pack_wal,
@@ -34,6 +36,15 @@ TIME_MS = 1_700_000_000_000
 """Of all that the stores of tests write."""
 Content = dict[str, tuple[int, list[bytes]]]
 """By log: its first offset and its records."""
+
+
+def reads(texts: Mapping[int, bytes]) -> Callable[[NewSection, memoryview], None]:
+    """What has `pack_part` read sections: their bytes by log id."""
+
+    def read(new: NewSection, target: memoryview) -> None:
+        target[:] = texts[new.log_id]
+
+    return read
 
 
 @attrs.define
@@ -103,13 +114,14 @@ class Apart:
         logs = [line for line in self.snapshot.logs if line.id in self.sections]
         sections: dict[int, list[tuple[str, Section]]] = {}
         for number in range(0, len(logs), 2):
-            new = []
+            new, texts = [], {}
             for line in logs[number : number + 2]:
                 data, entries = self.sections[line.id]
                 start = line.end - len(data)
-                new.append(NewSection(line.id, line.namespace, line.name, start, line.end, data, entries))
+                new.append(NewSection(line.id, line.namespace, line.name, start, line.end, entries))
+                texts[line.id] = data
             key = part_key(1, self.snapshot.replay_lsn, number)
-            packed, directory = pack_part(new, journal_id=self.snapshot.journal_id, epoch=1)
+            packed, directory = pack_part(new, reads(texts), journal_id=self.snapshot.journal_id, epoch=1)
             await bucket.create(key, packed)
             for section in directory:
                 sections[section.log_id] = [(key, section)]
@@ -139,16 +151,8 @@ class Apart:
     def _packed(
         self, number: int, first: int, end: int, batches: list[bytes], pieces: list[Piece]
     ) -> bytearray:
-        return pack_wal(
-            number=number,
-            epoch=1,
-            journal_id=self.snapshot.journal_id,
-            first_lsn=first,
-            next_lsn=end,
-            now_ms=0,
-            batches=batches,
-            pieces=pieces,
-        )
+        head = WalHead(number, 1, self.snapshot.journal_id, first, end, TIME_MS, TIME_MS)
+        return pack_wal(head, batches, pieces)
 
     def put_together(
         self, target: Path, cut: Cut = ALL, only: str = "", without: tuple[int, ...] = ()

@@ -13,8 +13,10 @@ from brokers.ship.formats import (
     Manifest,
     NewSection,
     Piece,
+    Section,
     SnapshotLine,
     Wal,
+    WalHead,
     check_part,
     continues,
     pack_part,
@@ -30,6 +32,7 @@ from brokers.ship.formats import (
 )
 from shared.storage.catalog import Catalog, LogLine
 from shared.storage.format import IndexEntry, pack_batch, pack_entry
+from tests.brokers.ship.apart import reads
 
 JOURNAL = 0x1234
 
@@ -44,16 +47,8 @@ def wal(payloads: list[bytes], pieces: list[Piece], first: int = 1024) -> bytear
     for number, payload in enumerate(payloads):
         batches.append(batch(lsn, payload, 100 + number))
         lsn += len(batches[-1])
-    return pack_wal(
-        number=3,
-        epoch=2,
-        journal_id=JOURNAL,
-        first_lsn=first,
-        next_lsn=lsn,
-        now_ms=1,
-        batches=batches,
-        pieces=pieces,
-    )
+    head = WalHead(3, 2, JOURNAL, first, lsn, 100, 99 + len(payloads))
+    return pack_wal(head, batches, pieces)
 
 
 payloads = st.lists(st.binary(max_size=2000), min_size=1, max_size=4)
@@ -98,7 +93,7 @@ def test_a_wal_object_with_one_bit_flipped_is_refused(
 
 
 def test_an_empty_object_begins_an_epoch() -> None:
-    head = unpack_wal(pack_wal(number=9, epoch=4, journal_id=1, first_lsn=512, next_lsn=512, now_ms=77)).head
+    head = unpack_wal(pack_wal(WalHead(9, 4, 1, 512, 512, 77, 77))).head
     assert head.empty
     assert (head.epoch, head.first_ms, head.batches) == (4, 77, 0)
 
@@ -117,26 +112,33 @@ def test_two_objects_follow_each_other_only_without_a_hole() -> None:
 def sections() -> list[NewSection]:
     entries = [IndexEntry(100, 1, 2, 50, 3, 9), IndexEntry(150, 2, 3, 10, 1, 8, 1)]
     return [
-        NewSection(7, "logmq", "orders", 100, 160, b"a" * 60, entries),
-        NewSection(8, "dms", "q\N{SNOWMAN}", 0, 0, b"", []),
-        NewSection(2**63, "dms", "r", 2**60, 2**60 + 5, b"b" * 5, [IndexEntry(2**60, 1, 2, 5, 3, 9)]),
+        NewSection(7, "logmq", "orders", 100, 160, entries),
+        NewSection(8, "dms", "q\N{SNOWMAN}", 0, 0, []),
+        NewSection(2**63, "dms", "r", 2**60, 2**60 + 5, [IndexEntry(2**60, 1, 2, 5, 3, 9)]),
     ]
 
 
+TEXTS = {7: b"a" * 60, 8: b"", 2**63: b"b" * 5}
+
+
+def packed_part(epoch: int = 3) -> tuple[memoryview, list[Section]]:
+    return pack_part(sections(), reads(TEXTS), journal_id=JOURNAL, epoch=epoch)
+
+
 def test_an_object_of_parts_is_read_back_by_ranges() -> None:
-    packed, directory = pack_part(sections(), journal_id=JOURNAL, epoch=3)
+    packed, directory = packed_part()
     assert check_part(packed) == directory
     needed = unpack_directory(packed[: formats.PART_HEAD_BYTES])
     assert isinstance(needed, int)
     assert unpack_directory(packed[:needed]) == directory
     for new, section in zip(sections(), directory, strict=True):
-        assert packed[section.at : section.at + section.length] == new.data
+        assert packed[section.at : section.at + section.length] == TEXTS[new.log_id]
         assert section_entries(packed[section.entries_at :], section) == new.entries
         assert (section.log_id, section.namespace, section.name) == (new.log_id, new.namespace, new.name)
 
 
 def test_a_flipped_bit_in_any_byte_of_an_object_of_parts_is_found() -> None:
-    packed, _ = pack_part(sections(), journal_id=JOURNAL, epoch=3)
+    packed, _ = packed_part()
     for at in range(len(packed)):
         packed[at] ^= 4
         with pytest.raises(BadObject):
@@ -145,7 +147,7 @@ def test_a_flipped_bit_in_any_byte_of_an_object_of_parts_is_found() -> None:
 
 
 def snapshot() -> bytearray:
-    _, (first, _, third) = pack_part(sections(), journal_id=JOURNAL, epoch=3)
+    _, (first, _, third) = packed_part()
     lines = [LogLine(7, "logmq", "orders", "orders", "always", 1, 100, 160)]
     text = Catalog(JOURNAL, 2048, 9, 1, False, lines).pack()
     return pack_snapshot(
@@ -160,7 +162,7 @@ def snapshot() -> bytearray:
 
 def test_a_snapshot_is_read_back() -> None:
     found = unpack_snapshot(snapshot())
-    _, (first, _, third) = pack_part(sections(), journal_id=JOURNAL, epoch=3)
+    _, (first, _, third) = packed_part()
     assert (found.lsn, found.wal, found.time_ms, found.whole_from, found.epoch) == (2048, 12, 99, 4096, 3)
     assert found.catalog.logs[0].name == "orders"
     assert found.catalog.pack() == found.catalog_text

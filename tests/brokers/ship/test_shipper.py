@@ -1,5 +1,6 @@
 """What the shipper sends can be put together again, whatever ends it, and nobody else's is overwritten."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, SHIP_PATH, unpack_m
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
-from shared.units import KIB
+from shared.units import KIB, MIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
 from tests.brokers.ship.reassembled import assembled
 from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
 from tests.brokers.test_dashboards import EXPRESSIONS, SHIPPED, series
-from tests.support.fake_disk import FakeDisk
+from tests.support.fake_disk import FakeDisk, Operation
 from tests.support.stores import SMALL
 
 
@@ -94,10 +95,10 @@ async def test_a_fault_at_a_request_leaves_no_hole_and_no_overlap(
     autojump_clock: object, fault: Fault
 ) -> None:
     """A crash ends the process at that request; the others are answers that are lost, doubled or refused.
-    Each fault comes at a third of the requests, and each request has several."""
+    Each fault comes at a fifth of the requests, and each request has one or two."""
     total = await requests_of_two_runs()
     assert total > 40
-    for number in range(FAULTS.index(fault) % 3, total, 3):
+    for number in range(FAULTS.index(fault) % 5, total, 5):
         disk, bucket = FakeDisk(), FakeStore(faults={number: fault})
         crashed = True
         while crashed or len(bucket.asked) <= number:
@@ -512,3 +513,89 @@ async def test_one_at_a_time_writes_the_mark_and_the_newest_stays(
                 nursery.start_soon(ours.shipper.note_left, log_id)
         assert set(most) == {1}
         assert disk.contents()[SHIP_PATH] == writes[-1]
+
+
+# -- at a high rate
+
+SELDOM = attrs.evolve(SETTINGS, interval=1000)
+LONG = attrs.evolve(SMALL, segment_bytes=12 * MIB, reference_bytes=0)
+
+
+async def test_what_fills_an_object_is_shipped_at_once_and_the_rest_with_the_interval(
+    autojump_clock: object,
+) -> None:
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket, SELDOM, LONG) as ours:
+        await ours.even()
+        before = ours.shipper.objects
+        for _ in range(19):
+            await ours.append("orders", bytes(MIB))
+            await trio.sleep(1)
+        shipper = ours.shipper
+        assert shipper.objects == before + 2
+        assert 0 < shipper.lag_bytes < 8 * MIB
+        assert 0 < shipper.lag_seconds < 18, "as old as the first byte that is missing, at most two objects"
+        await trio.sleep(1001)
+        assert (shipper.objects, shipper.lag_bytes, shipper.lag_seconds) == (before + 3, 0, 0)
+        await trio.sleep(5000)
+        assert shipper.objects == before + 3
+
+
+async def test_a_fast_journal_writes_its_segments_anew_and_makes_no_others(autojump_clock: object) -> None:
+    made: list[str] = []
+    disk = FakeDisk()
+
+    def before(operation: Operation) -> None:
+        if operation.kind == "allocate":
+            made.append(operation.path)
+
+    disk.before = before
+    async with shipped(disk, FakeStore(), SELDOM, LONG) as ours:
+        await ours.even()
+        for number in range(60):
+            await ours.append("orders", bytes(MIB))
+            await trio.sleep(0.1)
+            if number == 30:
+                made.clear()
+        assert made == []
+
+
+class Views(FakeStore):
+    """Keeps what each request is to write, as it is in memory. `hangs`: the next one has no answer."""
+
+    views: dict[str, memoryview]
+    hangs: bool = False
+
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+        self.views.setdefault(key, memoryview(data))
+        return super().create(key, data)
+
+    async def in_thread(self, work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        found = work(*arguments)
+        if self.hangs:
+            self.hangs = False
+            await trio.sleep_forever()
+        return found
+
+
+async def test_memory_that_a_request_without_an_answer_may_still_send_is_not_written_anew(
+    autojump_clock: object,
+) -> None:
+    bucket = Views()
+    bucket.views = {}
+    async with shipped(FakeDisk(), bucket, FOLDS, STORAGE) as ours:
+        ours.shipper.bucket.in_thread = bucket.in_thread
+        await ours.even()
+        reused = 0
+        for hangs in (False, False, False, True, False, False, False):
+            bucket.hangs = hangs
+            memory = {id(view.obj) for view in bucket.views.values()}
+            await ours.append("orders", b"record", bytes(20_000))
+            await ours.even()
+            newest = bucket.views[wal_key(ours.shipper.number)]
+            reused += id(newest.obj) in memory
+            if hangs:
+                left = wal_key(ours.shipper.number)
+        assert bytes(bucket.views[left]) == bucket.objects[left]
+        assert reused >= 1
+        assert assembled(bucket.objects).logs == await ours.contents()

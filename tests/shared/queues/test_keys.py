@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
 def test_any_order_of_calls_is_that_of_priorities_numbers_and_turns() -> None:
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=120, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=40, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 

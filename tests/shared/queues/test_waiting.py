@@ -56,7 +56,7 @@ def stale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_any_order_of_calls_gives_each_item_at_its_time() -> None:
     run_state_machine_as_test(
         Machine,
-        settings=settings(max_examples=80, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
+        settings=settings(max_examples=25, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 
@@ -65,7 +65,7 @@ def test_an_item_takes_no_more_than_200_bytes_beside_itself() -> None:
     tracemalloc.start()
     try:
         many: Waiting[bytes] = Waiting()
-        for number in range(1 << 52, (1 << 52) + 100_000):
+        for number in range(1 << 52, (1 << 52) + 20_000):
             many.add(number, number % 7919 + 1_000_000, item)
         size, _ = tracemalloc.get_traced_memory()
     finally:

@@ -39,7 +39,7 @@ def test_a_name_goes_to_those_whose_pattern_the_table_says_matches(
 
 
 @pytest.mark.parametrize("wildcards", [SLASHES, DOTS], ids=["slashes", "dots"])
-def test_hundreds_of_thousands_of_pairs_agree_with_the_table(wildcards: Wildcards) -> None:
+def test_a_hundred_thousand_pairs_agree_with_the_table(wildcards: Wildcards) -> None:
     rng = random.Random(4)
     alphabet = levels_of(wildcards)
     weights = [1, 3, 2, 2, 2, 1]
@@ -48,7 +48,7 @@ def test_hundreds_of_thousands_of_pairs_agree_with_the_table(wildcards: Wildcard
         return wildcards.separator.join(rng.choices(alphabet, weights, k=rng.randint(1, levels_max)))
 
     pairs = matches = 0
-    while pairs < 130_000:
+    while pairs < 50_000:
         patterns = {text(6) for _ in range(40)}
         index: RoutingIndex[bytes] = RoutingIndex(wildcards)
         for pattern in patterns:

@@ -28,7 +28,7 @@ from tests.support.fake_disk import FakeDisk
 from tests.support.promises import read
 from tests.support.workloads import ALWAYS, MODES
 
-STEP = 5
+STEP = 7
 """Bits from one flip to the next: one or two in each byte, and others in the next."""
 
 Truth = dict[str, dict[int, bytes]]

@@ -68,6 +68,17 @@ def test_ls_tells_what_there_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
+def test_records_behind_all_that_the_journal_tells_are_told(folder: Path, clean: bool) -> None:
+    fill(folder, {("logmq", "orders"): [b"newest"]}, clean=clean)
+    end = next(row.end for row in log_ls(folder) if row.name == "orders")
+    with (folder / "logmq/orders.log").open("r+b") as file:
+        file.seek(end)
+        file.write(LONG[0])
+    told = [(f.path, f.offset, f.length) for f in check(folder).findings if f.kind is FindingKind.LOG]
+    assert told == [("logmq/orders.log", end, len(LONG[0]))]
+
+
+@pytest.mark.parametrize("clean", [True, False])
 def test_the_tools_see_what_a_broker_would_serve(folder: Path, clean: bool) -> None:
     new = {("logmq", "orders"): [b"newest"], ("logmq", "young"): [b"a", b"", b"c"]}
     fill(folder, new, clean=clean)
