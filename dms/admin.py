@@ -261,7 +261,7 @@ class Admin:
 
 
 def _ready(queue: Queue) -> int:
-    jobs = 0 if queue.jobs is None else queue.jobs.ready.count
+    jobs = 0 if queue.jobs is None else queue.jobs.count - len(queue.jobs.waiting)
     return _ready_in_row(queue) + sum([len(run) for _, run in queue.ready.requeued]) + jobs
 
 

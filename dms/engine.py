@@ -54,7 +54,6 @@ from shared.queues import core, pausing
 from shared.queues.core import (
     HELD_BYTES,
     MESSAGE_BYTES,
-    SLACK_BYTES,
     RunQueue,
 )
 from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
@@ -399,7 +398,7 @@ class Queue(RunQueue):
         if self.crowded and self.log is None and not moved:
             self.refuse_crowded()
         memory = self.memory
-        if memory.full or not -SLACK_BYTES < memory.loaded_bytes - memory.loaded_charged < SLACK_BYTES:
+        if memory.unsynced:
             engine.sync_budget()
             if memory.full and self.log is None and not moved:
                 raise no_memory()
@@ -1340,8 +1339,8 @@ class Engine:
         if source.log is None or target.log is None:
             if letters:
                 ticket = target.produce(letters, size, moved=True)
-            for head, body in jobs:
-                ticket = target.made_for_jobs().add(head, body, moved=True)
+            for form, (head, body) in zip(forms, jobs, strict=True):
+                ticket = target.made_for_jobs().add(form, body, head.dedup, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
@@ -1364,7 +1363,7 @@ class Engine:
                 size = len(record) - jobs_at
                 target.log.appended(forms, size, offset + jobs_at, target.jobs.tail, ticket)
                 for head, body in jobs:
-                    target.jobs.came(head, body, ticket)
+                    target.jobs.came(body, head.dedup, 0, ticket)
         source.drop(runs)
         return ticket
 

@@ -160,48 +160,38 @@ class QueueLog:
 
     def produce(self, bodies: Sequence[bytes], size: int, first: int) -> Ticket:
         """Messages arrive, from sequence `first` on, `size` bytes in all. No dead letters: see `arriving`."""
-        needed = size + _LENGTH_BYTES * len(bodies)
-        pending = self._pending
-        if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            needed += _HEADS_BYTES
-            # If the batch is full this seals it, which writes what is pending.
-            pending = self._pending = self.log.gather(needed, self.write_pending)
-        else:
-            pending.batch.room -= needed
-        self._reserved += needed
+        ticket = self._reserve(size + _LENGTH_BYTES * len(bodies))
         if not self._bodies:
             self._first = first
         self._bodies += bodies
         self._bodies_size += size
-        return pending.ticket
+        return ticket
 
     def job(self, form: bytes, seq: int) -> Ticket:
         """A job arrives. `form`: its entry without the sequence."""
-        needed = JOB_RECORD_BYTES + len(form)
-        pending = self._pending
-        if pending is None or pending is not self.log.pending or needed > pending.batch.room:
-            needed += _HEADS_BYTES
-            pending = self._pending = self.log.gather(needed, self.write_pending)
-        else:
-            pending.batch.room -= needed
-        self._reserved += needed
+        ticket = self._reserve(JOB_RECORD_BYTES + len(form))
         if not self._forms:
             self._forms_first = seq
         self._forms.append(form)
-        return pending.ticket
+        return ticket
 
     def ack(self, runs: Sequence[Run], undo: Callable[[], None]) -> Ticket:
         """Acknowledged messages leave; if their record cannot be written, `undo` is called."""
-        needed = RUN_BYTES * len(runs)
+        ticket = self._reserve(RUN_BYTES * len(runs), from_reserve=True)
+        self._acked += runs
+        self._undo_acks.append(undo)
+        return ticket
+
+    def _reserve(self, needed: int, *, from_reserve: bool = False) -> Ticket:
+        """Reserve so many bytes for pending records; `from_reserve`: of the disk's, too."""
         pending = self._pending
         if pending is None or pending is not self.log.pending or needed > pending.batch.room:
             needed += _HEADS_BYTES
-            pending = self._pending = self.log.gather(needed, self.write_pending, reserved=True)
+            # If the batch is full this seals it, which writes what is pending.
+            pending = self._pending = self.log.gather(needed, self.write_pending, reserved=from_reserve)
         else:
             pending.batch.room -= needed
         self._reserved += needed
-        self._acked += runs
-        self._undo_acks.append(undo)
         return pending.ticket
 
     def write_pending(self) -> None:
