@@ -1058,8 +1058,8 @@ class Engine:
         self.sync_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
-        def options_row(log: Log) -> tuple[Log, bytes, int]:
-            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
+        def options_row(log: Log) -> list[tuple[Log, bytes, int]]:
+            return [self.table.put_record(queue.name, _row(log, asked, snapshot=0))]
 
         if self.memory_only:
             self.count_not_durable()

@@ -40,7 +40,7 @@ from dms.cold_jobs import (
 from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job
 from dms.job_requests import JobRequest
 from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
-from dms.wire import Refusal, Status, malformed, refusal_for
+from dms.wire import NO_JOB, Refusal, Status, malformed, refusal_for
 from shared.errors import StoreError
 from shared.queues.cold import (
     PLAIN_BYTES,
@@ -1004,7 +1004,7 @@ class Jobs:
         """The sequence of a job that is in the queue. Raises Refusal."""
         seq = self.sequence_of(name)
         if seq is None:
-            raise malformed(f"no job {name} is in {self.queue.text}")
+            raise malformed(f"{NO_JOB}{name} is in {self.queue.text}")
         return seq
 
     def sequence_of(self, name: MessageName) -> int | None:
