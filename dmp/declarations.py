@@ -1,6 +1,7 @@
 """What clients declare: the kinds of queues and exchanges, and bindings."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -22,6 +23,83 @@ PER_KEY_MAX = 1_000_000
 _COUNT_MAX = (1 << 63) - 1
 
 
+def _number(table: Mapping[str, Any], name: str, least: int, most: int, of: str = "queue") -> int | None:
+    value = table.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise _invalid(name, f"it is a number from {least} to {most}", of)
+    return value
+
+
+def _rate(table: Mapping[str, Any], name: str) -> Rate | None:
+    text = text_argument(table, name)
+    try:
+        return None if text is None else Rate.parse(text.decode())
+    except ValueError:
+        raise _invalid(name, 'it is so many messages a second, as "100/s"') from None
+
+
+def _flag(table: Mapping[str, Any], name: str) -> bool:
+    value = table.get(name, False)
+    if not isinstance(value, bool):
+        raise _invalid(name, "it is true or false")
+    return value
+
+
+def text_argument(table: Mapping[str, Any], name: str, of: str = "queue") -> bytes | None:
+    """Raises Refusal (PRECONDITION_FAILED) where it is no string, or too long for a name."""
+    value = table.get(name)
+    if value is None:
+        return None
+    data = value.encode() if isinstance(value, str) else value
+    if not isinstance(data, bytes) or len(data) > 255:
+        raise _invalid(name, "it is a string of at most 255 bytes", of)
+    return data
+
+
+def _invalid(name: str, why: str, of: str = "queue") -> Refusal:
+    return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{name}' for {of}: {why}")
+
+
+def _header(table: Mapping[str, Any], name: str) -> bytes | None:
+    return text_argument(table, name) or None
+
+
+def _word(table: Mapping[str, Any], name: str) -> Any:
+    return table[name]  # one of `_ONLY`
+
+
+def _rejects(table: Mapping[str, Any], name: str) -> bool:
+    return bool(table[name] == "reject-publish")
+
+
+def _bound(least: int, most: int) -> Callable[[Mapping[str, Any], str], int | None]:
+    return partial(_number, least=least, most=most)
+
+
+_COUNT, _TIME = _bound(0, _COUNT_MAX), _bound(1, MS_MAX)
+
+
+def _argument(
+    name: str,
+    read: Callable[[Mapping[str, Any], str], Any],
+    default: Any = None,
+    *,
+    older: bool = False,
+    changeable: bool = False,
+) -> Any:
+    """A field of `QueueArguments`. `name`: of its argument, in the table that `read` takes.
+
+    `older`: versions before knew it. `changeable`: a queue may be given it later; the others say how its
+    messages are kept, or in which order.
+    """
+    return attrs.field(default=default, metadata=locals())
+
+
+_older = partial(_argument, older=True)
+
+
 @attrs.frozen
 class QueueArguments:
     """None: not asked for. `ttl_ms`: of each message. `expires_ms`: of the queue while nobody uses it.
@@ -34,28 +112,34 @@ class QueueArguments:
     message is due.
     """
 
-    ttl_ms: int | None = None
-    messages_max: int | None = None
-    bytes_max: int | None = None
-    dead_letter_exchange: bytes | None = None
-    dead_letter_key: bytes | None = None
-    expires_ms: int | None = None
-    priority_max: int = 0
-    rejects: bool = False
-    single_active: bool = False
-    type: str = "classic"
-    eta_header: bytes | None = None
-    delivery_limit: int | None = None
-    retry_ms: int | None = None
-    retry_max_ms: int | None = None
-    loss_counts: str | None = None
-    consumer_timeout_ms: int | None = None
-    per_key: int | None = None
-    fair: bool = False
-    key_header: bytes | None = None
-    rate: Rate | None = None
-    once: bool = False
-    once_ms: int | None = None
+    type: str = _older("x-queue-type", _word, "classic")
+    ttl_ms: int | None = _argument("x-message-ttl", _bound(0, TTL_MS_MAX), older=True, changeable=True)
+    messages_max: int | None = _older("x-max-length", _COUNT, changeable=True)
+    bytes_max: int | None = _older("x-max-length-bytes", _COUNT, changeable=True)
+    dead_letter_exchange: bytes | None = _argument(
+        "x-dead-letter-exchange", text_argument, older=True, changeable=True
+    )
+    dead_letter_key: bytes | None = _argument(
+        "x-dead-letter-routing-key", text_argument, older=True, changeable=True
+    )
+    expires_ms: int | None = _argument("x-expires", _bound(1, TTL_MS_MAX), older=True, changeable=True)
+    priority_max: int = _older("x-max-priority", _bound(0, 255), 0)
+    rejects: bool = _older("x-overflow", _rejects, False, changeable=True)
+    single_active: bool = _older("x-single-active-consumer", _flag, False)
+    eta_header: bytes | None = _argument("x-eta-header", _header)
+    delivery_limit: int | None = _argument("x-delivery-limit", _bound(-1, _COUNT_MAX), changeable=True)
+    retry_ms: int | None = _argument("x-retry-ms", _TIME, changeable=True)
+    retry_max_ms: int | None = _argument("x-retry-max-ms", _TIME, changeable=True)
+    loss_counts: str | None = _argument("x-loss-counts", _word, changeable=True)
+    consumer_timeout_ms: int | None = _argument(
+        "x-consumer-timeout", _bound(CONSUMER_TIMEOUT_LEAST_MS, MS_MAX), changeable=True
+    )
+    per_key: int | None = _argument("x-per-key", _bound(1, PER_KEY_MAX))
+    fair: bool = _argument("x-fair", _flag, False)
+    key_header: bytes | None = _argument("x-key-header", _header)
+    rate: Rate | None = _argument("x-rate", _rate, changeable=True)  # noqa: RUF009
+    once: bool = _argument("x-message-deduplication", _flag, False)
+    once_ms: int | None = _argument("x-cache-ttl", _TIME)
 
     @property
     def keyed(self) -> bool:
@@ -68,42 +152,26 @@ class QueueArguments:
         for name, accepted in _ONLY.items():
             if name in table and table[name] not in accepted:
                 raise _invalid(name, f"this broker has only {' and '.join(map(str, accepted))}")
-        single, fair = _flag(table, "x-single-active-consumer"), _flag(table, "x-fair")
-        dead_letter = text_argument(table, "x-dead-letter-exchange")
-        dead_letter_key = text_argument(table, "x-dead-letter-routing-key")
-        if dead_letter_key is not None and dead_letter is None:
+        said = {name: _READ[name](table, name) for name in FIELDS if name in table}
+        found = cls(**{FIELDS[name]: value for name, value in said.items() if value is not None})
+        if found.dead_letter_key is not None and found.dead_letter_exchange is None:
             raise _invalid("x-dead-letter-routing-key", "it needs x-dead-letter-exchange beside it")
-        once_ms = _number(table, "x-cache-ttl", 1, MS_MAX)
-        if once_ms is not None and not _flag(table, "x-message-deduplication"):
+        if found.once_ms is not None and not found.once:
             raise _invalid("x-cache-ttl", "it needs x-message-deduplication beside it")
-        retry_ms = _number(table, "x-retry-ms", 1, MS_MAX)
-        retry_max_ms = _number(table, "x-retry-max-ms", 1, MS_MAX)
-        if retry_max_ms is not None and (retry_ms is None or retry_max_ms < retry_ms):
+        longest = found.retry_max_ms
+        if longest is not None and (found.retry_ms is None or longest < found.retry_ms):
             raise _invalid("x-retry-max-ms", "it needs x-retry-ms beside it, which is not longer")
-        return cls(
-            ttl_ms=_number(table, "x-message-ttl", 0, TTL_MS_MAX),
-            messages_max=_number(table, "x-max-length", 0, _COUNT_MAX),
-            bytes_max=_number(table, "x-max-length-bytes", 0, _COUNT_MAX),
-            dead_letter_exchange=dead_letter,
-            dead_letter_key=dead_letter_key,
-            expires_ms=_number(table, "x-expires", 1, TTL_MS_MAX),
-            priority_max=_number(table, "x-max-priority", 0, 255) or 0,
-            rejects=table.get("x-overflow") == "reject-publish",
-            single_active=single,
-            type=table.get("x-queue-type", "classic"),
-            eta_header=text_argument(table, "x-eta-header") or None,
-            delivery_limit=_number(table, "x-delivery-limit", -1, _COUNT_MAX),
-            retry_ms=retry_ms,
-            retry_max_ms=retry_max_ms,
-            loss_counts=table.get("x-loss-counts"),
-            consumer_timeout_ms=consumer_timeout_in(table, "queue"),
-            per_key=_number(table, "x-per-key", 1, PER_KEY_MAX),
-            fair=fair,
-            key_header=text_argument(table, "x-key-header") or None,
-            rate=_rate(table, "x-rate"),
-            once=_flag(table, "x-message-deduplication"),
-            once_ms=once_ms,
-        )
+        return found
+
+
+_DECLARED = [field.metadata for field in attrs.fields(QueueArguments)]
+FIELDS: Mapping[str, str] = {field.metadata["name"]: field.name for field in attrs.fields(QueueArguments)}
+"""The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
+_READ = {each["name"]: each["read"] for each in _DECLARED}
+OLDER = frozenset(each["name"] for each in _DECLARED if each["older"])
+"""Those that versions before knew: what these took with another one is what it was."""
+CHANGEABLE = frozenset(each["name"] for each in _DECLARED if each["changeable"])
+"""Those that a queue may be given later."""
 
 
 @attrs.frozen
@@ -188,47 +256,6 @@ _ONLY: Mapping[str, tuple[object, ...]] = {
 """Arguments that are taken with these values. What else RabbitMQ has for them would change which messages
 there are, or who gets them. Where and how a queue is kept is the broker's to say."""
 
-FIELDS: Mapping[str, str] = {
-    "x-queue-type": "type",
-    "x-message-ttl": "ttl_ms",
-    "x-max-length": "messages_max",
-    "x-max-length-bytes": "bytes_max",
-    "x-dead-letter-exchange": "dead_letter_exchange",
-    "x-dead-letter-routing-key": "dead_letter_key",
-    "x-expires": "expires_ms",
-    "x-max-priority": "priority_max",
-    "x-overflow": "rejects",
-    "x-single-active-consumer": "single_active",
-    "x-eta-header": "eta_header",
-    "x-delivery-limit": "delivery_limit",
-    "x-retry-ms": "retry_ms",
-    "x-retry-max-ms": "retry_max_ms",
-    "x-loss-counts": "loss_counts",
-    "x-consumer-timeout": "consumer_timeout_ms",
-    "x-per-key": "per_key",
-    "x-fair": "fair",
-    "x-key-header": "key_header",
-    "x-rate": "rate",
-    "x-message-deduplication": "once",
-    "x-cache-ttl": "once_ms",
-}
-"""The arguments that a queue is told apart by, and their fields in `QueueArguments`."""
-OLDER = frozenset(
-    (
-        *("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-expires", "x-overflow", "x-queue-type"),
-        *("x-dead-letter-exchange", "x-dead-letter-routing-key"),
-        *("x-max-priority", "x-single-active-consumer"),
-    )
-)
-"""Those that versions before knew: what these took with another one is what it was."""
-CHANGEABLE = frozenset(
-    (
-        *("x-message-ttl", "x-max-length", "x-max-length-bytes", "x-overflow", "x-expires", "x-rate"),
-        *("x-dead-letter-exchange", "x-dead-letter-routing-key", "x-delivery-limit", "x-loss-counts"),
-        *("x-retry-ms", "x-retry-max-ms", "x-consumer-timeout"),
-    )
-)
-"""Those that a queue may be given later: the others say how its messages are kept, or in which order."""
 _PLACING = (
     *("x-quorum-initial-group-size", "x-quorum-target-group-size"),
     *("x-max-in-memory-length", "x-max-in-memory-bytes"),
@@ -268,42 +295,3 @@ def exchange_type_in(table: Mapping[str, Any], type_: str) -> str:
 def consumer_timeout_in(table: Mapping[str, Any], of: str) -> int | None:
     """Milliseconds that a consumer has to acknowledge a delivery. Raises Refusal."""
     return _number(table, "x-consumer-timeout", CONSUMER_TIMEOUT_LEAST_MS, MS_MAX, of)
-
-
-def _number(table: Mapping[str, Any], name: str, least: int, most: int, of: str = "queue") -> int | None:
-    value = table.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise _invalid(name, f"it is a number from {least} to {most}", of)
-    return value
-
-
-def _rate(table: Mapping[str, Any], name: str) -> Rate | None:
-    text = text_argument(table, name)
-    try:
-        return None if text is None else Rate.parse(text.decode())
-    except ValueError:
-        raise _invalid(name, 'it is so many messages a second, as "100/s"') from None
-
-
-def _flag(table: Mapping[str, Any], name: str) -> bool:
-    value = table.get(name, False)
-    if not isinstance(value, bool):
-        raise _invalid(name, "it is true or false")
-    return value
-
-
-def text_argument(table: Mapping[str, Any], name: str, of: str = "queue") -> bytes | None:
-    """Raises Refusal (PRECONDITION_FAILED) where it is no string, or too long for a name."""
-    value = table.get(name)
-    if value is None:
-        return None
-    data = value.encode() if isinstance(value, str) else value
-    if not isinstance(data, bytes) or len(data) > 255:
-        raise _invalid(name, "it is a string of at most 255 bytes", of)
-    return data
-
-
-def _invalid(name: str, why: str, of: str = "queue") -> Refusal:
-    return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{name}' for {of}: {why}")

@@ -103,7 +103,9 @@ def definitions_of(broker: Broker) -> Sequence[DefinitionSection]:
         is_default = row.get("exchange") == DEFAULT_IN_RULES.decode()
         source = DEFAULT if is_default else _name_in(row, "exchange")
         destination = _name_in(row, "to_exchange" if to_exchange else "queue")
-        key, table = _key_in(row), table_in(row)
+        key, table = a_text(row, "key", "").encode(), table_in(row)
+        if len(key) > SHORT_BYTES_MAX:
+            raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
         exchange = broker.exchanges.get(source)
         end = broker.topology.destinations_of(to_exchange).get(destination)
         for thing, section, name in (
@@ -169,14 +171,6 @@ def _is_text(name: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _key_in(row: Row) -> bytes:
-    """A binding's key. Raises BadArgument."""
-    key = a_text(row, "key", "").encode()
-    if len(key) > SHORT_BYTES_MAX:
-        raise BadArgument(f"key has at most {SHORT_BYTES_MAX} bytes")
-    return key
 
 
 def _name_in(row: Row, what: str) -> bytes:

@@ -346,7 +346,8 @@ class BlockingTransport(Transport):
             pass
         except OSError as error:
             self._outgoing.clear()
-            self._end_with_last_words(broke(error))
+            self._receive()  # the server takes no more: what it has said is read before the end
+            self.end(broke(error))
 
     def _send_eof(self) -> None:
         if isinstance(self._socket, ssl.SSLSocket):  # both ends close with a TLS alert
@@ -369,11 +370,6 @@ class BlockingTransport(Transport):
             return None
         except OSError as error:
             return self.end(broke(error))
-
-    def _end_with_last_words(self, error: Disconnected) -> None:
-        """The server takes no more. What it has said is read before the end."""
-        self._receive()
-        self.end(error)
 
     def end(self, error: Disconnected | None) -> None:
         if not self._closed:

@@ -52,10 +52,6 @@ class _WaitingBlock(NamedTuple):
     size: int
 
 
-def _is_large(block: _WaitingBlock) -> bool:
-    return len(block.frames) > 0
-
-
 class Recording:
     """The recorders of this process: one for each protocol that the settings name.
 
@@ -262,7 +258,7 @@ class Recorder:
             return
         self._held = []
         self._held_bytes = 0
-        for alone, those in groupby(held, _is_large):
+        for alone, those in groupby(held, lambda block: len(block.frames) > 0):
             if alone:
                 for each in those:
                     self._append(log, each.head, each.frames, 1, each.messages, each.size)

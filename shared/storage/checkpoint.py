@@ -6,10 +6,9 @@ longer: there several threads share the syncs.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import attrs
 import structlog
@@ -17,10 +16,10 @@ import trio
 
 from shared.storage import catalog
 from shared.storage.committer import Committer
-from shared.storage.disk import Clock, Disk, replace_file
-from shared.storage.files import LogFile, OpenFiles, describe, out_of_space
+from shared.storage.disk import replace_file
+from shared.storage.files import LogFile, describe, out_of_space
 from shared.storage.inventory import CatalogSnapshot, Inventory
-from shared.storage.journal import Journal, PoisonError
+from shared.storage.journal import PoisonError
 from shared.storage.log import Log, opaque
 from shared.storage.log_writer import LogWriter
 from shared.task_turns import TaskTurn
@@ -49,11 +48,6 @@ class Checkpointer:
     _committer: Committer
     _log_writer: LogWriter
     _inventory: Inventory
-    _disk: Disk
-    _files: OpenFiles
-    _clock: Clock
-    _sync_all_logs: int
-    _in_thread: Callable[..., Awaitable[Any]]
     checkpoints: int = 0
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     _sync_limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(_SYNC_THREADS))
@@ -66,11 +60,9 @@ class Checkpointer:
     _waited_for: int = 0
     """Callers in `make_room`."""
     _failing: bool = False
-    _journal: Journal = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         committer = self._committer
-        self._journal = committer.journal
         committer.request_checkpoint = self.request
         committer.checkpoint_batches = BATCHES_MAX
 
@@ -104,7 +96,7 @@ class Checkpointer:
 
     async def _prepare(self) -> None:
         try:
-            await self._in_thread(self._journal.prepare, limiter=self._limiter)
+            await self._committer.in_thread(self._committer.journal.prepare, limiter=self._limiter)
         except PoisonError as error:
             self._committer.poison(error)
         except OSError as error:
@@ -123,7 +115,7 @@ class Checkpointer:
     async def _checkpoint(self, clean: bool) -> bool:
         """Before the snapshot write as many tails and index entries as possible, so that few are left."""
         await self._log_writer.flush()
-        if not clean and self._journal.needs_segment:
+        if not clean and self._committer.journal.needs_segment:
             # Replay must begin in a segment that is there: one that is not could have been lost, and is told.
             await self._prepare()
         snapshot = await self._committer.between_commits(partial(self._snapshot, clean))
@@ -134,15 +126,16 @@ class Checkpointer:
         try:
             turn = TaskTurn()
             for log in snapshot.changed:
-                pinned += [(file, self._files.pin(file)) for file in (log.file, log.index_file)]
+                pinned += [(file, self._committer.files.pin(file)) for file in (log.file, log.index_file)]
                 await turn.item()
             if await self._log_writer.flush():
-                if not clean and len(snapshot.changed) > self._sync_all_logs:
+                if not clean and len(snapshot.changed) > self._committer.settings.sync_all_logs:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
-                nameless = await self._in_thread(self._nameless, snapshot, limiter=self._limiter)
+                nameless = await self._committer.in_thread(self._nameless, snapshot, limiter=self._limiter)
                 if not nameless:
-                    await self._in_thread(self._put_in_place, snapshot, clean, limiter=self._limiter)
+                    put_in_place = partial(self._put_in_place, snapshot, clean)
+                    await self._committer.in_thread(put_in_place, limiter=self._limiter)
                     good = True
                 self._committer.tails.unlooked |= dict.fromkeys(nameless)
         except PoisonError as error:
@@ -151,7 +144,7 @@ class Checkpointer:
             self._complain(error)
         finally:
             for file, _ in pinned:
-                self._files.unpin(file)
+                self._committer.files.unpin(file)
             if good:
                 self.checkpoints += 1
                 self._failing = False
@@ -183,11 +176,11 @@ class Checkpointer:
         tails = committer.tails
         changed, tails.dirty = tails.dirty, {}
         committer.referred_bytes = 0
-        committer.checkpoint_batches = self._journal.batches + BATCHES_MAX
-        committer.replay_lsn = self._journal.position
+        committer.checkpoint_batches = self._committer.journal.batches + BATCHES_MAX
+        committer.replay_lsn = self._committer.journal.position
         for log in tails.unindexed:
             log.close_entry()
-        return self._inventory.snapshot(self._journal.position, changed, clean)
+        return self._inventory.snapshot(self._committer.journal.position, changed, clean)
 
     async def _start_write_back(self, pinned: list[tuple[LogFile, int]]) -> None:
         """Have the system write most of it first, in steps that leave the disk to commits in between.
@@ -195,24 +188,25 @@ class Checkpointer:
         One sync of all that is dirty holds up every commit's sync. For 1,000 logs 17 to 263 ms were seen, and
         3 to 18 ms after this. What is not started in time is left to the sync.
         """
-        left: Work = deque(partial(self._disk.start_write_back, fd) for _, fd in pinned if fd >= 0)
+        left: Work = deque(partial(self._committer.disk.start_write_back, fd) for _, fd in pinned if fd >= 0)
         counts = self._committer.counts
-        ends = self._clock.monotonic() + _WRITE_BACK_SECONDS
+        ends = self._committer.clock.monotonic() + _WRITE_BACK_SECONDS
         pause = 0.0
-        while left and not self._waited_for and (began := self._clock.monotonic()) < ends:
+        while left and not self._waited_for and (began := self._committer.clock.monotonic()) < ends:
             if not await self._run_some(left, "a checkpoint could not have the logs written"):
                 return
-            took = self._clock.monotonic() - began
+            took = self._committer.clock.monotonic() - began
             commits_wait = counts.sync_seconds_last > 2 * counts.sync_quantile(0.5)
             pause = min(max(took, 2 * pause if commits_wait else pause / 2), _PAUSE_SECONDS_MAX)
             await trio.sleep(pause)
 
     async def _sync_files(self, snapshot: CatalogSnapshot, pinned: list[tuple[LogFile, int]]) -> None:
         """Sync the logs' files and their names. Raises PoisonError."""
-        if len(snapshot.changed) > self._sync_all_logs and await self._run_some(deque([self._disk.sync_all])):
+        disk, few = self._committer.disk, self._committer.settings.sync_all_logs
+        if len(snapshot.changed) > few and await self._run_some(deque([disk.sync_all])):
             return
         left: Work = deque(partial(self._sync_log, pinned[at : at + 2]) for at in range(0, len(pinned), 2))
-        left.extend(partial(self._disk.sync_folder, folder) for folder in snapshot.folders)
+        left.extend(partial(disk.sync_folder, folder) for folder in snapshot.folders)
         await self._run_some(left)
         failed: list[PoisonError] = []
         async with trio.open_nursery() as nursery:
@@ -235,9 +229,9 @@ class Checkpointer:
         """
 
         def run() -> bool:
-            began = self._clock.monotonic()
+            began = self._committer.clock.monotonic()
             try:
-                while left and self._clock.monotonic() - began < _TOGETHER_SECONDS:
+                while left and self._committer.clock.monotonic() - began < _TOGETHER_SECONDS:
                     if left.popleft()() is False:
                         return False
             except IndexError:
@@ -247,7 +241,7 @@ class Checkpointer:
                 raise PoisonError(failure) from error
             return True
 
-        done: bool = await self._in_thread(run, limiter=self._sync_limiter)
+        done: bool = await self._committer.in_thread(run, limiter=self._sync_limiter)
         return done
 
     # -- in a thread
@@ -255,14 +249,14 @@ class Checkpointer:
     def _sync_log(self, pinned: Sequence[tuple[LogFile, int]]) -> None:
         """Sync a log's file before its index: no entry is on disk before what it vouches for."""
         for file, fd in pinned:
-            self._files.sync(file, fd)
+            self._committer.files.sync(file, fd)
 
     def _nameless(self, snapshot: CatalogSnapshot) -> list[Log]:
         """Logs of which the next start would not find what was synced."""
         return [log for log, line in snapshot.changed.items() if not self.vouches(log, line.end)]
 
     def _put_in_place(self, snapshot: CatalogSnapshot, clean: bool) -> None:
-        replace_file(self._disk, catalog.PATH, snapshot.pack())
-        self._journal.release(snapshot.head.replay_lsn)
+        replace_file(self._committer.disk, catalog.PATH, snapshot.pack())
+        self._committer.journal.release(snapshot.head.replay_lsn)
         if not clean:  # after a clean end nothing more is written
-            self._journal.prepare()
+            self._committer.journal.prepare()

@@ -9,7 +9,6 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -411,7 +410,11 @@ class Commit:
                 if change.kind is EntryKind.DELETE:
                     self._remove(change.log)
             for part in batch.appends.values():
-                self._with_spare(partial(self._apply_append, part))
+                try:
+                    self._apply_append(part)
+                except MemoryError:  # it must be done, for the journal has it: with what is kept for this
+                    self.spare.clear()
+                    self._apply_append(part)
 
     def _remove(self, log: Log) -> None:
         """Unlink a deleted log's files."""
@@ -445,16 +448,6 @@ class Commit:
         if target.late or target.failed:
             target.tail.append(data)
         part.written = None
-
-    def _with_spare(self, work: Callable[[], None]) -> None:
-        """Do what must be done, for the journal has it: where memory is short, with what is kept for this.
-        `work` may begin twice.
-        """
-        try:
-            work()
-        except MemoryError:
-            self.spare.clear()
-            work()
 
     def _write_before(self, target: LogCommit) -> None:
         """Write the log's tail first, so that no hole is left before what follows."""
@@ -516,18 +509,21 @@ def report_short(files: OpenFiles, log: Log, size: int, end: int) -> None:
 
 @attrs.define(eq=False, slots=False, repr=False, field_transformer=opaque)
 class Committer:
-    """One per store. `read_only` is final: the journal can no longer be trusted."""
+    """One per store; the parts that write beside it share its disk, files, clock, settings and threads.
+
+    `read_only` is final: the journal can no longer be trusted.
+    """
 
     journal: Journal
-    _disk: Disk
-    _files: OpenFiles
-    _clock: Clock
-    _settings: StorageSettings
+    disk: Disk
+    files: OpenFiles
+    clock: Clock
+    settings: StorageSettings
     _changed: Callable[[Change], None]
     """Called when a change of the catalog is durable."""
     _undone: Callable[[Change], None]
     """Called when one was rolled back."""
-    _in_thread: Callable[..., Awaitable[Any]]
+    in_thread: Callable[..., Awaitable[Any]]
     read_only: StoreError | None = None
     replay_lsn: int = 0
     """Where replay begins, as of the last checkpoint's snapshot."""
@@ -575,11 +571,11 @@ class Committer:
     index entry with the records before it."""
 
     def __attrs_post_init__(self) -> None:
-        settings = self._settings
+        settings = self.settings
         self._light_most = min(ENTRY_COVERS_BYTES, settings.tail_log_bytes // 8 - 1)
         if settings.reference_bytes:
             self._light_most = min(self._light_most, settings.reference_bytes - 1)
-        self.tails = Tails(self._settings.tail_log_bytes, self._settings.tail_bytes_max)
+        self.tails = Tails(self.settings.tail_log_bytes, self.settings.tail_bytes_max)
 
     # -- filling batches
 
@@ -745,10 +741,10 @@ class Committer:
                 return newest
             newest.seal()
             self._charge(newest.bytes)
-            if self._awaited_bytes() + need > self._settings.pending_bytes_max or self.tails.account.over:
+            if self._awaited_bytes() + need > self.settings.pending_bytes_max or self.tails.account.over:
                 self.congested = True
         room = max(BATCH_PAYLOAD_MAX, need)
-        batch = CommitBatch(room, room, self._clock.monotonic())
+        batch = CommitBatch(room, room, self.clock.monotonic())
         batches.append(batch)
         return batch
 
@@ -798,17 +794,18 @@ class Committer:
                     await self._wait_for_room()
                     if not self._batches:
                         continue  # they were committed on the loop meanwhile, or refused
-                    commit = self._take(self._count_together())
+                    sizes = [batch.bytes for batch in self._batches]
+                    commit = self._take(None if self.journal.fit_together(sizes) else 1)
                     commit.in_thread = True
                     with trio.CancelScope(shield=True):  # a thread that writes cannot be stopped
                         try:
-                            await self._in_thread(commit.run, limiter=self._limiter)
+                            await self.in_thread(commit.run, limiter=self._limiter)
                         except MemoryError as error:
                             commit.not_run(error)
                         except Exception as error:
                             commit.fail(error)
                     self._finish(commit)
-                elif (left := self._sync_by - self._clock.monotonic()) <= 0:
+                elif (left := self._sync_by - self.clock.monotonic()) <= 0:
                     await self._sync_in_thread()
                 else:
                     with trio.move_on_after(left):
@@ -820,7 +817,7 @@ class Committer:
 
     def _is_quick(self) -> bool:
         """Whether a commit on the loop costs less than handing it to a thread."""
-        settings = self._settings
+        settings = self.settings
         if len(self._batches) > 1 or self.tails.crowded:
             return False
         batch = self._batches[0]
@@ -831,7 +828,7 @@ class Committer:
             quick = settings.inline_sync_seconds
             sync_seconds = self.counts.sync_seconds
             if sync_seconds >= quick:
-                filling = self._clock.monotonic() - batch.began
+                filling = self.clock.monotonic() - batch.began
                 if sync_seconds >= min(filling, _INLINE_BUSY * quick):
                     return False
         return (
@@ -855,24 +852,19 @@ class Committer:
             if self.make_room is None or not await self.make_room():
                 break
 
-    def _count_together(self) -> int:
-        """How many batches, the oldest first, are one commit: all that are there, or one."""
-        batches = self._batches
-        return len(batches) if self.journal.fit_together([batch.bytes for batch in batches]) else 1
-
     async def _sync_in_thread(self) -> None:
         """Sync what modes `interval` and `none` left unsynced, in its time."""
         self._busy = True
-        began = self._clock.monotonic()
+        began = self.clock.monotonic()
         self._sync_by = math.inf
         try:
             with trio.CancelScope(shield=True):
-                await self._in_thread(self.journal.sync, limiter=self._limiter)
+                await self.in_thread(self.journal.sync, limiter=self._limiter)
         except PoisonError as error:
             self._busy = False
             self.poison(error)
         else:
-            self.counts.count_sync(self._clock.monotonic() - began, in_thread=True)
+            self.counts.count_sync(self.clock.monotonic() - began, in_thread=True)
             self._busy = False
         self._run_idle()
 
@@ -888,11 +880,11 @@ class Committer:
         commit = Commit(
             batches,
             self.journal,
-            self._disk,
-            self._files,
-            self._clock,
-            now_ms=self._clock.wall_ms(),
-            reference_bytes=self._settings.reference_bytes,
+            self.disk,
+            self.files,
+            self.clock,
+            now_ms=self.clock.wall_ms(),
+            reference_bytes=self.settings.reference_bytes,
             spare=self._spare,
         )
         try:
@@ -934,7 +926,7 @@ class Committer:
             batch.appends = {log: appends[log] for log in heavy if log in appends}
         for log, parts in heavy.items():
             commit.logs[log] = self._take_log(log, parts, synced=synced)
-        commit.room = self._files.room
+        commit.room = self.files.room
 
     def _take_log(self, log: Log, parts: Sequence[LogAppend], *, synced: bool) -> LogCommit:
         """Say which way the appends of a log go that is not light.
@@ -943,12 +935,12 @@ class Committer:
         """
         late = self.tails.takes(log, parts[-1].end - parts[0].offset)
         before = log.tail if not late else bytearray()  # first: it may take memory that is not there
-        target = LogCommit(log, UNKNOWN if late else self._files.pin(log.file), late)
+        target = LogCommit(log, UNKNOWN if late else self.files.pin(log.file), late)
         target.before = before
         refers = synced and not late and self._may_refer(log)
         for part in parts:
             # What goes to the file before the sync must not leave a hole before it.
-            refers = refers and part.end - part.offset >= self._settings.reference_bytes
+            refers = refers and part.end - part.offset >= self.settings.reference_bytes
             part.by_reference = refers
         return target
 
@@ -958,7 +950,7 @@ class Committer:
         A file in mode `always` with bytes beyond the journal normally proves that the journal is damaged. So
         recovery must know: a batch within the replayed part says so, and is synced.
         """
-        return self._settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
+        return self.settings.reference_bytes > 0 and self.replay_lsn <= log.ahead_lsn < self.journal.synced
 
     # -- publishing the outcome
 
@@ -967,7 +959,7 @@ class Committer:
         place.
         """
         try:
-            now = self._clock.monotonic()
+            now = self.clock.monotonic()
             counts, journal = self.counts, self.journal
             good = commit.batches[: commit.good]
             failure = commit.error  # a poison sets `read_only`
@@ -1010,7 +1002,7 @@ class Committer:
             if (
                 journal.old
                 or journal.batches > self.checkpoint_batches
-                or self.referred_bytes > self._settings.checkpoint_direct_bytes
+                or self.referred_bytes > self.settings.checkpoint_direct_bytes
             ):
                 self.request_checkpoint()
             if counts.bytes > self.unlooked_bytes:
@@ -1049,7 +1041,7 @@ class Committer:
         """
         moved: dict[Log, None] = {}
         for target in commit.logs.values():
-            target.unpin(self._files)
+            target.unpin(self.files)
         for batch in commit.batches[: commit.good]:
             for log, part in batch.appends.items():
                 log.visible = part.end
@@ -1084,7 +1076,7 @@ class Committer:
     def _resume_waiting(self) -> None:
         """Less waits for the disk than before: adjust the charge, and resume those that wait for it."""
         self._charge(sum(batch.bytes for batch in self._batches[:-1]) - self._charged)
-        if self.congested and self._awaited_bytes() <= self._settings.pending_bytes_max // 2:
+        if self.congested and self._awaited_bytes() <= self.settings.pending_bytes_max // 2:
             self.congested = False
             callbacks, self._uncongested = self._uncongested, []
             for callback in callbacks:

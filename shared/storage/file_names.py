@@ -6,10 +6,9 @@ for. A file that has lost its name takes nothing more. Records stay in the log's
 no checkpoint is made (`Tails.nameless`), until the file is there again; that is tried each second.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import attrs
 import structlog
@@ -17,8 +16,8 @@ import trio
 
 from shared.storage.checkpoint import Checkpointer
 from shared.storage.committer import Committer, report_short
-from shared.storage.disk import Disk, size_of, write_all
-from shared.storage.files import FileGone, LogFile, OpenFiles, describe
+from shared.storage.disk import size_of, write_all
+from shared.storage.files import FileGone, LogFile, describe
 from shared.storage.log import Log, opaque
 from shared.storage.log_writer import LogWriter
 from shared.task_turns import TaskTurn
@@ -35,9 +34,6 @@ class FileNames:
     _committer: Committer
     _log_writer: LogWriter
     _checkpointer: Checkpointer
-    _disk: Disk
-    _files: OpenFiles
-    _in_thread: Callable[..., Awaitable[Any]]
     restored: int = 0
     _failing: bool = False
 
@@ -62,7 +58,7 @@ class FileNames:
         return [
             file
             for file in (log.file, log.index_file)
-            if file.fd >= 0 and not file.gone and self._disk.is_gone(file.path, file.fd)
+            if file.fd >= 0 and not file.gone and self._committer.disk.is_gone(file.path, file.fd)
         ]
 
     def vouches(self, log: Log, end: int) -> bool:
@@ -75,9 +71,10 @@ class FileNames:
         if max(log.first_kept, log.local) < end:
             with suppress(OSError):  # who reads or writes there is told
                 fd = log.file.fd
-                size = self._disk.size(fd) if fd >= 0 else size_of(self._disk, log.file.path)
+                disk = self._committer.disk
+                size = disk.size(fd) if fd >= 0 else size_of(disk, log.file.path)
                 if not log.gone:
-                    report_short(self._files, log, size, end)
+                    report_short(self._committer.files, log, size, end)
         return True
 
     async def _write_anew(self, log: Log) -> None:
@@ -88,27 +85,39 @@ class FileNames:
         async with self._log_writer.lock:  # it writes nothing of the log from here on
             await self._committer.between_commits(set_apart)
         async with self._checkpointer.lock:  # what it syncs is what has the name
-            files = [(file, self._files.pin(file)) for file in self.nameless_files(log)]
+            files = [(file, self._committer.files.pin(file)) for file in self.nameless_files(log)]
             try:
                 for file, fd in files:
                     with trio.CancelScope(shield=True):  # a thread that uses the descriptor cannot be stopped
-                        await self._in_thread(partial(self._copy, file, fd, log.id))
+                        await self._committer.in_thread(partial(self._copy, file, fd, log.id))
                     self.restored += 1
-                    self._say(file)
+                    logger.error(
+                        "a log's file was removed or replaced while the server ran: it is written anew, "
+                        "nothing of it is lost; find out who does that",
+                        path=file.path,
+                    )
             except FileGone:
                 pass  # deleted meanwhile
             except (OSError, MemoryError) as error:
-                self._complain(log, error)
+                if not self._failing:
+                    logger.error(
+                        "a log's file was removed or replaced while the server ran, and cannot be written "
+                        "anew: it is tried again, what comes is in the journal; let the server run, and look "
+                        "at the disk",
+                        path=log.file.path,
+                        reason=describe(error),
+                    )
+                self._failing = True
                 return
             finally:
                 for file, fd in files:
-                    self._files.unpin(file, fd)
+                    self._committer.files.unpin(file, fd)
         self._failing = False
         self._tails.named(log)
 
     def _copy(self, file: LogFile, fd: int, log_id: int) -> None:
         """In a thread. Raises FileGone and OSError."""
-        disk, path = self._disk, f"{file.path}.new"
+        disk, path = self._committer.disk, f"{file.path}.new"
         new = disk.open(path, create=True)
         try:
             size = disk.size(fd)
@@ -119,25 +128,8 @@ class FileNames:
                     write_all(disk, new, piece, position)
             disk.truncate(new, size)
             disk.sync_data(new)
-            self._files.rename(file, path, f"{file.path}.stray-{log_id}")
+            self._committer.files.rename(file, path, f"{file.path}.stray-{log_id}")
             disk.put_in_place(new, fd)
         finally:
             disk.close(new)
         disk.sync_folder(file.path.partition("/")[0])
-
-    def _say(self, file: LogFile) -> None:
-        logger.error(
-            "a log's file was removed or replaced while the server ran: it is written anew, nothing of it is "
-            "lost; find out who does that",
-            path=file.path,
-        )
-
-    def _complain(self, log: Log, error: OSError | MemoryError) -> None:
-        if not self._failing:
-            logger.error(
-                "a log's file was removed or replaced while the server ran, and cannot be written anew: "
-                "it is tried again, what comes is in the journal; let the server run, and look at the disk",
-                path=log.file.path,
-                reason=describe(error),
-            )
-        self._failing = True

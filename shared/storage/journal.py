@@ -212,7 +212,10 @@ class Journal:
             if taken < len(batch):
                 write_all(self.disk, segment.fd, whole[taken:], offset + taken)
         except OSError as error:
-            self._take_back(segment, offset, error)
+            try:
+                write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
+            except OSError:
+                raise PoisonError("a failed write of the journal could not be taken back") from error
             raise
         self.previous = lsn
         self.position = lsn + len(batch)
@@ -220,12 +223,6 @@ class Journal:
         self.unsynced = True
         self.batches += 1
         return batch
-
-    def _take_back(self, segment: Segment, offset: int, error: OSError) -> None:
-        try:
-            write_all(self.disk, segment.fd, bytes(format.SECTOR), offset)
-        except OSError:
-            raise PoisonError("a failed write of the journal could not be taken back") from error
 
     def sync(self, beside: Sequence[int] = ()) -> None:
         """Make everything written so far durable, and the files `beside`, to which it refers.

@@ -222,7 +222,11 @@ class _LogRecovery:
                 return
             if not index.entry_matches(self._disk, self._fd, entry):
                 return
-            self._write_again(entry)
+            # Write the bytes again: after a failed sync they may be only in the page cache, marked clean.
+            start = max(entry.offset, self.position, self._rewrite)
+            if start < entry.end:
+                data = self._disk.read(self._fd, entry.end - start, start)
+                write_all(self._disk, self._fd, data, start)
             if entry.offset < self.position:
                 self._follow_rest(entry)
             else:
@@ -280,12 +284,6 @@ class _LogRecovery:
             head = self._disk.read(self._fd, format.LENGTH_BYTES, position)
             position += format.LENGTH_BYTES + int.from_bytes(head, "big")
         return min(position, size)
-
-    def _write_again(self, entry: IndexEntry) -> None:
-        """Write the bytes again: after a failed sync they may be only in the page cache, marked clean."""
-        start = max(entry.offset, self.position, self._rewrite)
-        if start < entry.end:
-            write_all(self._disk, self._fd, self._disk.read(self._fd, entry.end - start, start), start)
 
     def _fill(self, end: int, *, torn: bool = False) -> None:
         """The index is shorter than what is known to be in the file: index what is found."""

@@ -5,10 +5,9 @@ there. Writes go in steps of many logs, in a thread, while commits go on.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import attrs
 import structlog
@@ -16,9 +15,9 @@ import trio
 
 from shared.storage import index
 from shared.storage.committer import Committer, open_log
-from shared.storage.disk import Clock, Disk, write_all
+from shared.storage.disk import write_all
 from shared.storage.entries import ENTRY_COVERS_SECONDS
-from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.files import FileGone, describe
 from shared.storage.format import IndexEntry
 from shared.storage.log import UNKNOWN, Log, opaque
 from shared.task_turns import TaskTurn
@@ -62,10 +61,6 @@ class LogWriter:
     """Closes index entries by age, and writes tails and entries."""
 
     _committer: Committer
-    _disk: Disk
-    _files: OpenFiles
-    _clock: Clock
-    _in_thread: Callable[..., Awaitable[Any]]
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(1))
     lock: trio.Lock = attrs.Factory(trio.Lock)
     """One flush at a time: two would write and count the same entries twice."""
@@ -105,7 +100,7 @@ class LogWriter:
     async def flush_due(self) -> bool:
         """Write tails that are old, long or too many, and closed index entries."""
         async with self.lock:
-            now = self._clock.monotonic()
+            now = self._committer.clock.monotonic()
             due: dict[Log, None] = {}
             turn = TaskTurn()
             for log in self._tails.due(now):
@@ -137,7 +132,8 @@ class LogWriter:
             if not step:
                 continue
             try:
-                await self._in_thread(self._write, step, self._files.room, limiter=self._limiter)
+                write = partial(self._write, step, self._committer.files.room)
+                await self._committer.in_thread(write, limiter=self._limiter)
             finally:
                 for writing in step:
                     self._finish(writing)
@@ -176,8 +172,8 @@ class LogWriter:
             if data:
                 self._tails.writing.add(log)
                 log.tail_lent = True
-            tail = _FileWrite(self._files.pin(log.file), data, offset)
-            index_write = _FileWrite(self._files.pin(log.index_file))
+            tail = _FileWrite(self._committer.files.pin(log.file), data, offset)
+            index_write = _FileWrite(self._committer.files.pin(log.index_file))
             step.append(
                 _Writing(log, tail, index_write, entries, log.entries_written, log.entries_start, cut)
             )
@@ -199,12 +195,12 @@ class LogWriter:
         """In the trio thread: publish the outcome."""
         log, tail, entries = writing.log, writing.tail, writing.index
         self._tails.writing.discard(log)
-        self._files.unpin(log.file, tail.fd)
-        self._files.unpin(log.index_file, entries.fd)
+        self._committer.files.unpin(log.file, tail.fd)
+        self._committer.files.unpin(log.index_file, entries.fd)
         if writing.made:
             log.fresh = False
         if tail.written:
-            self._tails.written(log, len(tail.data), self._clock.monotonic())
+            self._tails.written(log, len(tail.data), self._committer.clock.monotonic())
         elif tail.error is not None:
             self._tails.failed(log)
         if entries.written:
@@ -251,7 +247,7 @@ class LogWriter:
         """Write to a file; returns how many descriptors stay open for this, 1 or 0. `room`: how many may."""
         try:
             opened = open_file()
-            write_all(self._disk, write.fd, write.data, write.offset)
+            write_all(self._committer.disk, write.fd, write.data, write.offset)
             write.written = True
         except FileGone:
             return 0
@@ -259,7 +255,7 @@ class LogWriter:
             write.error = error
             opened = False
         if opened and room <= 0:
-            self._disk.close(write.fd)
+            self._committer.disk.close(write.fd)
             write.fd = UNKNOWN
             return 0
         return opened
@@ -268,18 +264,19 @@ class LogWriter:
         """True if the log's file was opened here. Raises FileGone, OSError."""
         if writing.tail.fd >= 0:
             return False
-        writing.tail.fd = open_log(self._files, writing.log, writing.tail.offset)
+        writing.tail.fd = open_log(self._committer.files, writing.log, writing.tail.offset)
         writing.made = True
         return True
 
     def _open_index(self, writing: _Writing) -> bool:
         """Pack the entries; True if the index file was opened here. Raises FileGone, OSError."""
         log, write = writing.log, writing.index
+        disk, files = self._committer.disk, self._committer.files
         if writing.number == UNKNOWN:
-            writing.number, _ = index.load_end(self._disk, self._files, log, writing.entries_start)
+            writing.number, _ = index.load_end(disk, files, log, writing.entries_start)
         write.data, write.offset = index.packed_entries(log, writing.number, writing.entries)
         if write.fd >= 0:
             return False
         end = writing.entries[0].offset
-        write.fd = index.open_at(self._disk, self._files, log, writing.number, end)
+        write.fd = index.open_at(disk, files, log, writing.number, end)
         return True

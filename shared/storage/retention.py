@@ -5,8 +5,7 @@ durable and nobody reads below it, the file gets a hole at its head. So it does 
 have a log's bytes, once the catalog says so; then the index stays.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 import attrs
 import structlog
@@ -14,8 +13,7 @@ import trio
 
 from shared.errors import StoreError
 from shared.storage.committer import Committer
-from shared.storage.disk import Clock, Disk
-from shared.storage.files import FileGone, OpenFiles, describe
+from shared.storage.files import FileGone, describe
 from shared.storage.format import IndexEntry
 from shared.storage.index import drop_entries
 from shared.storage.inventory import Inventory
@@ -39,14 +37,8 @@ class RetentionKeeper:
     _committer: Committer
     _inventory: Inventory
     _reader: Reader
-    _disk: Disk
-    _files: OpenFiles
-    _clock: Clock
     _written_ms: int
     """When the newest catalog was written: no wall clock should be earlier."""
-    _seconds: float
-    _in_thread: Callable[..., Awaitable[Any]]
-    _request_checkpoint: Callable[[], None]
     may_punch: Callable[[Log, int], bool] = lambda log, offset: True
     """Whether space of a log below an offset may be given back, for what is shipped."""
     paused: str | None = None
@@ -59,13 +51,13 @@ class RetentionKeeper:
     _can_punch: bool = True
 
     def __attrs_post_init__(self) -> None:
-        self._wall_ms, self._monotonic = self._clock.wall_ms(), self._clock.monotonic()
+        self._wall_ms, self._monotonic = self._committer.clock.wall_ms(), self._committer.clock.monotonic()
         if self._wall_ms < self._written_ms - _STEP_MS:
             self._pause("the clock is behind the newest catalog")
 
     async def run(self) -> None:
         while True:
-            await trio.sleep(self._seconds)
+            await trio.sleep(self._committer.settings.retention_seconds)
             if self._committer.read_only is None:
                 await self.tick()
 
@@ -101,7 +93,7 @@ class RetentionKeeper:
 
     def watched_ms(self) -> int:
         """The wall clock's Unix ms. Whatever goes by age waits while `paused`, which this may begin."""
-        wall_ms, monotonic = self._clock.wall_ms(), self._clock.monotonic()
+        wall_ms, monotonic = self._committer.clock.wall_ms(), self._committer.clock.monotonic()
         step_ms = wall_ms - self._wall_ms - (monotonic - self._monotonic) * 1000
         self._wall_ms, self._monotonic = wall_ms, monotonic
         if abs(step_ms) > _STEP_MS:
@@ -146,7 +138,7 @@ class RetentionKeeper:
         policy, here = log.local_retention, max(log.first, log.local)
         limit = await self._within_bytes(log, policy, here)
         if policy.ms_kept is not None and self.paused is None and log.visible > limit:
-            oldest = await self._oldest(log, self._clock.wall_ms() - policy.ms_kept)
+            oldest = await self._oldest(log, self._committer.clock.wall_ms() - policy.ms_kept)
             limit = max(limit, log.visible if oldest is None else oldest.offset)
         return min(limit, log.tail_start)
 
@@ -158,7 +150,7 @@ class RetentionKeeper:
         self.left_bytes += offset - max(log.first, log.local)
         log.local = offset
         self._committer.tails.dirty[log] = None
-        self._request_checkpoint()
+        self._committer.request_checkpoint()
 
     async def _punch(self, log: Log) -> None:
         """Free the space below the first kept offset, and what the bucket alone is to have, unless somebody
@@ -170,7 +162,7 @@ class RetentionKeeper:
         if first > log.tail_start:  # otherwise the file would later get bytes where the hole is
             return
         if first > log.referred_from:  # recovery looks for all that the journal refers to
-            self._request_checkpoint()
+            self._committer.request_checkpoint()
             return
         if not self.may_punch(log, first):
             return
@@ -188,15 +180,15 @@ class RetentionKeeper:
         start = self._punched.get(log, 0) // _BLOCK_BYTES * _BLOCK_BYTES
         stop = limit // _BLOCK_BYTES * _BLOCK_BYTES
         if stop > start and not log.deleted:
-            await self._in_thread(self._make_hole, log, start, stop, number, limiter=self._limiter)
+            await self._committer.in_thread(self._make_hole, log, start, stop, number, limiter=self._limiter)
         self._punched[log] = first
 
     def _make_hole(self, log: Log, start: int, stop: int, number: int) -> None:
         """Make the hole; `number`: of the first kept entry."""
-        with self._files.opened(log.file) as fd:
-            punched = self._disk.punch(fd, start, stop - start)
+        with self._committer.files.opened(log.file) as fd:
+            punched = self._committer.disk.punch(fd, start, stop - start)
         if punched:
-            drop_entries(self._disk, self._files, log, number)
+            drop_entries(self._committer.disk, self._committer.files, log, number)
         else:
             self._can_punch = False
             logger.warning(

@@ -146,32 +146,12 @@ class Store:
             )
         self._inventory.attach(self._committer, self._reader, recovered.logs)
         self._inventory.folds_case = _folds_case(disk)
-        self._log_writer = LogWriter(self._committer, disk, files, clock, in_thread)
-        self._checkpointer = Checkpointer(
-            self._committer,
-            self._log_writer,
-            self._inventory,
-            disk,
-            files,
-            clock,
-            settings.sync_all_logs,
-            in_thread,
-        )
-        self._names = FileNames(self._committer, self._log_writer, self._checkpointer, disk, files, in_thread)
+        self._log_writer = LogWriter(committer)
+        self._checkpointer = Checkpointer(committer, self._log_writer, inventory)
+        self._names = FileNames(committer, self._log_writer, self._checkpointer)
         reserve = ReserveFile(disk, _RESERVE_SEGMENTS * journal.segment_bytes, in_thread)
-        self._watch = FolderWatch(committer, disk, settings, journal, lock, self._names, reserve)
-        self.retention = RetentionKeeper(
-            self._committer,
-            self._inventory,
-            self._reader,
-            disk,
-            files,
-            clock,
-            recovered.written_ms,
-            settings.retention_seconds,
-            in_thread,
-            self._checkpointer.request,
-        )
+        self._watch = FolderWatch(committer, lock, self._names, reserve)
+        self.retention = RetentionKeeper(committer, inventory, self._reader, recovered.written_ms)
         if self.shipping is not None:
             self.retention.may_punch = self.shipping.may_punch
         self._scrub = Scrub(

@@ -16,14 +16,13 @@ import trio
 
 from shared.storage import catalog
 from shared.storage.committer import Committer
-from shared.storage.disk import Disk, size_of
+from shared.storage.disk import size_of
 from shared.storage.file_names import FileNames
 from shared.storage.files import describe
-from shared.storage.journal import Journal, PoisonError
+from shared.storage.journal import PoisonError
 from shared.storage.lock import LOCK_NAME, FolderLock
 from shared.storage.log import opaque
 from shared.storage.reserve_file import ReserveFile
-from shared.storage.settings import StorageSettings
 
 logger = structlog.stdlib.get_logger("brokers.storage")
 
@@ -41,9 +40,6 @@ class FolderWatch:
     """
 
     _committer: Committer
-    _disk: Disk
-    _settings: StorageSettings
-    _journal: Journal
     _lock: FolderLock | None
     _names: FileNames
     _reserve: ReserveFile
@@ -62,10 +58,10 @@ class FolderWatch:
         """Ask the file system. If it does not answer, the last value counts, and writes show what is wrong.
         What waits to be written counts as written.
         """
-        committer, settings = self._committer, self._settings
+        committer, settings = self._committer, self._committer.settings
         committer.unlooked_bytes = committer.counts.bytes + LOOK_BYTES
         try:
-            self.free_bytes, self._total_bytes = self._disk.free_bytes()
+            self.free_bytes, self._total_bytes = self._committer.disk.free_bytes()
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -101,9 +97,10 @@ class FolderWatch:
     def look_at_files(self) -> None:
         if self._committer.read_only is not None:
             return
-        segment, lock = self._journal.current, self._lock
+        disk, journal, lock = self._committer.disk, self._committer.journal, self._lock
+        segment = journal.current
         # The committer's thread may go on to another segment, and this one be renamed: then all is well.
-        if self._disk.is_gone(segment.path, segment.fd) and self._journal.current is segment:
+        if disk.is_gone(segment.path, segment.fd) and journal.current is segment:
             what = (
                 "files of the data folder were removed while the server ran: what was written since then is "
                 f"in no file ({segment.path} is gone)"
@@ -112,7 +109,7 @@ class FolderWatch:
                 "save what is still served and is in no backup, then put a backup in its place and restart"
             )
             self._committer.poison(PoisonError(what, advice))
-        elif lock is not None and lock.fd is not None and self._disk.is_gone(LOCK_NAME, lock.fd):
+        elif lock is not None and lock.fd is not None and disk.is_gone(LOCK_NAME, lock.fd):
             what = (
                 f"the data folder's file {LOCK_NAME} was removed while the server ran: another server may be "
                 "writing to the folder"
@@ -123,7 +120,7 @@ class FolderWatch:
 
     def _look_at_catalog(self) -> None:
         with suppress(OSError):
-            if not size_of(self._disk, catalog.PATH):
+            if not size_of(self._committer.disk, catalog.PATH):
                 logger.error(
                     "the data folder's file was removed or emptied while the server ran: it is written anew; "
                     "find out who does that",
@@ -138,7 +135,7 @@ class FolderWatch:
             await trio.sleep(LOOK_SECONDS)
             self.look_at_space()
             self._committer.look_at_memory()
-            if self._disk.read_only:
+            if self._committer.disk.read_only:
                 self._committer.poison(PoisonError("the file system is read-only"))
             self.look_at_files()
             with suppress(MemoryError):

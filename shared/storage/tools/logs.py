@@ -87,7 +87,9 @@ def log_dump(
     OSError.
     """
     with viewing(folder) as view:
-        log = _find(view, namespace, name)
+        log = view.find(namespace, name)
+        if log is None:
+            raise LogMissing(f"no log {name} in namespace {namespace}")
         low, high = max(start, log.first), log.end if stop is None else min(stop, log.end)
         with view.reader(log) as reader:
             for part in ranges(view, log, reader, low, high):
@@ -103,10 +105,3 @@ def _dump_range(
     for offset, payload in reader.records(part.offset, part.end):
         if low <= offset < high:
             yield RecordRow(offset, part.last_ms, payload)
-
-
-def _find(view: FolderView, namespace: str, name: str) -> LogView:
-    log = view.find(namespace, name)
-    if log is None:
-        raise LogMissing(f"no log {name} in namespace {namespace}")
-    return log

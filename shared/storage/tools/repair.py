@@ -63,15 +63,12 @@ class _Mender:
             found = None
         if found is None:
             made = rebuild_catalog(self._disk, self._clock.wall_ms())
-            self._keep_logs_of_a_damaged_journal(made.journal_id, made.replay_lsn)
+            # Replay makes logs anew whose CREATE it finds; with a hole in the journal it could lose some.
+            if replay.scan(self._disk, made.journal_id, made.replay_lsn).damage:
+                for namespace, name in log_files(self._disk):
+                    self._copy_to_quarantine(f"{namespace}/{name}")
             self._replace(catalog_file.PATH, made.pack())
             self.done.append(f"CATALOG was missing or damaged: {len(made.logs)} logs found by their indexes")
-
-    def _keep_logs_of_a_damaged_journal(self, journal_id: int, replay_lsn: int) -> None:
-        """Replay recreates logs whose CREATE it finds; with a hole in the journal it could lose something."""
-        if replay.scan(self._disk, journal_id, replay_lsn).damage:
-            for namespace, name in log_files(self._disk):
-                self._copy_to_quarantine(f"{namespace}/{name}")
 
     def journal(self) -> None:
         """Write the journal's records to the logs, as the next start would; then the journal is empty."""

@@ -305,7 +305,7 @@ def tail_forgotten_where_the_front_is_dropped() -> list[Change]:
     def straight_to_the_file(self: Committer, log: Log, parts: Any, *, synced: bool) -> Any:
         target = take_log(self, log, parts, synced=synced)
         if target.late and parts[0].batch is not parts[-1].batch:
-            target.fd, target.late = self._files.pin(log.file), False
+            target.fd, target.late = self.files.pin(log.file), False
         return target
 
     sort = Committer._sort
