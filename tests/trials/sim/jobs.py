@@ -7,6 +7,7 @@ and where keys take turns none has two while another waits.
 
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Job(Asked):
     name: str = ""
     body: bytes = b""
     key: str = ""
+    delay_ms: int = 0
     earliest: float = 0.0
     plain: bool = True
     """It never waited for a time, and nobody sent another of its name."""
@@ -92,14 +94,20 @@ class JobsModel:
         self.bodies: dict[bytes, Job] = {}
         self.sent = self.acknowledged = self.records_checked = 0
 
-    def sends(self, queue: str, name: str, body: bytes, key: str, delay_ms: int) -> Job:
+    def draws(self, chance: random.Random, name: str) -> Job:
+        """A job that is sent next, perhaps of a name that there is. `name`: nobody has used it."""
         self.sent += 1
-        job = Job(self._world.tick(), queue=queue, name=name, body=body, key=key, plain=not delay_ms)
-        job.earliest = self._world.now() + delay_ms / 1000
-        jobs = self.names.setdefault(name, [])
+        body = name.encode() + b"=" * chance.choice((0, 3, 60, 400))
+        job = Job(self._world.tick(), queue=chance.choice((BY_KEY, BY_TURNS)), name=name, body=body)
+        if self.names and chance.random() < 0.2:
+            job.name = chance.choice([*self.names])
+            job.queue = self.names[job.name][0].queue
+        job.delay_ms, job.key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
+        job.earliest = self._world.now() + job.delay_ms / 1000
+        jobs = self.names.setdefault(job.name, [])
         jobs.append(job)
-        for other in jobs:
-            other.plain &= len(jobs) == 1
+        for each in jobs:
+            each.plain = len(jobs) == 1 and not job.delay_ms
         self.bodies[body] = job
         return job
 
@@ -223,18 +231,12 @@ class JobClient(ProbeClient):
             requests: list[bytes] = []
             for _ in range(chance.choice((1, 1, 3, 8))):
                 self._made += 1
-                name = f"{self._number}.{self._made}"
-                queue = chance.choice((BY_KEY, BY_TURNS))
-                if model.names and chance.random() < 0.2:
-                    name = chance.choice([*model.names])
-                    queue = model.names[name][0].queue
-                body = f"{self._number}.{self._made}".encode() + b"=" * chance.choice((0, 3, 60, 400))
-                delay_ms, key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
-                said = {"dedup": name, "delay_ms": delay_ms, "headers": {"n": self._made}}
+                job = model.draws(chance, f"{self._number}.{self._made}")
+                said = {"dedup": job.name, "delay_ms": job.delay_ms, "headers": {"n": self._made}}
+                said |= {"key": job.key} if job.key else {}
                 self._ids += 1
-                jobs.append((self._ids, model.sends(queue, name, body, key, delay_ms)))
-                said |= {"key": key} if key else {}
-                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(queue, said, body)))
+                jobs.append((self._ids, job))
+                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(job.queue, said, job.body)))
             await dialog.send_all(requests, chance, "PRODUCE_WITH")
             for message_id, job in jobs:
                 await self._answered(dialog, dms.PRODUCE_WITH, message_id, job)
