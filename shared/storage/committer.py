@@ -34,17 +34,7 @@ from shared.storage.format import (
     pack_reference,
 )
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import (
-    UNKNOWN,
-    Change,
-    CommitBatch,
-    Log,
-    LogAppend,
-    Tails,
-    Ticket,
-    call,
-    opaque,
-)
+from shared.storage.log import UNKNOWN, Change, CommitBatch, Log, LogAppend, Tails, Ticket, call, opaque
 from shared.storage.settings import Mode, StorageSettings
 from shared.storage.shipping import Referred, Shipping
 
