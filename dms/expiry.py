@@ -40,7 +40,7 @@ from dms.cold_jobs import (
 from dms.job_head import JOB_FIRST, JobHead, pack_job, pack_new_job, times_of, unpack_job
 from dms.job_requests import JobRequest
 from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
-from dms.wire import Refusal, Status, malformed, refusal_for
+from dms.wire import Refusal, Status, malformed
 from shared.errors import StoreError
 from shared.queues.cold import (
     PLAIN_BYTES,
@@ -64,7 +64,7 @@ from shared.turns import Turn, batched
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
     from dms.options import Options
-    from shared.queues.naming import MessageName, NewTime
+    from shared.queues.naming import MessageName
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
@@ -925,11 +925,10 @@ class Jobs:
                 self._aside[run.first] = run
 
     def held_again(self, run: Run) -> None:
-        """The acknowledgement of a message is undone."""
-        if run.first >= JOB_FIRST:
-            self.held[run.first] = run
-            self.ready.take_over(run.head.key)
-            self._came_back(run)
+        """The acknowledgement of a job is undone."""
+        self.held[run.first] = run
+        self.ready.take_over(run.head.key)
+        self.came_back(run)
 
     def place(self, run: Run, delay_ms: int = 0) -> int:
         """A job that was taken waits again. Returns the age at which it is due; 0: it may go now."""
@@ -1004,13 +1003,8 @@ class Jobs:
                     self._lives.take(run.first)
         self._charge_known()
 
-    def not_gone(self, runs: Iterable[Run]) -> None:
-        """They are back: the disk has refused that they left."""
-        for run in runs:
-            if run.first >= JOB_FIRST:
-                self._came_back(run)
-
-    def _came_back(self, run: Run) -> None:
+    def came_back(self, run: Run) -> None:
+        """A job has not left after all: the disk has refused that."""
         if run.head.dedup:
             self._seen.back(run.head.dedup, run.first)
         if run.head.expires:
@@ -1018,73 +1012,10 @@ class Jobs:
 
     # -- by name
 
-    def find(self, name: MessageName) -> int:
-        """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self.sequence_of(name)
-        if seq is None:
-            raise malformed(f"no job {name} is in {self.queue.text}")
-        return seq
-
     def sequence_of(self, name: MessageName) -> int | None:
-        """The same; None: there is none."""
+        """The sequence of a job that is in the queue. None: there is none."""
         seq = self._seen.waiting(name.dedup) if name.dedup else name.number
         return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
-
-    def cancel(self, name: MessageName) -> Ticket | None:
-        """A job leaves the queue. None: done. Raises Refusal."""
-        queue, run = self.queue, self._taken(name)
-        try:
-            ticket = queue.discard((run,), Reason.CANCELLED)
-        except Refusal:
-            self.place(run)
-            raise
-        queue.engine.counts.cancelled += 1
-        if queue.line:  # it may have held its key
-            queue.dispatch()
-        return ticket
-
-    def reschedule(self, name: MessageName, time: NewTime) -> Ticket | None:
-        """A job gets another time. None: done. Raises Refusal."""
-        queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
-        head, now = run.head, times.now_ms()
-        before = head.due, head.at_ms
-        wall_ms = times.wall_ms()
-        delay_ms = max(time.due_ms(wall_ms) - wall_ms, 0)
-        if 0 < head.expires < now + delay_ms:
-            self.place(run)
-            raise malformed("it would die undelivered: its ttl_ms ends before that")
-        due, ticket = due_at(now, delay_ms), None
-        if queue.log is not None:
-            try:
-                undo = partial(self._undo_reschedule, run.first, *before)
-                ticket = queue.log.rescheduled(run.first, due, time.at_ms, undo)
-            except StoreError as error:
-                self.place(run)
-                raise refusal_for(error) from None
-        head.due, head.at_ms = due, time.at_ms
-        self.place(run)
-        return ticket
-
-    def _undo_reschedule(self, seq: int, due: int, at_ms: int) -> None:
-        run = self.take_out(seq)
-        if run is not None:
-            run.head.due, run.head.at_ms = due, at_ms
-            self.place(run)
-
-    def get(self, name: MessageName) -> tuple[Run, str]:
-        """A copy of a job as it is now, which may be cold, and its state: `waiting`, `ready` or `held`.
-        Raises Refusal."""
-        seq = self.find(name)
-        run = self.copy_of(seq)
-        assert run is not None
-        return run, "waiting" if seq in self.waiting else "held" if seq in self.held else "ready"
-
-    def _taken(self, name: MessageName) -> Run:
-        seq = self.find(name)
-        run = self.take_out(seq)
-        if run is None:
-            raise malformed(f"the job {name} is held by a consumer")
-        return run
 
     # -- time
 

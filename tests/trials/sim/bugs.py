@@ -15,7 +15,7 @@ from dmp.broker import Broker
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
 from dmp.queues import Queue as AmqpQueue
-from dms import expiry, opening
+from dms import expiry, named_jobs, opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
 from dms.expiry import DueSchedules, Expiry, Jobs
@@ -606,7 +606,7 @@ def jobs_come_early() -> list[Change]:
 @bug("queues of jobs")
 def jobs_are_cancelled_in_word_alone() -> list[Change]:
     """CANCEL looks whether the job is there."""
-    return [(Jobs, "cancel", lambda self, name: self.find(name) and None)]
+    return [(named_jobs, "cancel", lambda jobs, name: named_jobs.find(jobs, name) and None)]
 
 
 @bug("queues of jobs")
