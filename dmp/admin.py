@@ -22,13 +22,7 @@ from dmp.takers import Taker, room_of
 from dmp.timing import MS_MAX
 from dmp.wire import RECORDED_PUBLISHES, envelope
 from shared.access import ASKER
-from shared.actions import (
-    BODY,
-    PURGE,
-    WHEN,
-    changing,
-    putting,
-)
+from shared.actions import BODY, PURGE, WHEN, changing, putting
 from shared.definitions import DefinitionSection
 from shared.objects import (
     BINDINGS,

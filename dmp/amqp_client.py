@@ -193,16 +193,8 @@ class _Channel:
         self.connection.write(data)
         return await asked.wait()
 
-    async def publish(self, exchange: str, key: str, properties: bytes, body: bytes, mandatory: bool) -> None:
-        method = encode(
-            commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=mandatory), self.number
-        )
-        published = _Published(_Answer(self.connection.loop), exchange, key, body, mandatory)
-        self._post(method, properties, body, published)
-        await self.connection.wait_for_room()
-        await published.confirmed.wait()
-
     async def publish_many(self, messages: Iterable[Message], mandatory: bool) -> None:
+        """Publish with these properties, and wait for all confirms."""
         published = []
         loop = self.connection.loop
         for message in messages:
@@ -212,8 +204,7 @@ class _Channel:
                 published.append(_Published(_Answer(loop), exchange, key, message.body, mandatory=True))
             else:
                 published.append(_Published(_Answer(loop)))
-            properties = PERSISTENT if message.properties == NO_PROPERTIES else message.properties
-            self._post(method, properties, message.body, published[-1])
+            self._post(method, message.properties, message.body, published[-1])
             await self.connection.wait_for_room()
         for one in published:
             await one.confirmed.wait()
@@ -548,7 +539,8 @@ class Client:
         """
         packed = PERSISTENT if properties is None else properties.marshal()
         channel = await self._opened()
-        await channel.publish(exchange, key, packed, bytes(body), mandatory)
+        message = Message(exchange.encode(), key.encode(), bytes(body), packed)
+        await channel.publish_many([message], mandatory)
 
     async def publish_many(self, messages: Iterable[Message], *, mandatory: bool = False) -> None:
         """Publish in order, and wait until the server has them all. What no queue takes is dropped.
@@ -557,7 +549,7 @@ class Client:
         of them.
         """
         channel = await self._opened()
-        await channel.publish_many(messages, mandatory)
+        await channel.publish_many(map(_persistent, messages), mandatory)
 
     @asynccontextmanager
     async def consume(
@@ -596,6 +588,10 @@ class Client:
                 self._opening = None
                 opening.set()
         return self._main
+
+
+def _persistent(message: Message) -> Message:
+    return attrs.evolve(message, properties=PERSISTENT) if message.properties == NO_PROPERTIES else message
 
 
 @asynccontextmanager

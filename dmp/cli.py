@@ -18,18 +18,7 @@ from shared.cli.app import protocol_app
 from shared.cli.commands import Remaining, bodies_shown, keyed, lost_is_refused, send_given, waiting_is_told
 from shared.cli.confirm import DryRun, destroys
 from shared.cli.objects import QueueName, action_command, listed, queue_commands
-from shared.cli.options import (
-    Json,
-    Max,
-    Messages,
-    Raw,
-    Server,
-    Timeout,
-    Whole,
-    Words,
-    bound_port,
-    flag,
-)
+from shared.cli.options import Json, Max, Messages, Raw, Server, Timeout, Whole, Words, bound_port, flag
 from shared.cli.output_reader import OutputReader
 from shared.errors import NotThere, UsageError
 from shared.objects import BadArgument

@@ -45,7 +45,7 @@ class Feed:
     _queue: Queue
     _owner: Application
     _gone: Callable[[], None]
-    _connection: Connection = attrs.field(init=False)
+    connection: Connection = attrs.field(init=False)
     _pushed: int = attrs.field(default=0, init=False)  # bytes written, sent or not
     _exchange: bytes = attrs.field(default=b"", init=False)  # of what was pushed last
     _sinks: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
@@ -58,12 +58,8 @@ class Feed:
     pool: None = attrs.field(default=None, init=False)
     ended: bool = attrs.field(default=False, init=False)
 
-    @property
-    def connection(self) -> Connection:
-        return self._connection
-
     def __attrs_post_init__(self) -> None:
-        connection = self._connection = self._session.connection
+        connection = self.connection = self._session.connection
         self._wrote = connection.now
         outbox = connection.outbox
         outbox.bound = self._broker.settings.feed_bytes_max
@@ -77,9 +73,9 @@ class Feed:
     # What the queue gives.
 
     def room(self) -> tuple[int, int]:
-        outbox = self._connection.outbox
+        outbox = self.connection.outbox
         left = outbox.bound - outbox.size
-        over = self.ended or self._session.hung_up or self._connection.closed
+        over = self.ended or self._session.hung_up or self.connection.closed
         return (0, 0) if left < 0 or over else (_NO_LIMIT, left)
 
     def deliver(self, runs: list[Run]) -> None:
@@ -107,13 +103,13 @@ class Feed:
         """The queue is gone: what is in the outbox is still sent."""
         self.ended = True
         self._gone()
-        self._connection.finish()
+        self.connection.finish()
 
     def fail(self, error: Exception) -> None:
-        self._connection.fail(error)
+        self.connection.fail(error)
 
     def _push(self, data: bytes | memoryview, exchange: bytes) -> None:
-        connection = self._connection
+        connection = self.connection
         if exchange != self._exchange:
             sinks, waiting = self._sinks, connection.outbox.size
             if not connection.closed:
@@ -144,7 +140,7 @@ class Feed:
         """Send a null message if nothing was written for a while."""
         idle_at = self._wrote + IDLE_SECONDS
         if now >= idle_at:
-            if not self._connection.outbox.size:  # else it is not idle, but slow
+            if not self.connection.outbox.size:  # else it is not idle, but slow
                 self._push(wire.NULL_MESSAGE, self._exchange)
             idle_at = now + IDLE_SECONDS
         self._session.deadline(IDLE, idle_at)

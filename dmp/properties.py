@@ -14,14 +14,7 @@ from typing import Any
 import attrs
 from pamqp import commands, decode
 
-from dmp.data_types import (
-    NO_VALUE,
-    SHORT_BYTES_MAX,
-    check_table,
-    read_leniently,
-    read_table,
-    without_field,
-)
+from dmp.data_types import NO_VALUE, SHORT_BYTES_MAX, check_table, read_leniently, read_table, without_field
 from dmp.refusals import Code, Refusal
 
 _U16 = struct.Struct(">H")

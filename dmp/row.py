@@ -98,14 +98,17 @@ class Row:
         """Messages that were released wait for their time."""
         if self.keys is not None:
             for run in runs:
-                for _ in run.bodies:
-                    self.keys.waits(run.head.text_in(self.key_header), tried=run.head.tries > 0)
+                key = run.head.text_in(self.key_header)
+                for number in run.numbers:
+                    self.keys.waits(number, key, tried=run.head.tries > 0)
 
     def waits_no_more(self, runs: Iterable[Run]) -> None:
-        """Messages do not wait for their time any more, each a run."""
+        """Messages do not wait for their time any more."""
         if self.keys is not None:
             for run in runs:
-                self.keys.waits_no_more(run.head.text_in(self.key_header), tried=run.head.tries > 0)
+                key = run.head.text_in(self.key_header)
+                for number in run.numbers:
+                    self.keys.waits_no_more(number, key)
 
     def take_out(self, number: int) -> Run | None:
         """Take a message out of those in memory. None: it is not there."""

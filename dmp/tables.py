@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dmp import queue_records
-from dmp.wire import (
-    RECORDED_MESSAGES,
-    RECORDED_PUBLISHES,
-    SIZE_BYTES,
-    end_of,
-    layout_untrusted,
-    size_max_of,
-)
+from dmp.wire import RECORDED_MESSAGES, RECORDED_PUBLISHES, SIZE_BYTES, end_of, layout_untrusted, size_max_of
 from shared.columns import equal_rows
 from shared.errors import CorruptRecord, RemoteProtocolError
 from shared.recording.blocks import Block

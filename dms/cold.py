@@ -117,7 +117,7 @@ class ColdRow(ColdReader):
         """The first messages of the row, none of them in memory, are lost."""
         queue = self._queue
         queue.head += count
-        queue.leave(count)
+        queue.depth -= count
         if queue.expiry is not None:
             queue.expiry.row_moved()
 

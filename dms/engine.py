@@ -54,7 +54,6 @@ from shared.queues import core, pausing
 from shared.queues.core import (
     HELD_BYTES,
     MESSAGE_BYTES,
-    SLACK_BYTES,
     RunQueue,
 )
 from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
@@ -361,17 +360,9 @@ class Queue(RunQueue):
         """Whether part of the row is not in memory."""
         return self.head + self.ready.loaded < self.end
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the bodies in memory."""
-        beside = (
-            MESSAGE_BYTES * (self.ready.loaded + self.returned) + (MESSAGE_BYTES + HELD_BYTES) * self.held
-        )
-        return max(self.loaded_bytes + self.held_bytes - beside, 0)
-
     def open_log(self, log: Log) -> None:
         """Keep the queue on disk from now on."""
-        self.log = QueueLog(log, self, self.engine.times)
+        self.log = QueueLog(log, self, self.engine.times, self.engine.upkeep.add)
         self.cold = ColdRow(self, log)
 
     def made_for_jobs(self) -> Jobs:
@@ -399,7 +390,7 @@ class Queue(RunQueue):
         if self.crowded and self.log is None and not moved:
             self.refuse_crowded()
         memory = self.memory
-        if memory.full or not -SLACK_BYTES < memory.loaded_bytes - memory.loaded_charged < SLACK_BYTES:
+        if memory.unsynced:
             engine.sync_budget()
             if memory.full and self.log is None and not moved:
                 raise no_memory()
@@ -620,7 +611,7 @@ class Queue(RunQueue):
         for _, _, run in deliveries:
             self.depth += len(run)
             self.hold_again(run)
-            if self.jobs is not None:
+            if run.first >= JOB_FIRST and self.jobs is not None:
                 self.jobs.held_again(run)
             self.engine.counts.acked -= len(run)
             if consumer.user and not consumer.gone:
@@ -685,29 +676,25 @@ class Queue(RunQueue):
         first = self.head
         self.uncharge_runs(self.take_row(min(count, self.ready.loaded)))
         self.head = first + count
-        self.leave(count)
+        self.depth -= count
 
     def drop(self, runs: Sequence[Run]) -> None:
         """Messages that nobody holds leave; they are in no place any more."""
         self.uncharge_runs(runs)
         if self.jobs is not None:
             self.jobs.gone(runs)
-        self.leave(sum(map(len, runs)))
+        self.depth -= sum(map(len, runs))
 
     def undo_departure(self, runs: Sequence[Run]) -> None:
         """The disk refused that messages left: they are back."""
         self.depth += sum(map(len, runs))
         self.charge_runs(runs)
-        if self.jobs is not None:
-            self.jobs.not_gone(runs)
         for run in runs:
+            if run.first >= JOB_FIRST and self.jobs is not None:
+                self.jobs.came_back(run)
             self.place(run)
         if self.expiry is not None:
             self.expiry.arm()
-
-    def leave(self, count: int) -> None:
-        """So many messages have left, other than by `ack`."""
-        self.depth -= count
 
     def discard(self, runs: Sequence[Run], reason: Reason) -> Ticket | None:
         """Messages that were taken out leave unacknowledged; they are back where the disk refuses that. None:
@@ -851,12 +838,12 @@ class Queue(RunQueue):
                 if first >= JOB_FIRST:
                     assert self.jobs is not None
                     self.jobs.refused(first, bodies)
-                    self.leave(len(bodies))
+                    self.depth -= len(bodies)
                     continue
                 self.tail = first
                 if self.expiry is not None:
                     self.expiry.undo_produced(self.tail)
-                self.leave(len(bodies))
+                self.depth -= len(bodies)
             leaving.undo()
             if durable:
                 self.arrived(arrivals[:durable])
@@ -876,35 +863,10 @@ class Queue(RunQueue):
             jobs["scheduled"] = self.schedules.done
         return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
 
-    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
-        return iter(()) if self.jobs is None else self.jobs.places()
-
-    def cold_job(self, seq: int) -> bytes | None:
-        return None if self.jobs is None else self.jobs.cold(seq)
-
-    def move_job(self, seq: int, before: int, place: int) -> None:
-        if self.jobs is not None:
-            self.jobs.move(seq, before, place)
-
-    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
-        return iter(()) if self.jobs is None else self.jobs.left_keys()
-
-    def work(self, steps: Iterator[None]) -> None:
-        self.engine.upkeep.add(steps)
-
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
         runs = chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
         return runs if self.jobs is None else filter(_is_of_row, runs)
-
-    def holder_of(self, number: int) -> tuple[Consumer, bytes, Run] | None:
-        """Who holds a message: the consumer, the delivery's id, and the message."""
-        for consumer in self.engine.consumers.values():
-            for ids, queue, run in consumer.unacked:
-                if queue is self and number in run.numbers:
-                    place = number - run.first
-                    return consumer, ids[place], run.part(place, place + 1)
-        return None
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -1340,8 +1302,8 @@ class Engine:
         if source.log is None or target.log is None:
             if letters:
                 ticket = target.produce(letters, size, moved=True)
-            for head, body in jobs:
-                ticket = target.made_for_jobs().add(head, body, moved=True)
+            for form, (head, body) in zip(forms, jobs, strict=True):
+                ticket = target.made_for_jobs().add(form, body, head.dedup, moved=True)
         else:
             first = target.tail
             moving, count = source.log.moving(runs, reason, target.text)
@@ -1364,7 +1326,7 @@ class Engine:
                 size = len(record) - jobs_at
                 target.log.appended(forms, size, offset + jobs_at, target.jobs.tail, ticket)
                 for head, body in jobs:
-                    target.jobs.came(head, body, ticket)
+                    target.jobs.came(body, head.dedup, 0, ticket)
         source.drop(runs)
         return ticket
 

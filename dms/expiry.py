@@ -37,10 +37,10 @@ from dms.cold_jobs import (
     read_back,
     timed,
 )
-from dms.job_head import JOB_FIRST, JobHead, pack_job, times_of, unpack_job
+from dms.job_head import JOB_FIRST, JobHead, pack_job, pack_new_job, times_of, unpack_job
 from dms.job_requests import JobRequest
 from dms.records import JOB_RECORD_BYTES, TTL, DeadLetter, Reason
-from dms.wire import NO_JOB, Refusal, Status, malformed, refusal_for
+from dms.wire import Refusal, Status, malformed
 from shared.errors import StoreError
 from shared.queues.cold import (
     PLAIN_BYTES,
@@ -64,7 +64,7 @@ from shared.turns import Turn, batched
 if TYPE_CHECKING:
     from dms.engine import Consumer, Queue
     from dms.options import Options
-    from shared.queues.naming import MessageName, NewTime
+    from shared.queues.naming import MessageName
     from shared.storage.store import Ticket
 
 CLOCK_LOOK_MS = 60_000
@@ -598,6 +598,8 @@ class Jobs:
         """Bytes of the records of all that are visible: of those that have left it is the mean."""
         self._runs: dict[int, Run] = {}
         """Those that are in `ready`."""
+        self._unplaced: dict[int, Run] = {}
+        """Ready and held jobs of which `ready` does not know yet, while options change."""
         self._lives: Waiting[bool] = Waiting()
         """When each is too old."""
         self._seen = SeenKeys()
@@ -622,24 +624,49 @@ class Jobs:
         return Keys(per_key, fair=fair, priority_max=priority_max)
 
     def options_changed(self) -> None:
-        """The queue's options have changed: what is ready stands anew, if they say in which order."""
-        options = self.queue.options
-        if self._order == _order_of(options):
+        """The queue's options have changed: what is ready stands anew, if they say in which order. The queue
+        delivers nothing until all does."""
+        if self._order == _order_of(self.queue.options):
             return
-        self.ready = self._new_keys()
-        for run in self._runs.values():
-            self.ready.add(run, run.head.priority, run.head.key)
-        for run in self.held.values():
-            self.ready.take_over(run.head.key)
-        if options.per_key == 1:
-            for _, _, form in self.waiting:
-                self._waits(form)
+        before, self.ready = self.ready, self._new_keys()
+        self._unplaced = {**self._runs, **self.held}
+        self.queue.await_returns()
+        self.queue.engine.long_work.add(self._place_anew(before))
+
+    def _place_anew(self, before: Keys) -> Iterator[None]:
+        ready, unplaced = self.ready, self._unplaced
+        try:
+            for seqs in batched([*unplaced]):
+                if ready is not self.ready:
+                    return  # the options have changed again
+                for seq in seqs:
+                    run = unplaced.pop(seq, None)
+                    if run is None:
+                        continue
+                    if seq in self.held:
+                        ready.take_over(run.head.key)
+                    else:
+                        ready.add(run, run.head.priority, run.head.key)
+                yield
+            for seqs in batched([*self.waiting.numbers] if ready.per_key == 1 else ()):
+                for seq in seqs:
+                    job = self.waiting.get(seq)
+                    if job is not None:
+                        self._waits(seq, job)
+                yield
+        finally:
+            self.queue.all_returned()
+        yield from before.forgotten()
 
     # -- jobs arrive
 
-    def produce(self, asked: JobRequest, body: bytes) -> Ticket | None:
-        """Add what PRODUCE_WITH asks for. None: done. Raises Refusal."""
-        queue, now = self.queue, self.queue.engine.times.now_ms()
+    def produce(
+        self, asked: JobRequest, body: bytes, *, done: Mapping[str, int] | None = None
+    ) -> Ticket | None:
+        """Add what PRODUCE_WITH asks for; `done`: it is of a schedule. None: done. Raises Refusal."""
+        queue, times, options = self.queue, self.queue.engine.times, self.queue.options
+        now, unix_ms = times.stamp()
+        known_until = 0
         if asked.dedup:
             known = self._seen.number_of(asked.dedup, now)
             if known is not None:
@@ -648,50 +675,37 @@ class Jobs:
             if len(self._seen) >= KNOWN_MAX:
                 text = f"{queue.text} knows {KNOWN_MAX} keys already"
                 raise Refusal(Status.QUEUE_FULL, text, limit="dedup")
-        if queue.room < 1:
-            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
-        return self.add(self._head(asked, now), body)
-
-    def _head(self, asked: JobRequest, now: int) -> JobHead:
-        """Raises Refusal where the job would die before its time."""
-        queue, times = self.queue, self.queue.engine.times
-        options = queue.options
+            known_until = due_at(now, options.dedup_ms) if options.dedup_ms else 0
+        if queue.depth >= options.depth:
+            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {options.depth} messages")
         delay_ms = options.delay_ms if asked.delay_ms is None else asked.delay_ms
         if asked.at_ms:
             delay_ms = max(asked.at_ms - times.wall_ms(), 0)
         ttl_ms = options.ttl_ms if asked.ttl_ms is None else asked.ttl_ms
         if 0 < ttl_ms < delay_ms:
             raise malformed(f"ttl_ms ({ttl_ms}) is below its delay ({delay_ms}): it would die undelivered")
-        return JobHead(
-            produced_ms=times.unix_ms(),
-            behind=queue.tail,
-            expires=due_at(now, ttl_ms) if ttl_ms else 0,
-            at_ms=asked.at_ms,
-            priority=asked.priority,
-            key=asked.key,
-            dedup=asked.dedup,
-            known_until=due_at(now, options.dedup_ms) if asked.dedup and options.dedup_ms else 0,
-            headers=asked.headers,
-            due=due_at(now, delay_ms) if delay_ms else 0,
-        )
+        expires, due = due_at(now, ttl_ms) if ttl_ms else 0, due_at(now, delay_ms) if delay_ms else 0
+        form = pack_new_job(asked.about, unix_ms, queue.tail, expires, known_until, due, body)
+        return self.add(form, body, asked.dedup, known_until, done=done)
 
     def add(
         self,
-        head: JobHead,
+        form: bytes,
         body: bytes,
+        dedup: str,
+        known_until: int = 0,
         *,
         moved: bool = False,
         done: Mapping[str, int] | None = None,
     ) -> Ticket | None:
-        """Add a job; `moved`: it is in memory already, and needs no room there; `done`: it is of a schedule.
-        Raises Refusal."""
-        queue, engine = self.queue, self.queue.engine
-        engine.sync_budget()
+        """Add a job; `moved`: it is in memory already, and needs no room there. Raises Refusal."""
+        queue, engine, memory = self.queue, self.queue.engine, self.queue.memory
+        if memory.unsynced:
+            engine.sync_budget()
         if queue.crowded and not moved:  # on disk or not: something of each job is in memory
             queue.refuse_crowded()
-        if queue.memory.full and not moved and (queue.log is None or queue.memory.jobs_full):
+        if memory.full and not moved and (queue.log is None or memory.jobs_full):
             raise Refusal(Status.QUEUE_FULL, "the server has no memory for more jobs", limit="memory")
-        form = pack_job(0, head, body)
         ticket = None
         if queue.log is not None:
             try:
@@ -701,7 +715,7 @@ class Jobs:
                     ticket = queue.log.scheduled(form, self.tail, done)
             except StoreError as error:
                 queue.detach_or_refuse(error)
-        self.came(head, body, ticket)
+        self.came(body, dedup, known_until, ticket)
         if ticket is None:
             if engine.durable is not None:
                 engine.count_not_durable()
@@ -720,23 +734,15 @@ class Jobs:
                 head.dedup = ""
         return [pack_job(0, head, body) for head, body in jobs]
 
-    def add_scheduled(self, body: bytes, time_ms: int, done: Mapping[str, int]) -> None:
-        """Add a job of a schedule, whose time it has as a header. Raises Refusal."""
-        queue = self.queue
-        if queue.room < 1:
-            raise Refusal(Status.QUEUE_FULL, f"{queue.text} holds its {queue.options.depth} messages")
-        head = self._head(JobRequest(headers={"scheduled": time_ms}), queue.engine.times.now_ms())
-        self.add(head, body, done=done)
-
-    def came(self, head: JobHead, body: bytes, ticket: Ticket | None) -> None:
+    def came(self, body: bytes, dedup: str, known_until: int, ticket: Ticket | None) -> None:
         """A job is in the queue, and not visible yet."""
         queue, engine = self.queue, self.queue.engine
         engine.counts.produced += 1
         for observe in engine.observers:
             observe(queue.name, (body,))
         queue.depth += 1
-        if head.dedup:
-            self._seen.add(head.dedup, self.tail, head.known_until)
+        if dedup:
+            self._seen.add(dedup, self.tail, known_until)
             self._charge_known()
             if ticket is not None:
                 self._unconfirmed[self.tail] = ticket
@@ -757,20 +763,30 @@ class Jobs:
     def arrived(self, first: int, forms: Sequence[bytes], place: int) -> None:
         """Jobs are visible; `place`: where in the log the first one's record is."""
         self.coming -= len(forms)
-        now = self.queue.engine.times.now_ms()
+        now, plain = self.queue.engine.times.now_ms(), 0
         for seq, form in enumerate(forms, first):
-            self._unconfirmed.pop(seq, None)
+            if self._unconfirmed:
+                self._unconfirmed.pop(seq, None)
             size = JOB_RECORD_BYTES + len(form)
             if place == NO_RECORD:
                 self._enter(seq, form, now)
                 continue
             _, due = times_of(form)
             self.record_bytes += size
-            if due > now or not self.queue.may_load_more:
-                self._enter(seq, cold_job_of(form, place), now)
-            else:
+            if due > now:
+                job = cold_job_of(form, place)
+                if len(job) == PLAIN_BYTES:
+                    self.waiting.add(seq, due, job)
+                    plain += 1
+                else:
+                    self._enter(seq, job, now)
+            elif self.queue.may_load_more:
                 self._enter(seq, form, now, place)
+            else:
+                self._enter(seq, cold_job_of(form, place), now)
             place += size
+        if plain:
+            self._charge((WAITING_BYTES + PLAIN_BYTES) * plain)
         self._charge_known()
         self.arm()
 
@@ -803,7 +819,7 @@ class Jobs:
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
         self._by_clock = self._by_clock or _AT in job
-        self._waits(job)
+        self._waits(seq, job)
         self._charge(WAITING_BYTES + len(job))
 
     def _make_ready(self, run: Run) -> None:
@@ -904,15 +920,15 @@ class Jobs:
         """Consumers do not hold these any more."""
         for run in runs:
             if self.held.pop(run.first, None) is not None:
-                self.ready.release(run.head.key)
+                if self._unplaced.pop(run.first, None) is None:
+                    self.ready.release(run.head.key)
                 self._aside[run.first] = run
 
     def held_again(self, run: Run) -> None:
-        """The acknowledgement of a message is undone."""
-        if run.first >= JOB_FIRST:
-            self.held[run.first] = run
-            self.ready.take_over(run.head.key)
-            self._came_back(run)
+        """The acknowledgement of a job is undone."""
+        self.held[run.first] = run
+        self.ready.take_over(run.head.key)
+        self.came_back(run)
 
     def place(self, run: Run, delay_ms: int = 0) -> int:
         """A job that was taken waits again. Returns the age at which it is due; 0: it may go now."""
@@ -951,18 +967,19 @@ class Jobs:
         ready = self._runs.pop(seq, None)
         if ready is None:
             return None
-        run = self._aside[seq] = self.ready.remove(ready, ready.head.priority, ready.head.key)
-        return run
+        if self._unplaced.pop(seq, None) is None:
+            ready = self.ready.remove(ready, ready.head.priority, ready.head.key)
+        self._aside[seq] = ready
+        return ready
 
-    def _waits(self, job: bytes) -> None:
+    def _waits(self, seq: int, job: bytes) -> None:
         """A job waits for its time: one that was tried may hold its key."""
-        if self.ready.per_key == 1:
-            run = _run_of(0, job)
-            self.ready.waits(run.head.key, tried=run.tries > 0)
+        if self.ready.per_key == 1 and (tries_of(job) if is_cold_job(job) else times_of(job)[0]):
+            self.ready.waits(seq, _run_of(seq, job).head.key, tried=True)
 
     def _no_longer_waiting(self, seq: int, job: bytes) -> Run:
         run = _run_of(seq, job)
-        self.ready.waits_no_more(run.head.key, tried=run.tries > 0)
+        self.ready.waits_no_more(seq, run.head.key)
         self._charge(-WAITING_BYTES - len(job))
         self.queue.charge_runs((run,))
         return run
@@ -986,13 +1003,8 @@ class Jobs:
                     self._lives.take(run.first)
         self._charge_known()
 
-    def not_gone(self, runs: Iterable[Run]) -> None:
-        """They are back: the disk has refused that they left."""
-        for run in runs:
-            if run.first >= JOB_FIRST:
-                self._came_back(run)
-
-    def _came_back(self, run: Run) -> None:
+    def came_back(self, run: Run) -> None:
+        """A job has not left after all: the disk has refused that."""
         if run.head.dedup:
             self._seen.back(run.head.dedup, run.first)
         if run.head.expires:
@@ -1000,73 +1012,10 @@ class Jobs:
 
     # -- by name
 
-    def find(self, name: MessageName) -> int:
-        """The sequence of a job that is in the queue. Raises Refusal."""
-        seq = self.sequence_of(name)
-        if seq is None:
-            raise malformed(f"{NO_JOB}{name} is in {self.queue.text}")
-        return seq
-
     def sequence_of(self, name: MessageName) -> int | None:
-        """The same; None: there is none."""
+        """The sequence of a job that is in the queue. None: there is none."""
         seq = self._seen.waiting(name.dedup) if name.dedup else name.number
         return seq if seq in self.waiting or seq in self._runs or seq in self.held else None
-
-    def cancel(self, name: MessageName) -> Ticket | None:
-        """A job leaves the queue. None: done. Raises Refusal."""
-        queue, run = self.queue, self._taken(name)
-        try:
-            ticket = queue.discard((run,), Reason.CANCELLED)
-        except Refusal:
-            self.place(run)
-            raise
-        queue.engine.counts.cancelled += 1
-        if queue.line:  # it may have held its key
-            queue.dispatch()
-        return ticket
-
-    def reschedule(self, name: MessageName, time: NewTime) -> Ticket | None:
-        """A job gets another time. None: done. Raises Refusal."""
-        queue, times, run = self.queue, self.queue.engine.times, self._taken(name)
-        head, now = run.head, times.now_ms()
-        before = head.due, head.at_ms
-        wall_ms = times.wall_ms()
-        delay_ms = max(time.due_ms(wall_ms) - wall_ms, 0)
-        if 0 < head.expires < now + delay_ms:
-            self.place(run)
-            raise malformed("it would die undelivered: its ttl_ms ends before that")
-        due, ticket = due_at(now, delay_ms), None
-        if queue.log is not None:
-            try:
-                undo = partial(self._undo_reschedule, run.first, *before)
-                ticket = queue.log.rescheduled(run.first, due, time.at_ms, undo)
-            except StoreError as error:
-                self.place(run)
-                raise refusal_for(error) from None
-        head.due, head.at_ms = due, time.at_ms
-        self.place(run)
-        return ticket
-
-    def _undo_reschedule(self, seq: int, due: int, at_ms: int) -> None:
-        run = self.take_out(seq)
-        if run is not None:
-            run.head.due, run.head.at_ms = due, at_ms
-            self.place(run)
-
-    def get(self, name: MessageName) -> tuple[Run, str]:
-        """A copy of a job as it is now, which may be cold, and its state: `waiting`, `ready` or `held`.
-        Raises Refusal."""
-        seq = self.find(name)
-        run = self.copy_of(seq)
-        assert run is not None
-        return run, "waiting" if seq in self.waiting else "held" if seq in self.held else "ready"
-
-    def _taken(self, name: MessageName) -> Run:
-        seq = self.find(name)
-        run = self.take_out(seq)
-        if run is None:
-            raise malformed(f"the job {name} is held by a consumer")
-        return run
 
     # -- time
 
@@ -1290,7 +1239,8 @@ class DueSchedules:
             if time is None:
                 continue
             try:
-                queue.made_for_jobs().add_scheduled(each.schedule.body.encode(), time, self.done)
+                asked = JobRequest(headers={"scheduled": time})
+                queue.made_for_jobs().produce(asked, each.schedule.body.encode(), done=self.done)
                 queue.engine.counts.scheduled += 1
             except Refusal as refusal:
                 self.due[self.due.index(each)] = Due(each.schedule, before)

@@ -1,4 +1,4 @@
-"""PRODUCEs of one read, given to their queues: each queue gets all of its own at once.
+"""PRODUCEs and PRODUCE_WITHs of one read, given to their queues: each queue gets all of its own at once.
 
 Answers are in the order of requests, whatever queues they are for. What `session` has: the queues that its
 user may write to, how many messages it has produced, and its answers.
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dms import runs
 from dms.engine import Outcome, Queue
-from dms.requests import NO_NAME, require
+from dms.job_requests import job_request_untrusted
+from dms.requests import NO_NAME, existing
 from dms.runs import PRODUCE_OK, TYPE_AND_VERSION_BITS, WORDS, word
 from dms.wire import (
     HEADER_BYTES,
@@ -21,15 +22,15 @@ from dms.wire import (
     Refusal,
     Status,
     Type,
-    name_untrusted,
     split_name,
+    split_object,
 )
 from shared.access import WRITE
 
 if TYPE_CHECKING:
     from dms.session import Session
 
-_PRODUCE = word(Type.PRODUCE)
+_PRODUCE, _PRODUCE_WITH = word(Type.PRODUCE), word(Type.PRODUCE_WITH)
 _unpack = WORDS.unpack_from
 
 
@@ -74,13 +75,54 @@ def produce_frames(session: Session, data: bytes, at: int, length: int) -> int:
         return end
     payload, message_id = at + HEADER_BYTES, int.from_bytes(data[at + ID_AT : at + HEADER_BYTES])
     try:
-        missing, _ = split_name(data[payload : payload + length])
-        text = name_untrusted(missing)
-        require(session, WRITE, missing)
-        session.refuse(message_id, Refusal(Status.QUEUE_NOT_FOUND, f"{text} does not exist"))
+        _, end = split_name(data[payload : payload + length])
+        existing(session, WRITE, data[payload : payload + end])
     except Refusal as refusal:
         session.refuse(message_id, refusal)
     return payload + length
+
+
+def produce_jobs(session: Session, data: bytes, at: int) -> int:
+    """Handle the complete PRODUCE_WITH at `at` and those behind it, to any queues; returns where they end.
+    Neighbours with one outcome are answered together."""
+    end = len(data)
+    ids: list[bytes] = []
+    outcome: Outcome = None
+    for _ in range(runs.RUN_MOST):
+        if end - at < HEADER_BYTES:
+            break
+        magic, length, what, _ = _unpack(data, at)
+        stop = at + HEADER_BYTES + length
+        if (
+            what & TYPE_AND_VERSION_BITS != _PRODUCE_WITH
+            or magic != MAGIC
+            or stop > end
+            or length > PAYLOAD_BYTES_MAX
+        ):
+            break
+        before, outcome = outcome, _produce_job(session, data[at + HEADER_BYTES : stop])
+        if ids and outcome is not before:
+            session.answer(before, PRODUCE_OK, ids)
+            ids = []
+        ids.append(data[at + ID_AT : at + HEADER_BYTES])
+        at = stop
+    session.answer(outcome, PRODUCE_OK, ids)
+    return at
+
+
+def _produce_job(session: Session, payload: bytes) -> Outcome:
+    try:
+        name, end = split_name(payload)
+        text, body = split_object(payload, end)
+        asked = job_request_untrusted(text, session.engine.times.wall_ms())
+        queue = session.writable.get(name)
+        if queue is None:
+            queue = existing(session, WRITE, payload[:end])
+        ticket = queue.made_for_jobs().produce(asked, body)
+    except Refusal as refusal:
+        return refusal
+    session.produced += 1
+    return ticket
 
 
 def _produce_each(session: Session, data: bytes, at: int) -> int:

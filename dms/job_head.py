@@ -108,6 +108,24 @@ def pack_form(tries: int, due: int, about: bytes, body: bytes) -> bytes:
     return _FORM.pack(tries, due, len(about), len(body)) + about + body
 
 
+def pack_about(**fields: Any) -> bytes:
+    """The JSON of some fields of a head, without braces."""
+    return json.dumps({_NAMES[name]: value for name, value in fields.items() if value}).encode()[1:-1]
+
+
+def pack_new_job(
+    about: bytes, produced_ms: int, behind: int, expires: int, known_until: int, due: int, body: bytes
+) -> bytes:
+    """As `pack_job`, of one that comes; `about`: what `pack_about` makes of its other fields."""
+    head = b'{"head": {"produced": %d, "behind": %d' % (produced_ms, behind)
+    if expires:
+        head += b', "expires": %d' % expires
+    if known_until:
+        head += b', "known_until": %d' % known_until
+    head += b", %b}}" % about if about else b"}}"
+    return pack_form(0, due, head, body)
+
+
 def pack_job(tries: int, head: JobHead, body: bytes) -> bytes:
     """A job without its sequence, as records have it."""
     return pack_form(tries, head.due, json.dumps({"head": head.about}).encode(), body)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import attrs
 
+from dms.job_head import pack_about
 from dms.settings import MS_MAX, PRIORITY_MAX
 from dms.wire import malformed
 from shared.queues.naming import MessageName, NewTime
@@ -21,6 +23,8 @@ TEXT_BYTES_MAX = 128
 HEADERS_BYTES_MAX = 2048
 """Of `headers`, as compact JSON."""
 SEQ_MAX = (1 << 53) - 1
+REQUESTS_KEPT = 256
+"""Producers mostly say the same of all their jobs: to read 40 bytes of JSON anew takes 4 us."""
 NACK_TEXT_BYTES_MAX = 500
 _DELAY_BYTES = 4
 
@@ -36,15 +40,30 @@ class JobRequest:
     key: str = ""
     dedup: str = ""
     headers: Mapping[str, Any] = attrs.Factory(dict)
+    about: bytes = attrs.field(init=False)
+    """What a record says of it."""
+
+    @about.default
+    def _packed(self) -> bytes:
+        return pack_about(
+            at_ms=self.at_ms, priority=self.priority, key=self.key, dedup=self.dedup, headers=self.headers
+        )
 
 
 def job_request_untrusted(text: bytes, now_ms: int) -> JobRequest:
     """`now_ms`: the present, in Unix milliseconds."""
+    asked = _job_request(text)
+    _check_time(asked.at_ms, now_ms)
+    return asked
+
+
+@lru_cache(maxsize=REQUESTS_KEPT)
+def _job_request(text: bytes) -> JobRequest:
     said = _object(text, ("delay_ms", "at", "ttl_ms", "priority", "key", "dedup", "headers"))
     _one_time_at_most(said)
     return JobRequest(
         delay_ms=_number(said, "delay_ms", MS_MAX),
-        at_ms=_time(said, now_ms),
+        at_ms=_number(said, "at", SEQ_MAX) or 0,
         ttl_ms=_number(said, "ttl_ms", MS_MAX),
         priority=_number(said, "priority", PRIORITY_MAX) or 0,
         key=_text(said, "key"),
@@ -64,7 +83,9 @@ def job_time_untrusted(text: bytes, now_ms: int) -> tuple[MessageName, NewTime]:
     _one_time_at_most(said)
     if "at" not in said and "delay_ms" not in said:
         raise malformed("either at or delay_ms says when")
-    return _name(said), NewTime(_number(said, "delay_ms", MS_MAX), _time(said, now_ms))
+    at_ms = _number(said, "at", SEQ_MAX) or 0
+    _check_time(at_ms, now_ms)
+    return _name(said), NewTime(_number(said, "delay_ms", MS_MAX), at_ms)
 
 
 def nack_untrusted(rest: bytes) -> tuple[int, str]:
@@ -123,11 +144,9 @@ def _number(said: Mapping[str, Any], key: str, most: int, least: int = 0) -> int
     return value
 
 
-def _time(said: Mapping[str, Any], now_ms: int) -> int:
-    at = _number(said, "at", SEQ_MAX) or 0
-    if at > now_ms + MS_MAX:
+def _check_time(at_ms: int, now_ms: int) -> None:
+    if at_ms > now_ms + MS_MAX:
         raise malformed("at is a Unix time in milliseconds, at most ten years from now")
-    return at
 
 
 def _text(said: Mapping[str, Any], key: str) -> str:

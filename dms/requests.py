@@ -1,8 +1,8 @@
 """What each rare request of a connection does; `session` has the input, the order and the end.
 
 A handler gets the message id and the whole payload. It raises Refusal.
-PRODUCEs are in `dms.intake`; ACKs without payload, and CONSUMEs of the queue that is consumed already, are in
-the session.
+PRODUCEs and PRODUCE_WITHs are in `dms.intake`; ACKs without payload, and CONSUMEs of the queue that is
+consumed already, are in the session.
 
 Source: PROTOCOL.md, "Messages".
 """
@@ -13,12 +13,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dms import named_jobs
 from dms.engine import Queue, deleted, not_held
 from dms.job_head import JobHead
-from dms.job_requests import job_name_untrusted, job_request_untrusted, job_time_untrusted, nack_untrusted
+from dms.job_requests import job_name_untrusted, job_time_untrusted, nack_untrusted
 from dms.options import options_untrusted
 from dms.records import DeadLetter
-from dms.runs import PRODUCE_OK
 from dms.states import TRANSITIONS, Event, State
 from dms.wire import (
     ID_AT,
@@ -125,7 +125,7 @@ def _create_queue(session: Session, message_id: int, payload: bytes) -> None:
 
 
 def _delete_queue(session: Session, message_id: int, payload: bytes) -> None:
-    queue, engine = _existing(session, MANAGE, payload), session.engine
+    queue, engine = existing(session, MANAGE, payload), session.engine
     depth, ticket = queue.depth, engine.delete(queue)
     engine.log.debug("queue deleted", peer=session.connection.peer, queue=queue.text, messages=depth)
     session.identity.audit("delete", queue.name)
@@ -181,7 +181,7 @@ def _begin_to_consume(session: Session, payload: bytes, *, with_heads: bool) -> 
         raise malformed(f"CONSUMEs of {session.queue.text} wait on this connection")
     if consumer.credits and session.tells_heads is not with_heads:
         raise malformed("CONSUMEs and CONSUME_WITHs do not wait on one connection")
-    queue = _existing(session, READ, payload)
+    queue = existing(session, READ, payload)
     limit = session.engine.settings.credits_max
     if consumer.waiting >= limit:
         text = f"credits_max = {limit} CONSUMEs wait on this connection already"
@@ -216,17 +216,6 @@ def shown(head: JobHead | None, body: bytes) -> dict[str, Any]:
     if head is not None and head.produced_ms:
         told |= head.shown
     return {"priority": 0, **told}
-
-
-def _produce_with(session: Session, message_id: int, payload: bytes) -> None:
-    name, end = split_name(payload)
-    name_untrusted(name)
-    text, body = split_object(payload, end)
-    asked = job_request_untrusted(text, session.engine.times.wall_ms())
-    queue = _existing(session, WRITE, payload[:end])
-    ticket = queue.made_for_jobs().produce(asked, body)
-    session.produced += 1
-    session.answer(ticket, PRODUCE_OK, (message_id.to_bytes(4),))
 
 
 def _ack(session: Session, message_id: int, payload: bytes) -> None:
@@ -276,23 +265,23 @@ def _named_job(session: Session, action: str, payload: bytes) -> tuple[Jobs, byt
     text, rest = split_object(payload, end)
     if rest:
         raise malformed(f"{len(rest)} bytes too many behind the JSON object")
-    return _existing(session, action, payload[:end]).made_for_jobs(), text
+    return existing(session, action, payload[:end]).made_for_jobs(), text
 
 
 def _cancel(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
-    _confirm(session, jobs.cancel(job_name_untrusted(text)), Type.CANCEL, message_id)
+    _confirm(session, named_jobs.cancel(jobs, job_name_untrusted(text)), Type.CANCEL, message_id)
 
 
 def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
     name, time = job_time_untrusted(text, session.engine.times.wall_ms())
-    _confirm(session, jobs.reschedule(name, time), Type.RESCHEDULE, message_id)
+    _confirm(session, named_jobs.reschedule(jobs, name, time), Type.RESCHEDULE, message_id)
 
 
 def _get_job(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, READ, payload)
-    run, state = jobs.get(job_name_untrusted(text))
+    run, state = named_jobs.get(jobs, job_name_untrusted(text))
     due_ms = session.engine.times.unix_ms_of(run.head.due)
     slot = session.replies.slot()
 
@@ -338,7 +327,7 @@ def require(session: Session, action: str, name: bytes | str) -> None:
         raise Refusal(Status.DENIED, "not allowed")
 
 
-def _existing(session: Session, action: str, payload: bytes) -> Queue:
+def existing(session: Session, action: str, payload: bytes) -> Queue:
     """The queue named by the whole payload, for a user who may do `action` to it. Raises Refusal."""
     name = _only_name(payload)
     require(session, action, name)
@@ -364,7 +353,6 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
     Type.LIST_QUEUES: _list_queues,
     Type.CONSUME: _consume,
     Type.CONSUME_WITH: _consume_with,
-    Type.PRODUCE_WITH: _produce_with,
     Type.ACK: _ack,
     Type.NACK: _nack,
     Type.TOUCH: _touch,
@@ -373,5 +361,5 @@ _HANDLERS: Mapping[int, Callable[[Session, int, bytes], None]] = {
     Type.GET_JOB: _get_job,
     Type.DISCONNECT: _disconnect,
 }
-"""By type. PRODUCE has none: PRODUCEs are combined with their neighbours."""
-assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE}
+"""By type. PRODUCE and PRODUCE_WITH have none: they are combined with their neighbours."""
+assert _HANDLERS.keys() == REPLIES.keys() - {Type.PRODUCE, Type.PRODUCE_WITH}

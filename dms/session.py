@@ -74,6 +74,7 @@ _SAID_NOTHING = malformed("no handshake came in time; closing").frame(0)
 _ACK = word(Type.ACK)
 _CONSUME = word(Type.CONSUME)
 _PRODUCE = word(Type.PRODUCE)
+_PRODUCE_WITH = word(Type.PRODUCE_WITH) & TYPE_BITS
 # Looking up an enum member takes 60 ns, ten times as long as a name.
 _OPEN = State.OPEN
 _ACK_TYPE, _PRODUCE_TYPE = int(Type.ACK), int(Type.PRODUCE)
@@ -327,8 +328,11 @@ class Session(SessionBase):
                 at = after
                 if self.stopped:  # a login is being checked
                     break
-            elif what & TYPE_BITS == _PRODUCE & TYPE_BITS:
-                at = intake.produce_frames(self, data, at, length)
+            elif what & TYPE_BITS == _PRODUCE & TYPE_BITS or what & TYPE_BITS == _PRODUCE_WITH:
+                if what & TYPE_BITS == _PRODUCE_WITH:
+                    at = intake.produce_jobs(self, data, at)
+                else:
+                    at = intake.produce_frames(self, data, at, length)
                 if self._must_pause(turn, at < end):
                     break
             else:

@@ -62,16 +62,7 @@ class Routes(Generic[M]):
     rises whenever routes that were given out become invalid. `touched`: the bundles that hold slices.
     """
 
-    __slots__ = (
-        "_bundles",
-        "_by_set",
-        "_each_its_own",
-        "_memory",
-        "epoch",
-        "known",
-        "nowhere",
-        "touched",
-    )
+    __slots__ = ("_bundles", "_by_set", "_each_its_own", "_memory", "epoch", "known", "nowhere", "touched")
 
     def __init__(self, caches: Caches | None = None) -> None:
         """`caches`: the account of routes remembered by set."""

@@ -1,6 +1,7 @@
 """Prose names what exists: each name between backquotes of a docstring or comment is in the code."""
 
 import ast
+import functools
 import inspect
 import io
 import re
@@ -17,15 +18,22 @@ FOREIGN = {
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
+@functools.cache
+def tokens(source: str) -> list[tuple[int, int, str]]:
+    """Kind, line and text."""
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [(kind, start[0], text) for kind, text, start, *_ in found]
+
+
 def prose(module: Module) -> Iterator[tuple[int, str]]:
     """Docstrings, of attributes too, and comments: the line where each begins, and the text."""
     for node in nodes(module.source, module.path):
         match node:
             case ast.Expr(ast.Constant(str(text))):
                 yield node.lineno, inspect.cleandoc(text)
-    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
+    for kind, line, text in tokens(module.source):
+        if kind == tokenize.COMMENT:
+            yield line, text
 
 
 def words(module: Module) -> Iterator[str]:
@@ -35,10 +43,9 @@ def words(module: Module) -> Iterator[str]:
         for node in nodes(module.source, module.path)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for token in tokenize.generate_tokens(io.StringIO(module.source).readline):
-        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.start[0] in docstrings):
-            continue
-        yield from _WORD.findall(token.string)
+    for kind, line, text in tokens(module.source):
+        if kind != tokenize.COMMENT and not (kind == tokenize.STRING and line in docstrings):
+            yield from _WORD.findall(text)
 
 
 def missing(named: list[Module], code: list[Module]) -> list[str]:

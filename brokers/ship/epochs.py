@@ -5,6 +5,8 @@ one, in it. The server before finds that number taken when it ships next, reads 
 """
 
 import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import attrs
 
@@ -15,9 +17,11 @@ from brokers.ship.formats import (
     PROBE_PREFIX,
     WAL_HEAD_BYTES,
     Manifest,
+    Snapshot,
     WalHead,
     pack_wal,
     unpack_manifest,
+    unpack_snapshot,
     unpack_wal_head,
     wal_key,
 )
@@ -77,6 +81,18 @@ async def read_manifest(bucket: Bucket) -> tuple[Manifest, str] | None:
     except Missing:
         return None
     return unpack_manifest(data), etag
+
+
+async def newest_snapshot(bucket: Bucket, in_thread: Callable[..., Awaitable[Any]]) -> Snapshot:
+    """The newest snapshot that the manifest names. Raises Missing where there is none, BadObject, Away,
+    Unusable."""
+    found = await read_manifest(bucket)
+    if found is None or not found[0].snapshots:
+        raise Missing("the bucket has no snapshot")
+    key = found[0].snapshots[-1].key
+    data, _ = await bucket.get(key)
+    snapshot: Snapshot = await in_thread(unpack_snapshot, data, key)
+    return snapshot
 
 
 async def write_manifest(bucket: Bucket, manifest: Manifest, etag: str | None) -> str:

@@ -31,7 +31,6 @@ from brokers.ship.formats import (
     WalHead,
     continues,
     left_in,
-    unpack_snapshot,
     unpack_wal,
     wal_key,
 )
@@ -217,12 +216,7 @@ class Follow:
 
     async def refresh(self) -> None:
         """Ask the bucket for its newest snapshot. Raises BadObject and BucketErrors."""
-        found = await epochs.read_manifest(self.bucket)
-        if found is None or not found[0].snapshots:
-            raise Missing("the bucket has no snapshot")
-        key = found[0].snapshots[-1].key
-        data, _ = await self.bucket.get(key)
-        self._sections = (await self.store.in_thread(unpack_snapshot, data, key)).sections
+        self._sections = (await epochs.newest_snapshot(self.bucket, self.store.in_thread)).sections
 
     # -- the promotion
 

@@ -355,42 +355,23 @@ class Snapshot:
         return frozenset(key for each in self.sections.values() for key, _ in each)
 
     def pack(self) -> bytearray:
-        """A snapshot object."""
-        return pack_snapshot(
-            epoch=self.epoch,
-            wal=self.wal,
-            time_ms=self.time_ms,
-            whole_from=self.whole_from,
-            catalog_text=self.catalog_text,
-            sections=self.sections,
-        )
-
-
-def pack_snapshot(
-    *,
-    epoch: int,
-    wal: int,
-    time_ms: int,
-    whole_from: int,
-    catalog_text: bytes,
-    sections: dict[int, list[tuple[str, Section]]],
-) -> bytearray:
-    """A snapshot object: head, the catalog's text, lines of JSON."""
-    keys = {
-        key: number for number, key in enumerate(dict.fromkeys(k for s in sections.values() for k, _ in s))
-    }
-    head = {"epoch": epoch, "wal": wal, "time_ms": time_ms, "whole_from": whole_from, "parts": list(keys)}
-    lines: list[dict[str, Any]] = [head]
-    for log_id, each in sections.items():
-        rows = [[keys[k], s.first, s.end, s.at, s.crc32c, s.entries_at, s.entries] for k, s in each]
-        lines.append(
-            {"id": log_id, "namespace": each[0][1].namespace, "name": each[0][1].name, "sections": rows}
-        )
-    text = pack_lines(lines)
-    data = bytearray().join((bytes(SNAPSHOT_HEAD_BYTES), catalog_text, text))
-    _SNAPSHOT.pack_into(data, 0, _SNAPSHOT_MAGIC, 0, FORMAT, epoch, len(catalog_text), len(text))
-    _seal(memoryview(data))
-    return data
+        """A snapshot object: head, the catalog's text, lines of JSON."""
+        placed = self.sections.values()
+        keys = {
+            key: number for number, key in enumerate(dict.fromkeys(k for each in placed for k, _ in each))
+        }
+        head = {"epoch": self.epoch, "wal": self.wal, "time_ms": self.time_ms, "whole_from": self.whole_from}
+        lines: list[dict[str, Any]] = [{**head, "parts": list(keys)}]
+        for log_id, each in self.sections.items():
+            rows = [[keys[k], s.first, s.end, s.at, s.crc32c, s.entries_at, s.entries] for k, s in each]
+            of = each[0][1]
+            lines.append({"id": log_id, "namespace": of.namespace, "name": of.name, "sections": rows})
+        text = pack_lines(lines)
+        data = bytearray().join((bytes(SNAPSHOT_HEAD_BYTES), self.catalog_text, text))
+        sizes = len(self.catalog_text), len(text)
+        _SNAPSHOT.pack_into(data, 0, _SNAPSHOT_MAGIC, 0, FORMAT, self.epoch, *sizes)
+        _seal(memoryview(data))
+        return data
 
 
 def unpack_snapshot(data: bytes | memoryview, key: str = "snapshot") -> Snapshot:

@@ -21,9 +21,9 @@ import trio
 from crc32c import crc32c
 
 from brokers.errors import ExitCode, Failure
+from brokers.ship import epochs
 from brokers.ship.assembling import ALL, Assembler, Broken, Cut, clear, is_empty, say_finished
 from brokers.ship.bucket import Bucket, Missing
-from brokers.ship.epochs import wal_head
 from brokers.ship.folder_files import put_back
 from brokers.ship.follow import pack_follow
 from brokers.ship.formats import (
@@ -41,7 +41,6 @@ from brokers.ship.formats import (
     continues,
     left_in,
     section_entries,
-    unpack_manifest,
     unpack_snapshot,
     unpack_wal,
     wal_key,
@@ -161,14 +160,13 @@ class RestorePlan:
 
 async def read_manifest(bucket: Bucket) -> Manifest:
     """Raises Failure where nothing was ever shipped there, BadObject, and as `Bucket.get`."""
-    try:
-        data, _ = await bucket.retried(lambda: bucket.get(MANIFEST_KEY))
-    except Missing:
+    found = await bucket.retried(lambda: epochs.read_manifest(bucket))
+    if found is None:
         raise Failure(
             f"there is no {MANIFEST_KEY} in the bucket: nothing was shipped there, or the prefix is another",
             ExitCode.MISSING,
-        ) from None
-    return unpack_manifest(data)
+        )
+    return found[0]
 
 
 async def plan(bucket: Bucket, cut: Cut) -> RestorePlan:
@@ -287,7 +285,7 @@ class Restore:
                 if made.position < found.line.whole_from:
                     self.missing.append(f"{found.line.key} is whole from LSN {found.line.whole_from} on only")
                 if self.head is None:  # nothing came behind the snapshot
-                    self.head = await wal_head(self._bucket, found.snapshot.wal - 1)
+                    self.head = await epochs.wal_head(self._bucket, found.snapshot.wal - 1)
                 lsn = await self._in_thread(made.finish, time.time_ns() // 1_000_000)
             finally:
                 made.abandon()

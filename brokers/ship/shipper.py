@@ -199,7 +199,9 @@ class Shipper:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._guarded, self._ship_all)
                     nursery.start_soon(self._guarded, self._fold_all)
-        await self._stand_by()
+        if self.stands:  # the journal must not wait for it any more
+            with trio.CancelScope(shield=True):
+                await self.store.in_thread(self.shipping.let_go, None)
 
     async def finish(self) -> None:
         """Ship what there is, for some seconds at most."""
@@ -208,12 +210,6 @@ class Shipper:
         with trio.move_on_after(FINISH_SECONDS):
             if self.state in ("shipping", "away") and self.manifest is not None:
                 await self._finished.wait()
-
-    async def _stand_by(self) -> None:
-        """Nothing is shipped any more: the journal must not wait for it."""
-        if self.stands:
-            with trio.CancelScope(shield=True):
-                await self.store.in_thread(self.shipping.let_go, None)
 
     async def _guarded(self, work: Callable[[], Any]) -> None:
         try:
@@ -387,7 +383,7 @@ class Shipper:
             self.log.warning("segments that are shipped stay for now", reason=str(error))
 
     async def note_left(self, log_id: int) -> None:
-        """Note that a log leaves bytes to the bucket; as `ShippedJournal.note_left`."""
+        """Note on the disk that a log leaves bytes to the bucket."""
         assert self._mark is not None
         left = {log.id for log in self.shipping.logs_left()} | {log_id}
         if not left <= {*self._mark.left}:
@@ -459,11 +455,7 @@ class Shipper:
     @property
     def _even(self) -> bool:
         """Whether the bucket has all that is written."""
-        return self._jump is None and not self.shipping.unsynced and self._behind_bytes == 0
-
-    @property
-    def _behind_bytes(self) -> int:
-        return max(self.shipping.synced_lsn - self._reached_lsn, 0)
+        return self._jump is None and not self.shipping.unsynced and self.lag_bytes == 0
 
     async def _ship_new(self, least: int) -> None:
         """Ship all that is there now, but for what has `least` bytes or fewer."""
@@ -568,14 +560,16 @@ class Shipper:
             self.shipping.advance(self.shipping.shipped_lsn, restorable=True)
 
     async def reach(self, lsn: int, snapshot_lsn: int) -> bool:
-        """Wait until the bucket has all below `lsn`; as `ShippedJournal.reach`."""
+        """Wait until the bucket has all below `lsn`; False where a snapshot at `snapshot_lsn` is of no use,
+        since shipping began anew behind it.
+        """
         while self._reached_lsn < lsn or self._jump is not None:
             self._ask()
             await self._advanced.wait()
         return snapshot_lsn >= self._least_lsn
 
     def number_of(self, lsn: int) -> int:
-        """The number of the WAL object with the first batch from `lsn` on; as `ShippedJournal.number_of`."""
+        """The number of the WAL object with the first batch from `lsn` on, which need not be there yet."""
         while self._recent and self._recent[0][1] <= lsn:
             self._recent.popleft()
         return self._recent[0][0] if self._recent else self.number + 1
@@ -588,9 +582,11 @@ class Shipper:
 
     async def refresh(self) -> None:
         """Raise Away before it is known of which parts the logs consist: the bucket is not ours yet, or did
-        not answer."""
+        not answer. Once it is another server's, as `Snapshots.refresh`."""
         if self.snapshots is None or not self.snapshots.loaded:
             raise Away("the bucket did not say yet what it has")
+        if self.state == "fenced":
+            await self.snapshots.refresh()
 
     # -- what is shown
 
@@ -607,7 +603,7 @@ class Shipper:
     @property
     def lag_bytes(self) -> int:
         """Bytes of the journal that the bucket lacks."""
-        return self._behind_bytes
+        return max(self.shipping.synced_lsn - self._reached_lsn, 0)
 
     @property
     def _requests_besides(self) -> int:

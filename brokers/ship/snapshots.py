@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import structlog
@@ -45,6 +45,9 @@ from shared.storage.shipping import Shipping
 from shared.storage.store import Store
 from shared.task_turns import TaskTurn
 
+if TYPE_CHECKING:
+    from brokers.ship.shipper import Shipper
+
 GRACE_SECONDS = 600.0
 """What the manifest no longer names is deleted so much later: somebody may be reading it."""
 THIN_SECONDS = 3600.0
@@ -56,23 +59,6 @@ _SMALL_SHARE = 4
 """A section is small that is shorter than this share of `part_bytes`."""
 STALE_LEAST_BYTES = 1 << 20
 """A smaller object is not sent anew for what it has of no use."""
-
-
-class ShippedJournal(Protocol):
-    """What a snapshot asks of the journal's shipping. `number`: of the newest WAL object."""
-
-    number: int
-
-    async def reach(self, lsn: int, snapshot_lsn: int) -> bool:
-        """Wait until the bucket has all below `lsn`; False where a snapshot at `snapshot_lsn` is of no use,
-        since shipping began anew behind it.
-        """
-
-    async def note_left(self, log_id: int) -> None:
-        """Note on the disk that a log leaves bytes to the bucket."""
-
-    def number_of(self, lsn: int) -> int:
-        """The number of the WAL object with the first batch from `lsn` on, which need not be there yet."""
 
 
 @attrs.define(eq=False)
@@ -170,7 +156,14 @@ class Snapshots:
         """The sections of a log in the newest snapshot, in order."""
         return self._sections.get(log_id, ())
 
-    async def make(self, journal: ShippedJournal) -> int | None:
+    async def refresh(self) -> None:
+        """Look where another server, which has fenced this one, put the parts. Raises BadObject and
+        BucketErrors."""
+        snapshot = await epochs.newest_snapshot(self._bucket, self._store.in_thread)
+        if snapshot.catalog.journal_id == self._shipping.journal_id:  # else its logs are others
+            self._sections = snapshot.sections
+
+    async def make(self, journal: "Shipper") -> int | None:
         """Make a snapshot, and have the manifest name it; its LSN, or None where it is of no use any more.
 
         Raises Fenced, OSError.
@@ -347,7 +340,7 @@ class Snapshots:
 
     # -- what this disk need not keep
 
-    async def leave(self, journal: ShippedJournal) -> None:
+    async def leave(self, journal: "Shipper") -> None:
         """Have logs leave to the bucket what their local retention lets go, as far as the snapshot that the
         manifest names has it: whole sections, whose bytes are compared, and found in the bucket.
         """

@@ -54,7 +54,7 @@ from shared.net.session import SessionBase
 from shared.queues import unacked
 from shared.queues.runs import Run
 from shared.queues.unacked import Unacked
-from shared.turns import ITEMS, Turn, batched, taken_out
+from shared.turns import ITEMS, batched, taken_out
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -91,7 +91,6 @@ class AmqpChannels:
 
     `at`, `current` and `index`: where the frame that is being handled ends, its channel, and the class and
     method id of its method. A Refusal is about these, and so is `refuse`, for what is refused later.
-    `turn`: the stretch of input under way, which ends by the clock.
     `to_confirm`: who has something to say at the end of the stretch. `dispatching`: deliveries may be sent.
     `capabilities`, `product`, `client`: the client's, as it says. `payload_max`: bytes that a frame holds.
     `payer`: what its messages count in. `memory`: what is asked for room, that or the memory of all.
@@ -122,7 +121,6 @@ class AmqpChannels:
         self._roomy: dict[Channel, None] = {}  # with room for more deliveries, which others waited for
         self.to_confirm: dict[Confirms, None] = {}
         self._waits_to_dispatch = False
-        self.turn = Turn()
         self._finishing = False
         self._blocked = False  # memory is full, and it has had to wait; it may hold messages since
         self._may_publish = False  # it has waited for memory, and then nothing was published yet
@@ -197,7 +195,7 @@ class AmqpChannels:
     def end_turn_in_time(self, items: int) -> None:
         """So many messages were put into queues, or so much else was done. After enough of it other sessions
         have their turn."""
-        if self.turn.over(items):
+        if self.session.turn.over(items):
             self.session.yield_turn()
 
     def end_stretch(self) -> None:
@@ -478,7 +476,7 @@ class AmqpChannels:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
         input waits for it."""
         for _ in steps:
-            if self.turn.over_now() and not self.broker.draining:
+            if self.session.turn.over_now() and not self.broker.draining:
                 stop_until(self.session, STOP_WORK, lambda go_on: self.broker.work.add(_then(steps, go_on)))
                 return
 

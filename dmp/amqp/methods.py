@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import base, commands
 
-from dmp.amqp.channel import (
-    PY_AMQP,
-    Channel,
-    Confirms,
-    Consumer,
-    Got,
-    consumer_bytes,
-)
+from dmp.amqp.channel import PY_AMQP, Channel, Confirms, Consumer, Got, consumer_bytes
 from dmp.amqp.transactions import Outcome, Transaction
 from dmp.amqp.wire import LINE_ENDS, Direct, FieldTable, declare_ok, get_ok
 from dmp.declarations import (

@@ -39,7 +39,7 @@ from shared.net.connection import Connection
 from shared.net.session import SessionBase
 from shared.net.stops import Stop
 from shared.objects import client_name
-from shared.turns import ITEMS, Turn
+from shared.turns import ITEMS
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -108,7 +108,6 @@ class AmqpSession(SessionBase):
 
     def apply(self, data: bytes, at: int) -> int:
         mux = self.mux
-        mux.turn = Turn()
         while True:
             try:
                 at = self._take(data, at)

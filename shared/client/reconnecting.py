@@ -1,28 +1,18 @@
 """Connecting again: attempts after growing pauses, and a link that is replaced when lost."""
 
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shared.client.dial import Address, ClientClosed, Disconnected, Unreachable
 from shared.client.loop import Event, Loop
+from shared.client.pipelining import PipelinedConnection
 from shared.client.retry import Retry
 
 Connected = TypeVar("Connected")
 Result = TypeVar("Result")
 
 
-class AnyLink(Protocol):
-    """A connection that may be lost. `lost`: why; None while it is up. `heard`: the server has answered.
-    `unanswered`: it was lost while somebody waited for an answer."""
-
-    lost: Disconnected | None
-    heard: bool
-    unanswered: bool
-
-    def lose(self, error: Disconnected) -> None: ...
-
-
-LinkKind = TypeVar("LinkKind", bound=AnyLink)
+LinkKind = TypeVar("LinkKind", bound=PipelinedConnection[Any])
 
 
 async def keep_trying(

@@ -70,6 +70,11 @@ class QueueMemory:
     full: bool = attrs.field(default=False, init=False)
     """No more waiting messages fit: only what is on disk may come."""
 
+    @property
+    def unsynced(self) -> bool:
+        """Whether the budget does not know well enough what waits, or it was full."""
+        return self.full or not -SLACK_BYTES < self.loaded_bytes - self.loaded_charged < SLACK_BYTES
+
     def sync(self) -> None:
         """Charge the budget with the present memory, and find out whether it is `full`."""
         raise NotImplementedError

@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
 from shared.queues.runs import Run
+from shared.turns import taken_out
 
 STALE_MIN = 64
 """So many entries that stand for nothing are not worth a rebuilt heap."""
@@ -112,11 +113,12 @@ class _InOrder:
         """The lane whose turn it is, if one stands here; it stays."""
         while self._heap:
             number, lane = self._heap[0]
-            if lane.place == number:
-                if not lane.count or lane.first().first == number:
-                    return lane
-                self.put(lane)  # what stood there was removed
+            stands = lane.place == number
+            if stands and (not lane.count or lane.first().first == number):
+                return lane
             heappop(self._heap)
+            if stands:  # what stood there was removed, or one before it came while the key was full
+                self.put(lane)
         return None
 
     def pop(self) -> None:
@@ -177,7 +179,7 @@ class Keys:
     What is taken counts as unacknowledged until it is released.
     """
 
-    __slots__ = ("_keys", "_lines", "_top", "count", "fair", "per_key", "ready_keys")
+    __slots__ = ("_keys", "_lines", "_top", "_waiting", "count", "fair", "per_key", "ready_keys")
 
     in_order = False
 
@@ -188,6 +190,8 @@ class Keys:
         self.ready_keys = 0
         """How many keys have ready messages."""
         self._keys: dict[str, _Key] = {}
+        self._waiting: set[int] = set()
+        """Numbers of messages that wait for their time, and hold their key meanwhile."""
         line = _InTurn if fair else _InOrder
         self._lines: tuple[_InTurn | _InOrder, ...] = tuple([line() for _ in range(priority_max + 1)])
         self._top = 0
@@ -262,6 +266,12 @@ class Keys:
             key.count = 0
             self._forget_if_idle(key)
         return runs
+
+    def forgotten(self) -> Iterator[None]:
+        """Forget all, some in each step: to free very many at once takes long."""
+        self._lines = ()
+        for _ in taken_out(self._keys.popitem, self._keys):
+            yield
 
     def take(self, most: int) -> Run:
         """Take the next messages, up to `most`, of one run. `first` must have found one."""
@@ -347,15 +357,17 @@ class Keys:
                         return lane, run
         return None
 
-    def waits(self, key: str, *, tried: bool) -> None:
+    def waits(self, number: int, key: str, *, tried: bool) -> None:
         """A message that was released waits for its time. One that was tried holds its key meanwhile, if that
         may have one alone: else the next of the key would overtake it."""
-        if tried and self.per_key == 1:
+        if tried and self.per_key == 1 and key and number not in self._waiting:
+            self._waiting.add(number)
             self.take_over(key)
 
-    def waits_no_more(self, key: str, *, tried: bool) -> None:
+    def waits_no_more(self, number: int, key: str) -> None:
         """It does not wait any more."""
-        if tried and self.per_key == 1:
+        if number in self._waiting:
+            self._waiting.discard(number)
             self.release(key)
 
     def _count(self, key: _Key, more: int) -> None:

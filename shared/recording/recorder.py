@@ -67,7 +67,9 @@ class Recording:
         wall_us: Callable[[], int] = now_us,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self.store = store
+        self.wall_us = wall_us
+        self.monotonic = monotonic
         self._grown = trio.Event()
         self._holding = trio.Event()
         self._recorders: dict[str, Recorder] = {}
@@ -77,9 +79,8 @@ class Recording:
             namespace = store.namespace(NAMESPACE, settings.durability, retention=settings.retention)
             self._namespaces = [namespace]
             for name in settings.protocols:
-                self._recorders[name] = Recorder(
-                    store, namespace, name, settings, log.bind(protocol=name), self, wall_us, monotonic
-                )
+                report = log.bind(protocol=name)
+                self._recorders[name] = Recorder(self, namespace, name, settings, report)
 
     def take_settings(self, settings: RecordSettings) -> None:
         """Apply new settings."""
@@ -110,12 +111,12 @@ class Recording:
             await trio.sleep(HELD_SECONDS)
             self._holding = trio.Event()
             self.flush()
-            self._store.commit_pending()
+            self.store.commit_pending()
 
     async def _retain(self) -> None:
         while True:
             await self._grown.wait()
-            await self._store.retain()
+            await self.store.retain()
             for recorder in self._recorders.values():
                 recorder.retained()
             await trio.sleep(RETAIN_SECONDS)
@@ -137,23 +138,19 @@ class Recorder:
 
     def __init__(
         self,
-        store: Store,
+        recording: Recording,
         namespace: Namespace,
         protocol: str,
         settings: RecordSettings,
         log: structlog.stdlib.BoundLogger,
-        recording: Recording,
-        wall_us: Callable[[], int],
-        monotonic: Callable[[], float],
     ) -> None:
         self.protocol = protocol.encode()
-        self._store = store
+        self._store = recording.store
         self._namespace = namespace
         self._name = protocol
         self._report = log
         self._recording = recording
-        self._wall_us = wall_us
-        self._monotonic = monotonic
+        self._wall_us = recording.wall_us
         self._log: Log | None = None
         self.settings = settings
         self._part: _WaitingPart | None = None
@@ -291,7 +288,7 @@ class Recorder:
         self._gap_bytes += size
         self._recording.holds()  # writes the gap even if no further message comes
         self._unwarned += messages
-        now = self._monotonic()
+        now = self._recording.monotonic()
         if self._warned_at is None or now - self._warned_at >= WARN_SECONDS:
             self._warned_at = now
             self._report.warning(

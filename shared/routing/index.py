@@ -43,15 +43,7 @@ class RoutingIndex(Generic[S]):
     `cache_books` count what is kept.
     """
 
-    __slots__ = (
-        "_books",
-        "_cache",
-        "_cache_bytes_max",
-        "_every",
-        "_held",
-        "_patterns",
-        "_subscriptions",
-    )
+    __slots__ = ("_books", "_cache", "_cache_bytes_max", "_every", "_held", "_patterns", "_subscriptions")
 
     def __init__(
         self,

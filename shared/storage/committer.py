@@ -34,17 +34,7 @@ from shared.storage.format import (
     pack_reference,
 )
 from shared.storage.journal import Journal, PoisonError
-from shared.storage.log import (
-    UNKNOWN,
-    Change,
-    CommitBatch,
-    Log,
-    LogAppend,
-    Tails,
-    Ticket,
-    call,
-    opaque,
-)
+from shared.storage.log import UNKNOWN, Change, CommitBatch, Log, LogAppend, Tails, Ticket, call, opaque
 from shared.storage.settings import Mode, StorageSettings
 from shared.storage.shipping import Referred, Shipping
 
@@ -201,17 +191,10 @@ class Commit:
     """
 
     batches: list[CommitBatch]
-    journal: Journal
-    disk: Disk
-    files: OpenFiles
-    clock: Clock
+    committer: "Committer"
     now_ms: int
-    reference_bytes: int
-    """From this many bytes on, a log's records may later go to its file alone; 0: never."""
     logs: dict[Log, LogCommit] = attrs.Factory(dict)
     """All logs but those with light appends."""
-    spare: bytearray = attrs.Factory(bytearray)
-    """Memory that is given up where there is no other."""
     room: int = 0
     """Descriptors opened here that may stay open."""
     begun: bool = False
@@ -226,6 +209,13 @@ class Commit:
     """What batches of this commit refer to."""
     _referred: dict[LogCommit, None] = attrs.Factory(dict)
     """Logs whose files have unsynced bytes that the journal refers to."""
+    journal: Journal = attrs.field(init=False)
+    disk: Disk = attrs.field(init=False)
+    files: OpenFiles = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        committer = self.committer
+        self.journal, self.disk, self.files = committer.journal, committer.disk, committer.files
 
     def run(self) -> None:
         """Write, sync, then update the logs' files. Never raises: the outcome is in the fields."""
@@ -303,7 +293,7 @@ class Commit:
                 referred.append((part.log.id, part.offset, length, crc))
                 continue
             flags = 0
-            if 0 < self.reference_bytes <= length:
+            if 0 < self.committer.settings.reference_bytes <= length:
                 flags = AHEAD
                 ahead.append(self.logs[part.log])
             pieces.append(pack_entry_header(_APPEND, flags, part.records, part.log.id, part.offset, length))
@@ -388,7 +378,7 @@ class Commit:
 
     def _sync(self) -> None:
         """Make what was written durable, and the files that the journal refers to. Raises PoisonError."""
-        began = self.clock.monotonic()
+        began = self.committer.clock.monotonic()
         if self._referred:
             try:
                 self._sync_names()
@@ -398,7 +388,7 @@ class Commit:
             self._referred_are_synced()
         else:
             self.journal.sync()
-        self.sync_seconds = self.clock.monotonic() - began
+        self.sync_seconds = self.committer.clock.monotonic() - began
         self.synced = True
 
     # -- after the sync: the logs' own files
@@ -413,7 +403,7 @@ class Commit:
                 try:
                     self._apply_append(part)
                 except MemoryError:  # it must be done, for the journal has it: with what is kept for this
-                    self.spare.clear()
+                    self.committer.spare.clear()
                     self._apply_append(part)
 
     def _remove(self, log: Log) -> None:
@@ -552,7 +542,8 @@ class Committer:
     _busy: bool = False
     _running: bool = False
     _memory_short: bool = False
-    _spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
+    spare: bytearray = attrs.Factory(lambda: bytearray(_SPARE_BYTES))
+    """Memory that a commit gives up where there is no other."""
     _applying: bool = False
     _together: bool = False
     """Inside `together`: all appends go into the newest batch, which is not taken."""
@@ -877,16 +868,7 @@ class Committer:
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
-        commit = Commit(
-            batches,
-            self.journal,
-            self.disk,
-            self.files,
-            self.clock,
-            now_ms=self.clock.wall_ms(),
-            reference_bytes=self.settings.reference_bytes,
-            spare=self._spare,
-        )
+        commit = Commit(batches, self, self.clock.wall_ms())
         try:
             self._sort(commit)
         except MemoryError as error:
@@ -1027,9 +1009,9 @@ class Committer:
 
     def look_at_memory(self) -> None:
         """Once a second: keep memory for commits that cannot do without, if there is some again."""
-        if len(self._spare) < _SPARE_BYTES:
+        if len(self.spare) < _SPARE_BYTES:
             try:
-                self._spare = bytearray(_SPARE_BYTES)
+                self.spare = bytearray(_SPARE_BYTES)
             except MemoryError:
                 self._say_memory_is_short()
                 return

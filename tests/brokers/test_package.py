@@ -69,7 +69,7 @@ def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for file in importlib.metadata.files(name) or ():
             if ".." not in file.parts:
                 (site / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file.locate(), site / file)
+                shutil.copy2(file.locate(), site / file)  # as old, or it would be compiled again
     # pip checks that what the wheel asks for is there; no registry is asked. To bring the new environment a
     # pip of its own would take longer than all else here.
     pip = sys.executable, "-m", "pip", "--disable-pip-version-check"

@@ -21,7 +21,7 @@ from shared.client.dial import Disconnected
 from tests.support.ends import Connect, End
 from tests.support.server import Server, until
 
-PIECES, PIECE = 30, 20
+PIECES, PIECE = 15, 20
 RETRY = "?retry-seconds=30"
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from brokers.errors import ExitCode
+from dmp.amqp_client import opened
+from dmp.client import Principal
 from dmp.data_types import short
-from dmp.principal import open_principal
 from dmp.wire import DMP_HEADER
 from shared.client.dial import Address
 from shared.client.trio_loop import trio_loop
@@ -78,7 +79,7 @@ async def test_leases_are_listed_by_target_and_age_alone(server: Server) -> None
     def listed() -> str:
         return str(run_here("dmp", "leases", "--json", "--data-dir", str(server.data)).stdout)
 
-    async with trio_loop() as loop, open_principal(loop, Address(host, port, kind="DMP")) as principal:
+    async with trio_loop() as loop, opened(loop, Address(host, port, kind="DMP"), Principal) as principal:
         word = await principal.sink_lease("amq.topic")
         said = listed()
         (row,) = map(json.loads, said.splitlines())

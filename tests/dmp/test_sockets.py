@@ -10,8 +10,9 @@ import trio
 import trustme
 
 from dmp import client, wire
+from dmp.amqp_client import opened
+from dmp.client import Principal
 from dmp.data_types import short, take_short
-from dmp.principal import open_principal
 from dmp.settings import DmpSettings
 from shared.client.dial import Address
 from shared.client.trio_loop import open_stream, trio_loop
@@ -95,8 +96,8 @@ async def test_a_reader_that_goes_away_loses_what_was_on_its_way_and_nothing_els
     address = Address("127.0.0.1", server.port, context, "localhost", kind="DMP")
     names = [b"%05d" % number + bytes(SIZE) for number in range(count)]
     with trio.fail_after(PATIENCE_SECONDS):
-        async with trio_loop() as loop, open_principal(loop, address) as principal:
-            name = await principal.declare_queue("left")
+        async with trio_loop() as loop, opened(loop, address, Principal) as principal:
+            name = await principal.declare_queue("left", durable=False, exclusive=True)
             first = await Reader.open(address, await principal.feed_lease(name))
             sink, _ = await open_leased(address, await principal.sink_lease(""))
             await sink.send_all(b"".join(wire.message(wire.Message(b"", b"left", each)) for each in names))

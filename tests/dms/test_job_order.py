@@ -8,6 +8,7 @@ import pytest
 from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from tests.dms.world import Peer, World, deliveries, deliveries_with, statuses, with_queue
+from tests.support.turns import short_turns
 
 OK = [Status.OK]
 
@@ -91,6 +92,70 @@ def test_options_may_change_while_jobs_wait_and_are_held(world: World, change: s
         assert [body for _, body in found] == [b"1", b"2", b"4", b"5", b"3"]
     else:
         assert len(found) == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_while_very_many_jobs_get_another_order_all_goes_on_but_deliveries(
+    world: World, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    peer, other = with_queue(world, options=b'{"retry_ms":1}'), world.connect()
+    queue = world.engine.queues[b"orders"]
+    for number in range(60):
+        peer.produce_with("orders", b"%d" % number, key="abc"[number % 3], dedup=f"{number}")
+    held = dict(peer.consume("orders", 12))
+    peer.nack(*[delivery_id for delivery_id, body in held.items() if int(body) % 4 == 1])  # b1, c5, a9
+    held = {delivery_id: body for delivery_id, body in held.items() if int(body) % 4 != 1}
+    left, new = set(range(60)), 60
+    short_turns(monkeypatch, 1, 2)
+    for change in ({"fair": True}, {"per_key": 1}, {"per_key": 1, "priorities": 3})[chance.randrange(2) :]:
+        world.call("change", queue="orders", **change)
+    assert queue.stops
+    while queue.stops:
+        what = chance.randrange(12)
+        if what == 0 and held:
+            delivery_id, body = held.popitem()
+            peer.ack(delivery_id)
+            left.discard(int(body))
+        elif what == 1 and held:
+            peer.nack(held.popitem()[0])
+        elif what == 2 and (number := chance.choice(sorted(left))) not in {*map(int, held.values())}:
+            assert statuses(peer.job(Type.CANCEL, "orders", dedup=f"{number}")) == OK
+            left.discard(number)
+        elif what == 3:
+            peer.produce_with("orders", b"%d" % new, key="abc"[new % 3], dedup=f"{new}")
+            left.add(new)
+            new += 1
+        elif what == 4:
+            assert not bodies(other, 1)
+        turn_of(world)
+    seen: list[int] = []
+    out = {**held}
+    came = deliveries(other.take())
+    for _ in range(200):
+        world.advance(0.01)
+        came += other.consume("orders", 2)
+        out |= came
+        of_key = Counter(int(body) % 3 for body in out.values())
+        before = Counter(int(body) % 3 for body in held.values())
+        assert all(count <= max(before[key], 1) for key, count in of_key.items()), "one of a key at a time"
+        if out:
+            delivery_id = chance.choice(sorted(out))
+            seen.append(int(out.pop(delivery_id)))
+            owner = other if held.pop(delivery_id, None) is None else peer
+            came = deliveries(owner.ack(delivery_id)) + deliveries(other.take())
+    assert left <= set(seen)
+    for key in range(3):  # but for what was nacked
+        fresh = [number for number in seen if number % 3 == key and number >= 12]
+        assert fresh == sorted(fresh), "a key has its order"
+    assert not queue.depth
+
+
+def turn_of(world: World) -> None:
+    """The broker has one turn."""
+    world.now += 0.001
+    world.times.timers.run_due()
+    world.settle()
 
 
 def test_a_queue_delivers_at_its_rate_and_a_second_of_it_at_once(world: World) -> None:

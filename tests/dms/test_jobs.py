@@ -656,3 +656,36 @@ def test_what_the_disk_refuses_was_never_there() -> None:
         about = json.loads(wire.split_object(frame[4])[0])
         assert (about["state"], about["due_ms"]) == ("waiting", UNIX_MS + 1001)
         assert statuses(peer.job(Type.GET_JOB, "orders", dedup="d")) == [Status.PROTOCOL_ERROR]
+
+
+def test_jobs_of_one_read_are_answered_in_order_each_as_if_alone(world: World) -> None:
+    peer = with_queue(world, options=b'{"depth":4}')
+    peer.create("other")
+
+    def job(number: int, queue: str = "orders", **said: Any) -> bytes:
+        return wire.pack(
+            Type.PRODUCE_WITH, number, wire.pack_name(queue) + wire.pack_object(said) + b"%d" % number
+        )
+
+    peer.send(
+        job(1, dedup="a")
+        + job(2, dedup="a")
+        + job(3, "other", delay_ms=5)
+        + job(4, "missing")
+        + job(5, delay_ms=5)
+        + job(6, delay_ms=-5)
+        + job(7)
+        + wire.pack(Type.PRODUCE, 8, wire.pack_name("orders") + b"plain")
+        + job(9)
+        + job(10, "other")
+    )
+    frames = peer.take()
+    assert [frame[3] for frame in frames] == [*range(1, 11)]
+    assert {frame[3]: Status(frame[2]).name for frame in frames if frame[2]} == {
+        4: "QUEUE_NOT_FOUND",
+        6: "PROTOCOL_ERROR",
+        9: "QUEUE_FULL",
+    }
+    assert world.depths() == {"orders": 4, "other": 2}
+    world.advance(1)
+    assert [body for _, body in peer.consume("orders", 9)] == [b"1", b"5", b"7", b"plain"]

@@ -1,5 +1,6 @@
 """One Spark session for all of pytest, and one worker for it: starting one takes longer than most tests."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +41,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
         "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse")),
     }
-    # A task that fails runs once more, as it would on a cluster.
-    found = session("local[2,2]", name="tests", config=CONFIG | folders)
+    python = tmp_path_factory.mktemp("python") / "python"
+    python.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("preloaded.py").read_text())
+    python.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", str(python))
+        # A task that fails runs once more, as it would on a cluster.
+        found = session("local[2,2]", name="tests", config=CONFIG | folders)
     found.sparkContext.setLogLevel("ERROR")
     yield found
     found.stop()

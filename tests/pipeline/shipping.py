@@ -11,9 +11,9 @@ from brokers.ship.formats import (
     Manifest,
     NewSection,
     Section,
+    Snapshot,
     SnapshotLine,
     pack_part,
-    pack_snapshot,
     part_key,
     snapshot_key,
     unpack_manifest,
@@ -59,9 +59,7 @@ async def _ship(data: Path, bucket: Bucket, time_ms: int) -> None:
                 await bucket.create(key, packed)
                 sections.setdefault(line.id, []).append((key, section))
     lsn = found.replay_lsn
-    snapshot = pack_snapshot(
-        epoch=1, wal=1, time_ms=time_ms, whole_from=lsn, catalog_text=found.pack(), sections=sections
-    )
+    snapshot = Snapshot(1, 1, time_ms, lsn, found, found.pack(), sections).pack()
     key, journal_id = snapshot_key(1, lsn), f"{found.journal_id:016x}"
     await bucket.create(key, snapshot)
     line_of = SnapshotLine(key, lsn, lsn, time_ms, 1, 1, journal_id, len(snapshot))

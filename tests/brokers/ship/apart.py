@@ -13,11 +13,11 @@ from brokers.ship.formats import (
     NewSection,
     Piece,
     Section,
+    Snapshot,
     SnapshotLine,
     Wal,
     WalHead,
     pack_part,
-    pack_snapshot,
     pack_wal,
     part_key,
     snapshot_key,
@@ -127,14 +127,8 @@ class Apart:
                 sections[section.log_id] = [(key, section)]
         lsn = self.snapshot.replay_lsn
         key = snapshot_key(1, lsn)
-        packed = pack_snapshot(
-            epoch=1,
-            wal=3,
-            time_ms=TIME_MS,
-            whole_from=lsn,
-            catalog_text=self.snapshot.pack(),
-            sections=sections,
-        )
+        found = self.snapshot
+        packed = Snapshot(1, 3, TIME_MS, lsn, found, found.pack(), sections).pack()
         await bucket.create(key, packed)
         journal_id = f"{self.snapshot.journal_id:016x}"
         snapshots = (SnapshotLine(key, lsn, lsn, TIME_MS, 3, 1, journal_id, len(packed)),)

@@ -14,13 +14,13 @@ from brokers.ship.formats import (
     NewSection,
     Piece,
     Section,
+    Snapshot,
     SnapshotLine,
     Wal,
     WalHead,
     check_part,
     continues,
     pack_part,
-    pack_snapshot,
     pack_wal,
     section_entries,
     unpack_directory,
@@ -149,15 +149,9 @@ def test_a_flipped_bit_in_any_byte_of_an_object_of_parts_is_found() -> None:
 def snapshot() -> bytearray:
     _, (first, _, third) = packed_part()
     lines = [LogLine(7, "logmq", "orders", "orders", "always", 1, 100, 160)]
-    text = Catalog(JOURNAL, 2048, 9, 1, False, lines).pack()
-    return pack_snapshot(
-        epoch=3,
-        wal=12,
-        time_ms=99,
-        whole_from=4096,
-        catalog_text=text,
-        sections={7: [("parts/a", first), ("parts/b", first)], 2**63: [("parts/a", third)]},
-    )
+    catalog = Catalog(JOURNAL, 2048, 9, 1, False, lines)
+    sections = {7: [("parts/a", first), ("parts/b", first)], 2**63: [("parts/a", third)]}
+    return Snapshot(3, 12, 99, 4096, catalog, catalog.pack(), sections).pack()
 
 
 def test_a_snapshot_is_read_back() -> None:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from brokers.ship.assembling import Cut
 from brokers.ship.cipher import Cipher
 from brokers.ship.follow import Follow, read_follow
-from brokers.ship.formats import MANIFEST_KEY, SHIP_PATH, unpack_manifest, unpack_mark
+from brokers.ship.formats import (
+    MANIFEST_KEY,
+    PARTS_PREFIX,
+    SHIP_PATH,
+    unpack_manifest,
+    unpack_mark,
+    unpack_snapshot,
+)
 from brokers.ship.remote import ANSWER_SECONDS, BLOCK_BYTES, CACHE_BYTES, RemoteReader
 from brokers.ship.restore import Restore
 from shared.budget import Account
@@ -174,6 +181,32 @@ async def test_a_fenced_writer_drops_nothing(autojump_clock: Any) -> None:
             await trio.sleep(3 * LEAVES.fold)
         assert ship.shipper.state == "fenced"
         assert ship.log("a").local == 0
+
+
+async def test_a_fenced_server_reads_what_only_the_bucket_has_wherever_the_other_one_puts_it(
+    autojump_clock: Any,
+) -> None:
+    disk, store = FakeDisk(), FakeStore()
+    async with shipped(disk, store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 60)
+        log = await left(ship)
+        async with shipped(disk.kill(), store, LEAVES, STORAGE, close=False):  # takes the epoch
+            await fill(ship, 60, 61)
+            await trio.sleep(5)
+        assert ship.shipper.state == "fenced"
+        manifest = unpack_manifest(store.objects[MANIFEST_KEY])
+        newest = manifest.snapshots[-1]
+        snapshot = unpack_snapshot(store.objects[newest.key])
+        moved = {key: f"{PARTS_PREFIX}other-{key.removeprefix(PARTS_PREFIX)}" for key in snapshot.part_keys}
+        for key, name in moved.items():
+            store.objects[name] = store.objects.pop(key)
+        sections = {
+            log_id: [(moved[key], section) for key, section in placed]
+            for log_id, placed in snapshot.sections.items()
+        }
+        store.objects[newest.key] = bytes(attrs.evolve(snapshot, sections=sections).pack())
+        assert log.local
+        assert await read_all(log) == [record(number) for number in range(61)]
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -115,14 +115,14 @@ class Machine(RuleBasedStateMachine):
         number = sorted(self.held)[pick % len(self.held)]
         self.put_off[number] = of = self.held.pop(number)
         self.keys.release(of[1])
-        self.keys.waits(of[1], tried=True)
+        self.keys.waits(number, of[1], tried=True)
 
     @precondition(lambda self: self.put_off)
     @rule(pick=st.integers(0, 99), comes=st.booleans())
     def wait_no_more(self, pick: int, comes: bool) -> None:
         number = sorted(self.put_off)[pick % len(self.put_off)]
         priority, key = self.put_off.pop(number)
-        self.keys.waits_no_more(key, tried=True)
+        self.keys.waits_no_more(number, key)
         if comes:
             self.runs[number] = Run(None, [b"%d" % number], number)
             self.waiting[number] = priority, key
@@ -216,3 +216,13 @@ def test_what_a_key_had_unacknowledged_before_counts() -> None:
     assert keys.first() is None
     keys.release("a")
     assert keys.first() is not None
+
+
+def test_a_key_goes_on_where_an_earlier_message_came_while_another_held_it() -> None:
+    keys = Keys(1)
+    keys.add(Run(None, [b"second"], 2), 0, "a")
+    keys.take_over("a")
+    keys.add(Run(None, [b"first"], 1), 0, "a")
+    assert keys.first() is None
+    keys.release("a")
+    assert keys.take(1).bodies == [b"first"]

@@ -11,7 +11,11 @@ from unittest.mock import patch
 import attrs
 
 from brokers.bridges.bridge import Bridge
-from dms import expiry, opening
+from dmp.broker import Broker
+from dmp.once import Once
+from dmp.queue_log import QueueLog as AmqpQueueLog
+from dmp.queues import Queue as AmqpQueue
+from dms import expiry, named_jobs, opening
 from dms.cold import ColdRow
 from dms.engine import Engine, Queue
 from dms.expiry import DueSchedules, Expiry, Jobs
@@ -25,7 +29,7 @@ from logmq.writers import Writers
 from shared import schedules
 from shared.bridging import MessageRun
 from shared.queues.dedup import SeenKeys
-from shared.queues.keys import _InTurn, _Lane
+from shared.queues.keys import Keys, _InTurn, _Lane
 from shared.queues.runs import Ready, Run
 from shared.schedules import Due
 from shared.storage import format, recovery, replay
@@ -602,7 +606,7 @@ def jobs_come_early() -> list[Change]:
 @bug("queues of jobs")
 def jobs_are_cancelled_in_word_alone() -> list[Change]:
     """CANCEL looks whether the job is there."""
-    return [(Jobs, "cancel", lambda self, name: self.find(name) and None)]
+    return [(named_jobs, "cancel", lambda jobs, name: named_jobs.find(jobs, name) and None)]
 
 
 @bug("queues of jobs")
@@ -711,6 +715,67 @@ def schedules_forget_what_is_done() -> list[Change]:
 def schedules_follow_a_clock_back() -> list[Change]:
     """Cron's times come again wherever the clock was set back."""
     return [(schedules, "BACK_MS", 1000)]
+
+
+# -- jobs by AMQP
+
+
+@bug("queues of jobs by AMQP")
+def amqp_keys_go_at_once() -> list[Change]:
+    """`x-per-key` is one more than it says."""
+    begin = Keys.__init__
+
+    def with_one_more(self: Keys, per_key: int = 0, **options: Any) -> None:
+        begin(self, per_key + bool(per_key), **options)
+
+    return [(Keys, "__init__", with_one_more)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_keys_pass_each_other() -> list[Change]:
+    """Of a key the newest goes first."""
+    return keys_jobs_pass_each_other()
+
+
+@bug("queues of jobs by AMQP")
+def amqp_keys_take_no_turns() -> list[Change]:
+    """A key goes on until it has nothing more."""
+    return keys_take_no_turns()
+
+
+@bug("queues of jobs by AMQP")
+def amqp_names_are_forgotten_with_their_messages() -> list[Change]:
+    """A name is known while its message is in the queue alone."""
+    return [(Once, "restore", lambda self, windows: None)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_names_are_not_seen_at_a_start() -> list[Change]:
+    """Of what a start finds no name is known."""
+    return [(Once, "found", lambda self, run: None), (Once, "restore", lambda self, windows: None)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_delays_end_at_a_start() -> list[Change]:
+    """After a restart nothing waits any more."""
+    return [(AmqpQueue, "_due_now", lambda self, runs: [*runs])]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_acknowledgements_are_not_written() -> list[Change]:
+    """What leaves a durable queue is not written."""
+    return [(AmqpQueueLog, "flush", lambda self: None)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_confirms_before_sync() -> list[Change]:
+    """A publish is confirmed before the sync."""
+    publish = Broker.publish
+
+    def confirm_at_once(self: Broker, *arguments: Any, **options: Any) -> None:
+        publish(self, *arguments, **options)
+
+    return [(Broker, "publish", confirm_at_once)]
 
 
 @bug("bridges")

@@ -40,13 +40,14 @@ class FaultProfile:
     queues: tuple[str, ...] = ("a", "ab", "abc")
     dms_episodes: Mapping[str, int] = DMS_EPISODES
     jobs: bool = False
-    """DMS serves jobs, and nothing else (`sim/jobs.py`)."""
+    """DMS or AMQP serves jobs, and nothing else (`sim/jobs.py`, `sim/amqp_jobs.py`)."""
     dms_modes: tuple[str, ...] = ("always",)
     """Others promise less at a power cut, and the same at a kill."""
     hot_bytes: tuple[int, ...] = (0, 2000, 1 << 20)
     snapshot_bytes: tuple[int, ...] = (20_000, 1 << 20)
     clients: tuple[int, ...] = (2, 3, 4)
     lives: tuple[int, ...] = (1, 2, 3)
+    wall_jumps_ms: tuple[int, ...] = (0, 0, 0, 5_000, -5_000, 7_200_000, -7_200_000)
     life_seconds: float = 0.2
     """Virtual, at most; a life of a hundred requests."""
     endings: tuple[int, int, int] = (6, 2, 1)
@@ -330,6 +331,16 @@ FAULT_PROFILES = MappingProxyType(
             faults=("",),
             stall_seconds=(0.0,),
             snapshot_bytes=(1500, 8_000),
+        ),
+        # Its delays are times of the wall clock.
+        "queues of jobs by AMQP": FaultProfile(
+            protocols=("dmp",),
+            jobs=True,
+            lives=(2, 3, 4),
+            endings=(3, 3, 1),
+            wall_jumps_ms=(0,),
+            faults=("",),
+            stall_seconds=(0.0,),
         ),
         "queues that come and go": FaultProfile(
             protocols=("dms",),

@@ -7,6 +7,7 @@ and where keys take turns none has two while another waits.
 
 import json
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Job(Asked):
     name: str = ""
     body: bytes = b""
     key: str = ""
+    delay_ms: int = 0
     earliest: float = 0.0
     plain: bool = True
     """It never waited for a time, and nobody sent another of its name."""
@@ -92,14 +94,20 @@ class JobsModel:
         self.bodies: dict[bytes, Job] = {}
         self.sent = self.acknowledged = self.records_checked = 0
 
-    def sends(self, queue: str, name: str, body: bytes, key: str, delay_ms: int) -> Job:
+    def draws(self, chance: random.Random, name: str) -> Job:
+        """A job that is sent next, perhaps of a name that there is. `name`: nobody has used it."""
         self.sent += 1
-        job = Job(self._world.tick(), queue=queue, name=name, body=body, key=key, plain=not delay_ms)
-        job.earliest = self._world.now() + delay_ms / 1000
-        jobs = self.names.setdefault(name, [])
+        body = name.encode() + b"=" * chance.choice((0, 3, 60, 400))
+        job = Job(self._world.tick(), queue=chance.choice((BY_KEY, BY_TURNS)), name=name, body=body)
+        if self.names and chance.random() < 0.2:
+            job.name = chance.choice([*self.names])
+            job.queue = self.names[job.name][0].queue
+        job.delay_ms, job.key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
+        job.earliest = self._world.now() + job.delay_ms / 1000
+        jobs = self.names.setdefault(job.name, [])
         jobs.append(job)
-        for other in jobs:
-            other.plain &= len(jobs) == 1
+        for each in jobs:
+            each.plain = len(jobs) == 1 and not job.delay_ms
         self.bodies[body] = job
         return job
 
@@ -175,11 +183,6 @@ class JobsModel:
             raise BrokenPromiseError(f"{job_there} was acknowledged or cancelled, and is there")
 
 
-def named(queue: str, said: dict[str, Any], body: bytes = b"") -> bytes:
-    text = json.dumps(said).encode()
-    return dms.name(queue, len(text).to_bytes(2, "big") + text + body)
-
-
 @attrs.define(eq=False)
 class JobClient(ProbeClient):
     """One client of jobs."""
@@ -223,18 +226,14 @@ class JobClient(ProbeClient):
             requests: list[bytes] = []
             for _ in range(chance.choice((1, 1, 3, 8))):
                 self._made += 1
-                name = f"{self._number}.{self._made}"
-                queue = chance.choice((BY_KEY, BY_TURNS))
-                if model.names and chance.random() < 0.2:
-                    name = chance.choice([*model.names])
-                    queue = model.names[name][0].queue
-                body = f"{self._number}.{self._made}".encode() + b"=" * chance.choice((0, 3, 60, 400))
-                delay_ms, key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
-                said = {"dedup": name, "delay_ms": delay_ms, "headers": {"n": self._made}}
+                job = model.draws(chance, f"{self._number}.{self._made}")
+                said = {"dedup": job.name, "delay_ms": job.delay_ms, "headers": {"n": self._made}}
+                said |= {"key": job.key} if job.key else {}
                 self._ids += 1
-                jobs.append((self._ids, model.sends(queue, name, body, key, delay_ms)))
-                said |= {"key": key} if key else {}
-                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(queue, said, body)))
+                jobs.append((self._ids, job))
+                requests.append(
+                    dms.frame(dms.PRODUCE_WITH, self._ids, dms.with_object(job.queue, said, job.body))
+                )
             await dialog.send_all(requests, chance, "PRODUCE_WITH")
             for message_id, job in jobs:
                 await self._answered(dialog, dms.PRODUCE_WITH, message_id, job)
@@ -248,12 +247,12 @@ class JobClient(ProbeClient):
             queue = model.names[name][0].queue
             if chance.random() < 0.5:
                 asked = model.leaves(model.names[name])
-                await self._ask(dialog, dms.CANCEL, named(queue, {"dedup": name}), asked)
+                await self._ask(dialog, dms.CANCEL, dms.with_object(queue, {"dedup": name}), asked)
                 continue
             delay_ms = chance.choice((0, 5, 50))
             model.moves(name, delay_ms)
             said = {"dedup": name, "delay_ms": delay_ms}
-            await self._ask(dialog, dms.RESCHEDULE, named(queue, said), Asked(self._world.tick()))
+            await self._ask(dialog, dms.RESCHEDULE, dms.with_object(queue, said), Asked(self._world.tick()))
 
     async def _consume(self, dialog: DmsDialog) -> None:
         chance, model = self._chance, self._model
@@ -267,7 +266,7 @@ class JobClient(ProbeClient):
                 continue
             if type_ != dms.DELIVER_WITH:
                 raise BrokenPromiseError(f"{self.name} was refused: {status} {payload!r}")
-            about, body = split(payload)
+            about, body = dms.split_object(payload)
             jobs: list[Job] = []
             if queue == CLOCK:
                 self._schedules.delivered(body, about)
@@ -291,12 +290,6 @@ class JobClient(ProbeClient):
                 await self._answered(dialog, dms.NACK, delivery_id, Asked(self._world.tick()))
 
 
-def split(payload: bytes) -> tuple[dict[str, Any], bytes]:
-    """What is told of a message, and its body."""
-    size = 2 + int.from_bytes(payload[:2], "big")
-    return json.loads(payload[2:size]), payload[size:]
-
-
 @attrs.define(eq=False)
 class JobsVerifier:
     """After each start each job is asked for by its name, which takes nothing. Then those whose keys take
@@ -315,10 +308,10 @@ class JobsVerifier:
             found = dict.fromkeys((BY_KEY, BY_TURNS), 0)
             for number, (name, jobs) in enumerate(self._model.names.items(), 3):
                 queue = jobs[0].queue
-                asked = dms.frame(dms.GET_JOB, number, named(queue, {"dedup": name}))
+                asked = dms.frame(dms.GET_JOB, number, dms.with_object(queue, {"dedup": name}))
                 await dialog.send(asked, f"GET_JOB {name}")
                 status, payload = await dialog.answer(dms.GET_JOB, number)
-                self._model.saw(name, None if status else split(payload)[1])
+                self._model.saw(name, None if status else dms.split_object(payload)[1])
                 found[queue] += not status
             for queue, count in found.items():
                 if count != depths.get(queue, 0):
@@ -360,7 +353,7 @@ class JobsVerifier:
         for _ in range(depth):
             type_, status, _, payload = await dialog.frame()
             if type_ == dms.DELIVER_WITH:
-                found.append(split(payload))
+                found.append(dms.split_object(payload))
             elif status != dms.TIMEOUT:
                 raise BrokenPromiseError(f"{queue} was refused: {status} {payload!r}")
         return found

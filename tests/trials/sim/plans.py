@@ -73,7 +73,7 @@ def _life(chance: random.Random, profile: FaultProfile, timing: FaultPlan) -> Li
     (ending,) = chance.choices(kinds, profile.endings)
     faults = _faults(chance, profile, timing)
     seconds = profile.life_seconds * chance.random()
-    jump = chance.choice((0, 0, 0, 5_000, -5_000, 7_200_000, -7_200_000))
+    jump = chance.choice(profile.wall_jumps_ms)
     answers = sights = None
     match chance.choice(profile.ends) if ending != "stop" else "time":
         case "operation":  # while it starts, in the middle of its work, or not before its time

@@ -13,6 +13,8 @@ from shared.storage.format import BATCH_PAYLOAD_MAX
 from tests.support.commits import batches_of
 from tests.support.dms_model import DmsModel
 from tests.trials.logmq_model import Model
+from tests.trials.sim import amqp_jobs
+from tests.trials.sim.amqp_jobs import AmqpJobClient, AmqpJobsVerifier
 from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
@@ -84,9 +86,10 @@ class Simulation:
         )
         self._jobs_model = JobsModel(world)
         self._schedules = SchedulesModel(world)
-        if chosen.jobs:
+        if chosen.jobs and "dms" in self._protocols:
             world.on_wall_set = self._schedules.set
         self._jobs_verifier = JobsVerifier(world, self._network, self._jobs_model, self._schedules)
+        self._amqp_verifier = AmqpJobsVerifier(world, self._network, self._jobs_model)
         self._away = world.source("away")
         self._lived = 0
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
@@ -144,7 +147,10 @@ class Simulation:
         if "logmq" in self._protocols:
             name, weights = f"client {number}", self._temper.episodes
             yield Client(world, network, name, over, weights, self._model, number, self._topics)
-        if self._temper.jobs:
+        if self._temper.jobs and "dmp" in self._protocols:
+            name, weights = f"worker {number}", amqp_jobs.WEIGHTS
+            yield AmqpJobClient(world, network, name, over, weights, self._jobs_model, number)
+        elif self._temper.jobs:
             name, model = f"worker {number}", self._jobs_model
             yield JobClient(world, network, name, over, WEIGHTS, model, self._schedules, number)
         elif "dms" in self._protocols:
@@ -155,7 +161,9 @@ class Simulation:
         if "logmq" in self._protocols:
             await self._verifier.verify(accept)
         self._safe_seconds, self._sync_seconds = math.inf, 0.0
-        if self._temper.jobs:
+        if self._temper.jobs and "dmp" in self._protocols:
+            await self._amqp_verifier.verify(accept, self._machine)
+        elif self._temper.jobs:
             await self._jobs_verifier.verify(accept)
         elif "dms" in self._protocols:
             await self._dms_verifier.verify(accept, self._machine)
@@ -165,7 +173,7 @@ class Simulation:
     async def _live(self, life: Life) -> None:
         self._lived += 1
         ages = self._dms_model.ages
-        if self._temper.jobs:
+        if self._temper.jobs and "dms" in self._protocols:
             self.world.wall_offset_ms += self._away.choice(AWAY_MS)
         ages.begins(self.world.now())
         self._schedules.begins()

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import dmp.queue_log
+import dmp.row
 import dms.cold
 import dms.expiry
 import dms.queue_log
 from dmp.plugin import plugin as dmp_plugin
-from dmp.settings import DmpSettings
+from dmp.settings import DmpSettings, Users
 from dms.plugin import plugin as dms_plugin
 from dms.settings import DmsSettings, QueueSettings
 from logmq.plugin import plugin as logmq_plugin
@@ -57,7 +59,10 @@ def served(chance: random.Random, profile: FaultProfile, protocols: Sequence[str
         ),
     }
     if "dmp" in protocols:
-        every["dmp"] = dmp_plugin, DmpSettings(hot_bytes=chance.choice(profile.hot_bytes))
+        every["dmp"] = (
+            dmp_plugin,
+            DmpSettings(users=Users.parse("sim:sim"), hot_bytes=chance.choice(profile.hot_bytes)),
+        )
     return [every[name] for name in protocols]
 
 
@@ -80,6 +85,8 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
         patch.multiple(core, HOT_LEAST_BYTES=500),
         patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
         patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5, CLOCK_LOOK_MS=LOOK_MS),
+        patch.multiple(dmp.queue_log, SLACK_BYTES=1000, READ_BYTES=1500),
+        patch.multiple(dmp.row, HOT_LEAST_BYTES=500),
         patch.multiple(schedules, EVERY_MS_MIN=1),
     ):
         yield
