@@ -14,7 +14,7 @@ from dms.wire import NO_JOB, Refusal, malformed, refusal_for
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
-    from dms.expiry import Jobs
+    from dms.jobs import Jobs
     from shared.queues.naming import MessageName, NewTime
     from shared.queues.runs import Run
     from shared.storage.store import Ticket
