@@ -425,13 +425,13 @@ async def test_a_disk_that_refuses_the_mark_ends_no_server_and_shipping_goes_on_
 async def test_where_memory_is_short_for_a_moment_shipping_goes_on_behind_it(
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def short(*_: object) -> Any:
+    async def short(*_: object) -> Any:
         raise MemoryError
 
     async with shipped(FakeDisk(), FakeStore()) as ours:
         await ours.even()
         with monkeypatch.context() as patch:
-            patch.setattr(ours.shipper.shipping, "_read", short)
+            patch.setattr(ours.shipper.shipping, "read", short)
             await ours.append("orders", b"x")
             await trio.sleep(10)
             assert ours.shipper.lag_bytes > 0
@@ -455,8 +455,7 @@ async def test_the_journals_segments_are_looked_for_in_the_thread_that_reads_the
         assert inside
         return FakeDisk.names(disk, folder)
 
-    async with shipped(disk, FakeStore(), close=False) as ours:
-        monkeypatch.setattr(ours.shipper.shipping, "_in_thread", in_thread)
+    async with shipped(disk, FakeStore(), close=False, in_thread=in_thread) as ours:
         monkeypatch.setattr(disk, "names", names)
         await ours.append("orders", b"x")
         await ours.even()
