@@ -12,7 +12,7 @@ from brokers.ship.bucket import Away, Bucket, Exists, Missing, Stale
 from brokers.ship.formats import unpack_manifest
 from brokers.ship.settings import ShipSettings
 from brokers.ship.shipper import Shipper, opened_with
-from brokers.ship.stores import open_bucket
+from brokers.ship.stores import open_bucket, open_store
 from shared.storage import format
 from shared.storage.settings import Durability
 from shared.storage.store import Store
@@ -92,3 +92,19 @@ async def test_a_store_is_shipped_with_its_threads_and_files(settings: ShipSetti
     objects: dict[str, Any] = {each.key: (await bucket.get(each.key))[0] for each in await bucket.listed("")}
     assert assembled(objects).logs == {("logs", "orders"): expected}
     assert unpack_manifest(objects["manifest.json"]).epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "line", "unsigned"),
+    [("", "", "true"), ("http://127.0.0.1:1", "", None), ("", "unsigned_payload = false", "False")],
+)
+def test_over_https_a_request_is_signed_without_a_hash_of_what_it_sends_unless_asked_for(
+    tmp_path: Path, endpoint_url: str, line: str, unsigned: str | None
+) -> None:
+    pytest.importorskip("obstore")
+    credentials = tmp_path / "credentials.toml"
+    credentials.write_text(KEYS + line)
+    store: Any = open_store(
+        ShipSettings(url="s3://b/p", endpoint=endpoint_url, region="x", credentials=credentials)
+    )
+    assert store.store.config.get("unsigned_payload") == unsigned
