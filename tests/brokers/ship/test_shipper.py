@@ -15,10 +15,19 @@ import trio.testing
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
 from brokers.ship.folder_files import FolderFiles, put_back
-from brokers.ship.formats import MANIFEST_KEY, PARTS_PREFIX, SHIP_PATH, unpack_manifest, unpack_wal, wal_key
+from brokers.ship.formats import (
+    MANIFEST_KEY,
+    PARTS_PREFIX,
+    SHIP_PATH,
+    unpack_manifest,
+    unpack_snapshot,
+    unpack_wal,
+    wal_key,
+)
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
+from shared.storage.settings import Durability
 from shared.units import KIB, MIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault, on_loop
 from tests.brokers.ship.reassembled import assembled
@@ -312,6 +321,22 @@ async def test_what_retention_passed_is_deleted_and_the_rest_can_be_restored(aut
         assert wal_key(1) not in keys
         assert found.manifest.wal_first >= found.manifest.wal_deleted > 1
         assert wal_key(found.manifest.wal_deleted) <= min(keys) <= wal_key(found.manifest.wal_first)
+
+
+async def test_what_the_oldest_snapshot_that_is_kept_needs_is_kept(autojump_clock: object) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, attrs.evolve(FOLDS, fold=30), STORAGE) as ours:
+        for _ in range(4):
+            await work(ours)
+            await trio.sleep(GRACE_SECONDS)
+        await ours.even()
+        manifest = assembled(bucket.objects).manifest
+        assert len(manifest.snapshots) >= 4
+        assert manifest.wal_first <= manifest.snapshots[0].wal < manifest.snapshots[-1].wal
+        needed = {wal_key(number) for number in range(manifest.snapshots[0].wal, ours.shipper.number + 1)}
+        for line in manifest.snapshots:
+            needed |= unpack_snapshot(bucket.objects[line.key]).part_keys
+        assert needed <= set(bucket.objects)
 
 
 async def test_a_backlog_that_is_too_long_is_forgotten_and_shipping_begins_anew(
@@ -663,6 +688,24 @@ async def test_what_fills_an_object_is_shipped_at_once_and_the_rest_with_the_int
         assert (shipper.objects, shipper.lag_bytes, shipper.lag_seconds) == (before + 3, 0, 0)
         await trio.sleep(5000)
         assert shipper.objects == before + 3
+
+
+async def test_what_is_shipped_before_its_time_is_nothing_that_a_power_cut_may_take(
+    autojump_clock: object,
+) -> None:
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, SELDOM, LONG, close=False) as ours:
+        await ours.even()
+        before, log = ours.shipper.objects, ours.log("unsynced", Durability("none"))
+        for _ in range(40):
+            log.append(format.record(bytes(MIB)), 1)
+            ours.store.commit_pending()
+            await trio.sleep(0.1)
+        assert before < ours.shipper.objects
+        cut = disk.power_cut().boot(lambda number, what: number - 1)
+    async with shipped(cut, bucket, SELDOM, LONG) as ours:
+        await ours.even()
+        assert assembled(bucket.objects).logs == await ours.contents()
 
 
 async def test_a_fast_journal_writes_its_segments_anew_and_makes_no_others(autojump_clock: object) -> None:
