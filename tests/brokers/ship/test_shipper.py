@@ -703,7 +703,7 @@ async def test_what_is_shipped_before_its_time_is_nothing_that_a_power_cut_may_t
             await trio.sleep(0.1)
         assert before < ours.shipper.objects
         cut = disk.power_cut().boot(lambda number, what: number - 1)
-    async with shipped(cut, bucket, SELDOM, LONG) as ours:
+    async with shipped(cut, bucket, SETTINGS, LONG) as ours:  # else the bucket has what the folder has not
         await ours.even()
         assert assembled(bucket.objects).logs == await ours.contents()
 

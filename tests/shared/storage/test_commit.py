@@ -23,6 +23,7 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
+from tests.support.commits import batches_of
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
@@ -213,6 +214,18 @@ async def test_an_append_to_several_logs_is_one_batch_in_the_strictest_mode() ->
     store, _ = await reopen(store, disk)
     for n, log in enumerate(store.namespace("logmq", ALWAYS).logs.values()):
         assert await read_all(log) == [b"before %d" % n, b"together"]
+
+
+async def test_what_a_fold_appends_takes_no_log_out_of_the_batch() -> None:
+    _, store = await fresh_store()
+    first, second = await logs_of(store, ALWAYS, ALWAYS)
+    first.fold = lambda offset, data: store.append_all([(second, data, 1), (second, data, 1)])
+    batches = store.statistics().journal_batches
+    with batches_of(0):
+        _, ticket = store.append_all([(log, records(b"x"), 1) for log in (first, second)])
+    await store.wait(ticket)
+    assert await read_all(second) == [b"x"] * 3
+    assert store.statistics().journal_batches == batches + 1
 
 
 async def test_all_that_is_appended_together_is_one_batch_of_the_journal() -> None:
