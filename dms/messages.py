@@ -14,8 +14,9 @@ import trio
 
 from dms import named_jobs, records
 from dms.engine import Consumer, Engine, Queue
-from dms.expiry import REASON_TEXTS, Jobs
+from dms.expiry import REASON_TEXTS
 from dms.job_head import JOB_FIRST, JobHead
+from dms.jobs import Jobs
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from dms.expiry import due_at
 from dms.records import Reason
-from dms.wire import Refusal, malformed, refusal_for
+from dms.wire import NO_JOB, Refusal, malformed, refusal_for
 from shared.errors import StoreError
 
 if TYPE_CHECKING:
-    from dms.expiry import Jobs
+    from dms.jobs import Jobs
     from shared.queues.naming import MessageName, NewTime
     from shared.queues.runs import Run
     from shared.storage.store import Ticket
@@ -24,7 +24,7 @@ def find(jobs: Jobs, name: MessageName) -> int:
     """The job's sequence."""
     seq = jobs.sequence_of(name)
     if seq is None:
-        raise malformed(f"no job {name} is in {jobs.queue.text}")
+        raise malformed(f"{NO_JOB}{name} is in {jobs.queue.text}")
     return seq
 
 

@@ -44,7 +44,7 @@ from shared.replies import ReplySlot
 from shared.turns import batched
 
 if TYPE_CHECKING:
-    from dms.expiry import Jobs
+    from dms.jobs import Jobs
     from dms.session import Session
     from shared.queues.runs import Run
     from shared.storage.store import Ticket

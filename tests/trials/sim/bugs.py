@@ -15,11 +15,11 @@ from dmp.broker import Broker
 from dmp.later import Later
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
-from dms import expiry, intake, named_jobs, opening
-from dms.cold import ColdRow
-from dms.engine import Engine, Queue
-from dms.expiry import DueSchedules, Expiry, Jobs
+from dms import expiry, intake, jobs, named_jobs, opening
+from dms.engine import ColdRow, Engine, Queue
+from dms.expiry import Expiry
 from dms.job_requests import job_request_untrusted
+from dms.jobs import DueSchedules, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.records import unpack
@@ -601,7 +601,7 @@ def dms_skips_what_is_cold() -> list[Change]:
 def jobs_come_early() -> list[Change]:
     """A delay is over at its half."""
     due_at = expiry.due_at
-    return [(expiry, "due_at", lambda now, after_ms: due_at(now, after_ms // 2))]
+    return [(module, "due_at", lambda now, after_ms: due_at(now, after_ms // 2)) for module in (expiry, jobs)]
 
 
 @bug("queues of jobs")
