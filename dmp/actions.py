@@ -34,7 +34,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 CHANGE = changing(
     "change",
     "Give it other arguments; whoever declares it may go on with those that it had. One that is unset (null) "
-    "is as it was declared.",
+    "is as it was declared. What is ready and too much for a lower limit is dropped, the oldest first.",
     takes={name: argument for name, argument in ARGUMENTS.items() if name in CHANGEABLE},
-    answers=("changed",),
+    answers=("changed", "dropped"),
 )

@@ -11,7 +11,7 @@ from dmp.amqp.channel import Channel
 from dmp.amqp.consumer_timeouts import ConsumerTimeouts
 from dmp.broker import Broker
 from dmp.data_types import EMPTY_TABLE, SHORT_BYTES_MAX, read_table
-from dmp.declarations import TYPES, Binding
+from dmp.declarations import TYPES, Binding, QueueArguments
 from dmp.exchanges import DEFAULT, Exchange
 from dmp.leases import Lease
 from dmp.message import KEY, Head
@@ -40,6 +40,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.task_turns import TaskTurn
 
 READ_BYTES = 256 << 10
 ANY_NUMBER = 1 << 20
@@ -206,14 +207,16 @@ class Admin:
             raise BadArgument("what it was declared with was lost: declare it again, and it has that")
         kind = before.changed(arguments)
         old, new = read_table(before.changes), read_table(kind.changes)
+        dropped = await _above(queue, kind.arguments)
         if kind != before and not dry_run:
             await settled(self._broker, self._broker.topology.change_queue(queue, kind))
-        return {"changed": sum(old.get(name) != new.get(name) for name in {*old, *new})}
+        changed = sum(old.get(name) != new.get(name) for name in {*old, *new})
+        return {"changed": changed, "dropped": dropped}
 
     @PURGE
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
-            return {"purged": queue.depth, "held": queue.held}
+            return {"purged": queue.depth + queue.later.count, "held": queue.held}
         count, ticket = self._broker.topology.purge_queue(queue)
         await settled(self._broker, ticket)
         return {"purged": count, "held": queue.held}
@@ -402,6 +405,29 @@ class Admin:
         made = await make(row, dry_run, lambda *_: None)
         await settled(self._broker, made.ticket)
         return int(made.new)
+
+
+async def _above(queue: Queue, arguments: QueueArguments) -> int:
+    """How many of its messages a queue with these arguments drops at once, the next ones out first."""
+    row, above = queue.row, 0
+    if arguments.rejects:
+        return 0
+    if arguments.messages_max is not None:
+        above = max(len(row) - arguments.messages_max, 0)
+    if arguments.bytes_max is None:
+        return above
+    left, turn, runs = row.all_body_bytes - arguments.bytes_max, TaskTurn(), [*row.ready]
+    count = 0
+    for run in runs:
+        if left <= 0:
+            break
+        fitting = min(-(-left // max(run.head.body_bytes, 1)), len(run))
+        count += fitting
+        left -= fitting * run.head.body_bytes
+        await turn.item()
+    if left > 0 and row.cold is not None and row.cold.count:  # on disk alone: about so many
+        count += min(-(-left * row.cold.count // max(row.cold.body_bytes, 1)), row.cold.count)
+    return max(above, count)
 
 
 def _timed(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -37,14 +37,14 @@ class KnownKeys:
     _marks: dict[bytes, bytes] = attrs.Factory(dict)
     """The bytes that stand for each queue."""
 
-    def begin(self, queue: bytes, random: bytes) -> None:
-        """A queue has a window from now on; what another of its name knew is not known any more. `random`: 8
-        bytes or more. Raises StoreError."""
-        mark = random[:_MARK_BYTES]
+    def begin(self, queue: bytes, random: bytes) -> Row:
+        """A queue has a window from now on; what another of its name knew is not known any more. Returns what
+        goes in one entry with the queue; where that is refused, call `ended`. `random`: 8 bytes or more.
+        Raises StoreError."""
         if self.table is None:
             self.table = self._make()
-        self.table.put(b"q" + queue, mark)
-        self._marks[queue] = mark
+        mark = self._marks[queue] = random[:_MARK_BYTES]
+        return self.table.put_record(b"q" + queue, mark)
 
     def end(self, queue: bytes) -> list[Row]:
         """What goes in one entry with a queue that is deleted."""

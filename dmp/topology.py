@@ -240,10 +240,14 @@ class Topology:
         queue = Queue(name, kind, broker, owner if kind.exclusive else None)
         ticket = None
         if kind.durable and not kind.exclusive:
-            row = broker.topology_table.queue_row(SavedQueue(name, kind))
+            rows = [broker.topology_table.queue_row(SavedQueue(name, kind))]
             if kind.arguments.once_ms:
-                broker.known_keys.begin(name, broker.new_name())
-            log, ticket = broker.logs.create(_log_name(name), beside=lambda _: row)
+                rows.append(broker.known_keys.begin(name, broker.new_name()))
+            try:
+                log, ticket = broker.logs.create(_log_name(name), beside=lambda _: rows)
+            except StoreError:
+                broker.known_keys.ended(name)
+                raise
             queue.keep_in(QueueLog(log))
             self._keep_known(queue)
         broker.queues[name] = queue
@@ -583,7 +587,7 @@ class Topology:
         known_keys = self._broker.known_keys
         if queue.once is not None and queue.once.window_ms:
             if queue.name not in known_keys and self._broker.store.read_only is None:
-                known_keys.begin(queue.name, self._broker.new_name())
+                self._broker.store.append_all([known_keys.begin(queue.name, self._broker.new_name())], True)
             self._keep_known(queue)
             queue.once.restore(windows.get(queue.name, {}))
 
@@ -594,7 +598,7 @@ class Topology:
         if log is None:
             lost = True
             row = broker.topology_table.queue_row(attrs.evolve(saved, lost=True))
-            log, _ = broker.logs.create(_log_name(saved.name), reserved=True, beside=lambda _: row)
+            log, _ = broker.logs.create(_log_name(saved.name), reserved=True, beside=lambda _: [row])
             broker.log.error(
                 "the log of a durable queue is not there: its messages are lost; restore a backup, or purge "
                 "the queue to go on without them",

@@ -34,6 +34,7 @@ from shared.objects import (
     key_of,
 )
 from shared.queues import pausing
+from shared.queues.core import HELD_BYTES, MESSAGE_BYTES
 from shared.storage.log import RecordTimes
 
 
@@ -283,7 +284,11 @@ def _delayed(queue: Queue) -> int:
 
 def _bytes(queue: Queue) -> int:
     cold = queue.cold
-    return cold.log.end - cold.log.first if cold is not None and queue.is_cold else queue.payload_bytes
+    if cold is not None and queue.is_cold:
+        return cold.log.end - cold.log.first
+    waiting, held = queue.ready.loaded + queue.returned, queue.held
+    beside = MESSAGE_BYTES * waiting + (MESSAGE_BYTES + HELD_BYTES) * held
+    return max(queue.loaded_bytes + queue.held_bytes - beside, 0)
 
 
 _VALUES: Mapping[str, Callable[[Queue], Any]] = {

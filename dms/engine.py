@@ -34,23 +34,25 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import structlog
 
-from dms.cold import ColdRow
+from dms import records
 from dms.cold_jobs import NO_RECORD
 from dms.delivery_ids import DeliveryIds
-from dms.expiry import EVER, AckDeadlines, DueSchedules, Expiry, Jobs
+from dms.expiry import EVER, AckDeadlines, Expiry
 from dms.job_head import JOB_FIRST, JobHead, said
+from dms.jobs import DueSchedules, Jobs
 from dms.memory import MessageMemory
 from dms.metrics import Counts
 from dms.options import Options
 from dms.queue_log import Arrival, QueueLog
-from dms.records import Reason
+from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
 from dms.undoing import Undoing
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
-from shared.errors import StoreError, StoreReadOnly
+from shared.errors import CorruptRecord, LogDeleted, StoreError, StoreReadOnly
 from shared.queues import core, pausing
+from shared.queues.cold import ColdReader
 from shared.queues.core import (
     HELD_BYTES,
     MESSAGE_BYTES,
@@ -60,6 +62,7 @@ from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
 from shared.queues.unacked import Delivery, Unacked
 from shared.queues.waits import Waits
 from shared.rates import TokenBucket
+from shared.storage.lost import Lost, describe_lost
 from shared.turns import LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
@@ -82,6 +85,10 @@ LINE_LEAST = 64
 """From so many credits in a queue's line on, ended ones are searched for and removed."""
 HELD_BACK_WARNED_MS = 60_000
 """The least time between two log lines about dead messages that are held back."""
+FETCH_BYTES = 256 << 10
+"""Bytes read back at once."""
+POSITION_BYTES = 64 << 10
+"""Bytes from one entry of `positions` to the next."""
 ENGINE_KEY = b"\0"
 """The engine's own row in the table; keys that begin so name no queue."""
 
@@ -360,17 +367,9 @@ class Queue(RunQueue):
         """Whether part of the row is not in memory."""
         return self.head + self.ready.loaded < self.end
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the bodies in memory."""
-        beside = (
-            MESSAGE_BYTES * (self.ready.loaded + self.returned) + (MESSAGE_BYTES + HELD_BYTES) * self.held
-        )
-        return max(self.loaded_bytes + self.held_bytes - beside, 0)
-
     def open_log(self, log: Log) -> None:
         """Keep the queue on disk from now on."""
-        self.log = QueueLog(log, self, self.engine.times)
+        self.log = QueueLog(log, self, self.engine.times, self.engine.upkeep.add)
         self.cold = ColdRow(self, log)
 
     def made_for_jobs(self) -> Jobs:
@@ -619,7 +618,7 @@ class Queue(RunQueue):
         for _, _, run in deliveries:
             self.depth += len(run)
             self.hold_again(run)
-            if self.jobs is not None:
+            if run.first >= JOB_FIRST and self.jobs is not None:
                 self.jobs.held_again(run)
             self.engine.counts.acked -= len(run)
             if consumer.user and not consumer.gone:
@@ -684,29 +683,25 @@ class Queue(RunQueue):
         first = self.head
         self.uncharge_runs(self.take_row(min(count, self.ready.loaded)))
         self.head = first + count
-        self.leave(count)
+        self.depth -= count
 
     def drop(self, runs: Sequence[Run]) -> None:
         """Messages that nobody holds leave; they are in no place any more."""
         self.uncharge_runs(runs)
         if self.jobs is not None:
             self.jobs.gone(runs)
-        self.leave(sum(map(len, runs)))
+        self.depth -= sum(map(len, runs))
 
     def undo_departure(self, runs: Sequence[Run]) -> None:
         """The disk refused that messages left: they are back."""
         self.depth += sum(map(len, runs))
         self.charge_runs(runs)
-        if self.jobs is not None:
-            self.jobs.not_gone(runs)
         for run in runs:
+            if run.first >= JOB_FIRST and self.jobs is not None:
+                self.jobs.came_back(run)
             self.place(run)
         if self.expiry is not None:
             self.expiry.arm()
-
-    def leave(self, count: int) -> None:
-        """So many messages have left, other than by `ack`."""
-        self.depth -= count
 
     def discard(self, runs: Sequence[Run], reason: Reason) -> Ticket | None:
         """Messages that were taken out leave unacknowledged; they are back where the disk refuses that. None:
@@ -850,12 +845,12 @@ class Queue(RunQueue):
                 if first >= JOB_FIRST:
                     assert self.jobs is not None
                     self.jobs.refused(first, bodies)
-                    self.leave(len(bodies))
+                    self.depth -= len(bodies)
                     continue
                 self.tail = first
                 if self.expiry is not None:
                     self.expiry.undo_produced(self.tail)
-                self.leave(len(bodies))
+                self.depth -= len(bodies)
             leaving.undo()
             if durable:
                 self.arrived(arrivals[:durable])
@@ -875,35 +870,10 @@ class Queue(RunQueue):
             jobs["scheduled"] = self.schedules.done
         return {"head": self.head, "tail": self.tail, "home": 0, **times, **jobs}
 
-    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
-        return iter(()) if self.jobs is None else self.jobs.places()
-
-    def cold_job(self, seq: int) -> bytes | None:
-        return None if self.jobs is None else self.jobs.cold(seq)
-
-    def move_job(self, seq: int, before: int, place: int) -> None:
-        if self.jobs is not None:
-            self.jobs.move(seq, before, place)
-
-    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
-        return iter(()) if self.jobs is None else self.jobs.left_keys()
-
-    def work(self, steps: Iterator[None]) -> None:
-        self.engine.upkeep.add(steps)
-
     def older_than_row(self) -> Iterable[tuple[Run, int]]:
         # No list of pairs: 50,000 new ones at once have the garbage collector look at all there is.
         runs = chain(self.returned_runs(), zip(self.held_runs(), repeat(0), strict=False))
         return runs if self.jobs is None else filter(_is_of_row, runs)
-
-    def holder_of(self, number: int) -> tuple[Consumer, bytes, Run] | None:
-        """Who holds a message: the consumer, the delivery's id, and the message."""
-        for consumer in self.engine.consumers.values():
-            for ids, queue, run in consumer.unacked:
-                if queue is self and number in run.numbers:
-                    place = number - run.first
-                    return consumer, ids[place], run.part(place, place + 1)
-        return None
 
     def held_runs(self) -> list[Run]:
         """All its messages that are held, or on their way back."""
@@ -924,6 +894,168 @@ class Queue(RunQueue):
         _, ticket = engine.store.append_all([*((log, *part) for part in parts), row], reserved=True)
         engine.counts.snapshots += 1
         return ticket
+
+
+class ColdRow(ColdReader):
+    """The cold part of a queue's row: messages in the log and not in memory, read back in order.
+
+    The front of the row is *hot*, in memory. The rest is read back in batches when its turn comes, skipping
+    messages that have left. So a deep queue costs no memory per message. `positions` tell where in the log
+    the row is: one entry every few dozen KiB. Jobs are cold by themselves (`dms.cold_jobs`), and are read
+    back in any order.
+
+    If the log is damaged, what cannot be read is skipped, and a consumer that asks is told once.
+    """
+
+    def __init__(self, queue: Queue, log: Log) -> None:
+        super().__init__(log)
+        self._queue = queue
+        self.positions: deque[tuple[int, int]] = deque()
+        """(sequence, offset of its record) of messages of the row, from its head on."""
+        self.waiting: list[tuple[Sequence[bytes], int]] = []
+        """Messages that came after the disk failed: they wait until the cold ones before them are read back.
+        """
+        self.damage: StoreError | None = None
+        """What the next consumer that asks is told."""
+        self.ended = False
+        """Nothing more can be read."""
+        self._lost: list[Lost] = []
+
+    # -- where the row is
+
+    def found_at(self, first: int, offset: int) -> None:
+        """Messages of the row, from `first` on, begin at this offset."""
+        if not self.positions or offset - self.positions[-1][1] >= POSITION_BYTES:
+            self.positions.append((first, offset))
+
+    def row_start(self) -> int:
+        """No message of the row, which is not empty, is below this offset."""
+        positions, head = self.positions, self._queue.head
+        while len(positions) > 1 and positions[1][0] <= head:
+            positions.popleft()
+        return positions[0][1] if positions else self.log.first
+
+    def begin_at(self, first: int, offset: int) -> None:
+        """All of the row is cold, from that message on, whose record is there. What is being read is not
+        wanted."""
+        self.positions = deque([(first, offset)])
+        self.offset, self._fetching = offset, None
+
+    # -- reading back
+
+    def fetch(self) -> None:
+        """Read more of the row into memory, maybe at once; the queue dispatches when it is there."""
+        if not (self._fetching or self.ended or self._queue.deleted):
+            self._queue.engine.counts.fetches += 1
+            self._read_on(FETCH_BYTES)
+
+    def _on_read(self) -> None:
+        if self._queue.line and not self._queue.deleted:
+            self._queue.dispatch()
+
+    def _takes_more(self, data: bytes | StoreError) -> bool:
+        """Process what was read; whether more must be read."""
+        queue = self._queue
+        if queue.deleted:
+            return False
+        if isinstance(data, CorruptRecord):
+            lost = self.log.lost_at(self.offset)
+            self.offset = lost.end
+            self.lose(lost)
+            return queue.is_cold and not queue.ready.loaded
+        if isinstance(data, StoreError):
+            self.cannot_read(data)
+            return False
+        if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
+            self._skip_lost(queue.end - queue.head)
+        try:
+            self._take_in(data)
+        except (NotOurs, ValueError, KeyError) as error:
+            self.cannot_read(StoreError(f"a record that cannot be read: {error}"))
+            return False
+        while self.waiting and not queue.is_cold:
+            waiting, self.waiting = self.waiting, []
+            for bodies, size in waiting:
+                queue.make_visible(bodies, size)
+        if queue.expiry is not None and data:
+            queue.expiry.row_grew()
+            if queue.expiry.head_expired:  # it reads on in its next slice
+                return False
+        return queue.is_cold and not queue.ready.loaded and bool(data)
+
+    def _skip_lost(self, count: int) -> None:
+        """The first messages of the row, none of them in memory, are lost."""
+        queue = self._queue
+        queue.head += count
+        queue.depth -= count
+        if queue.expiry is not None:
+            queue.expiry.row_moved()
+
+    def _take_in(self, data: bytes) -> None:
+        queue, start = self._queue, self.offset
+        at = 0
+        for record in records.unpack(data):
+            loaded_end = queue.loaded_end
+            if (
+                record.kind in (RecordKind.ENQUEUED, RecordKind.LETTERS)
+                and record.seq + record.entries > loaded_end
+            ):
+                if record.seq > loaded_end:  # what is between is lost
+                    if queue.ready.loaded:  # those before it go first
+                        self.offset = start + at
+                        return
+                    self._skip_lost(record.seq - loaded_end)
+                bodies = records.messages_in(data, record)[max(loaded_end - record.seq, 0) :]
+                if not queue.ready.loaded:
+                    self.positions.clear()
+                self.found_at(record.seq, start + at)
+                queue.load(bodies, max(record.seq, loaded_end), bodies_bytes(bodies))
+            at = record.end
+        self.offset = start + len(data)
+
+    # -- damage
+
+    def lose(self, *lost: Lost) -> None:
+        """Note damage of the log. Consumers in line are told, or else the next that asks."""
+        queue, known = self._queue, self._lost
+        new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
+        if not new:
+            return
+        known += new
+        logger.error(
+            "a queue's log is damaged: messages there are lost, or come again that had gone; the others are "
+            "served; look at the disk",
+            queue=queue.text,
+            path=self.log.file.path,
+            **describe_lost(new),
+        )
+        queue.engine.counts.damaged_ranges += len(new)
+        self.damage = StoreError(
+            f"messages of {queue.text} are lost to damage of its log; ask again for the others"
+        )
+        if queue.line:
+            queue.end_credits(refusal_for(self.tell_damage()))
+
+    def tell_damage(self) -> StoreError:
+        """What a consumer that asks is told: once, or always if nothing more can be read."""
+        error = self.damage
+        assert error is not None
+        if not self.ended:
+            self.damage = None
+        return error
+
+    def cannot_read(self, error: StoreError) -> None:
+        """Nothing more is read: whoever asks is told."""
+        if isinstance(error, LogDeleted):
+            return
+        self.damage = error
+        self.ended = True
+        logger.error(
+            "a queue's messages cannot be read: they stay, and asking is refused; look at the disk",
+            queue=self._queue.text,
+            reason=str(error),
+        )
+        self._queue.end_credits(refusal_for(error))
 
 
 class Engine:
@@ -1057,8 +1189,8 @@ class Engine:
         self.sync_budget()  # where it is full now, dead letters that come go to the disk
         ticket = None
 
-        def options_row(log: Log) -> tuple[Log, bytes, int]:
-            return self.table.put_record(queue.name, _row(log, asked, snapshot=0))
+        def options_row(log: Log) -> list[tuple[Log, bytes, int]]:
+            return [self.table.put_record(queue.name, _row(log, asked, snapshot=0))]
 
         if self.memory_only:
             self.count_not_durable()

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from dms.wire import Status
+from dms.wire import NO_JOB, Status
 from shared.errors import EXIT_MISSING, EXIT_TEMPORARY, BrokerError
 
 
@@ -28,6 +28,8 @@ class DmsError(BrokerError):
     def of(status: int, text: str) -> "DmsError":
         """The exception for an ERROR or HANDSHAKE_NACK."""
         kind = _BY_STATUS.get(status)
+        if kind is ProtocolError and text.startswith(NO_JOB):
+            kind = JobNotFound
         return DmsError(text, status) if kind is None else kind(text)
 
 
@@ -62,6 +64,12 @@ class ProtocolError(DmsError):
     """The request is not allowed here, or malformed; also a name that no server would accept."""
 
     of_status = Status.PROTOCOL_ERROR
+
+
+class JobNotFound(ProtocolError):
+    """The job is in the queue no more, or never was."""
+
+    exit_code = EXIT_MISSING
 
 
 class BadMagic(DmsError):

@@ -85,7 +85,7 @@ def produce_frames(session: Session, data: bytes, at: int, length: int) -> int:
 def produce_jobs(session: Session, data: bytes, at: int) -> int:
     """Handle the complete PRODUCE_WITH at `at` and those behind it, to any queues; returns where they end.
     Neighbours with one outcome are answered together."""
-    end = len(data)
+    end, now_ms = len(data), session.engine.times.wall_ms()
     ids: list[bytes] = []
     outcome: Outcome = None
     for _ in range(runs.RUN_MOST):
@@ -100,7 +100,7 @@ def produce_jobs(session: Session, data: bytes, at: int) -> int:
             or length > PAYLOAD_BYTES_MAX
         ):
             break
-        before, outcome = outcome, _produce_job(session, data[at + HEADER_BYTES : stop])
+        before, outcome = outcome, _produce_job(session, data[at + HEADER_BYTES : stop], now_ms)
         if ids and outcome is not before:
             session.answer(before, PRODUCE_OK, ids)
             ids = []
@@ -110,11 +110,11 @@ def produce_jobs(session: Session, data: bytes, at: int) -> int:
     return at
 
 
-def _produce_job(session: Session, payload: bytes) -> Outcome:
+def _produce_job(session: Session, payload: bytes, now_ms: int) -> Outcome:
     try:
         name, end = split_name(payload)
         text, body = split_object(payload, end)
-        asked = job_request_untrusted(text, session.engine.times.wall_ms())
+        asked = job_request_untrusted(text, now_ms)
         queue = session.writable.get(name)
         if queue is None:
             queue = existing(session, WRITE, payload[:end])

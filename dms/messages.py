@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from dms import records
-from dms.engine import Engine, Queue
-from dms.expiry import REASON_TEXTS, Jobs
+from dms import named_jobs, records
+from dms.engine import Consumer, Engine, Queue
+from dms.expiry import REASON_TEXTS
 from dms.job_head import JOB_FIRST, JobHead
+from dms.jobs import Jobs
 from dms.records import DeadLetter, Reason, RecordKind
 from dms.wire import Refusal, Status
 from shared.access import WRITE, Guard, asker_may
@@ -182,12 +183,12 @@ class Messages(MessageActions[Queue]):
 
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
         if name.dedup or name.number >= JOB_FIRST:
-            run, state = self._jobs(queue, name).get(name)
+            run, state = named_jobs.get(self._jobs(queue, name), name)
             if await _read_back(queue, [run]):
                 raise Refusal(Status.INTERNAL, f"the job {name} is lost to damage of the log")
             return run, run.head.produced_ms, state
         number, expiry = name.number, queue.expiry
-        if (holder := queue.holder_of(number)) is not None:
+        if (holder := _holder_of(queue, number)) is not None:
             return holder[2], None, "held"
         waits = expiry is not None and (number >= expiry.released or expiry.delayed_run(number) is not None)
         async with aclosing(self.look(queue, 1, number)) as messages:
@@ -197,7 +198,7 @@ class Messages(MessageActions[Queue]):
         return *found[0], "waiting" if waits else "ready"
 
     async def cancel_named(self, queue: Queue, name: MessageName) -> Ticket | None:
-        return self._jobs(queue, name).cancel(name)
+        return named_jobs.cancel(self._jobs(queue, name), name)
 
     async def reschedule_named(self, queue: Queue, name: MessageName, time: NewTime) -> Ticket | None:
         if not name.dedup and name.number < JOB_FIRST and time == NewTime(0):
@@ -205,11 +206,11 @@ class Messages(MessageActions[Queue]):
                 raise BadArgument(f"{name} waits as its queue says: change its delay_ms")
             queue.expiry.hasten(name.number)
             return None
-        return self._jobs(queue, name).reschedule(name, time)
+        return named_jobs.reschedule(self._jobs(queue, name), name, time)
 
     def take_back(self, queue: Queue, name: MessageName, *, dry_run: bool) -> None:
-        number = queue.jobs.find(name) if name.dedup and queue.jobs is not None else name.number
-        holder = queue.holder_of(number)
+        number = named_jobs.find(queue.jobs, name) if name.dedup and queue.jobs is not None else name.number
+        holder = _holder_of(queue, number)
         if holder is None:
             raise BadArgument(f"{name} is not held any more")
         consumer, delivery_id, _ = holder
@@ -237,6 +238,16 @@ class Messages(MessageActions[Queue]):
         if target.log is not None:
             with suppress(StoreError):
                 await self._engine.store.wait(target.log.newest_arrival)
+
+
+def _holder_of(queue: Queue, number: int) -> tuple[Consumer, bytes, Run] | None:
+    """Who holds a message: the consumer, the delivery's id, and the message."""
+    for consumer in queue.engine.consumers.values():
+        for ids, source, run in consumer.unacked:
+            if source is queue and number in run.numbers:
+                place = number - run.first
+                return consumer, ids[place], run.part(place, place + 1)
+    return None
 
 
 async def _smallest(items: Iterable[_T], most: int, key: Callable[[_T], int]) -> list[_T]:

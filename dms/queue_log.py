@@ -58,10 +58,31 @@ Arrival: TypeAlias = "tuple[int, int, int, Sequence[bytes], int, Ticket]"
 sequence; the bodies, and their bytes; the ticket. Whoever waits for their durability waits for that."""
 
 
+class LoggedJobs(Protocol):
+    """A queue's jobs, as its log sees them."""
+
+    def places(self) -> Iterator[list[tuple[int, bytes]]]:
+        """All jobs that are visible, in lists: sequence, and where its record is. Each as of when it is asked
+        for."""
+
+    def cold(self, seq: int) -> bytes | None:
+        """A job as `dms.cold_jobs` has it; None: it has left."""
+
+    def move(self, seq: int, before: int, place: int) -> None:
+        """The record of a job was at one place, and is at another now."""
+
+    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
+        """The keys of jobs that have left, in lists, as a SEEN record has them."""
+
+
 class LogOwner(Protocol):
     """The queue, as its log sees it."""
 
     deleted: bool
+
+    @property
+    def jobs(self) -> LoggedJobs | None:
+        """None: there was none."""
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
         """One commit made these messages as durable as the log's mode asks; the last one's ticket is about to
@@ -85,22 +106,6 @@ class LogOwner(Protocol):
         """All messages not in the row and not gone, but for jobs: each run with the age at which it is due;
         0: now."""
 
-    def job_places(self) -> Iterator[list[tuple[int, bytes]]]:
-        """All jobs that are visible, in lists: sequence, and where its record is. Each as of when it is asked
-        for."""
-
-    def cold_job(self, seq: int) -> bytes | None:
-        """A job as `dms.cold_jobs` has it; None: it has left."""
-
-    def move_job(self, seq: int, before: int, place: int) -> None:
-        """The record of a job was at one place, and is at another now."""
-
-    def left_keys(self) -> Iterator[list[tuple[str, int, int]]]:
-        """The keys of jobs that have left, in lists, as a SEEN record has them."""
-
-    def work(self, steps: Iterator[None]) -> None:
-        """Do long work in turns; it begins now."""
-
     def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
         """Append the records together with the table's row that names `offset`. Raises StoreError.
 
@@ -111,8 +116,12 @@ class LogOwner(Protocol):
 class QueueLog:
     """One queue's log; see the top of this file. Whatever appends raises StoreError."""
 
-    def __init__(self, log: Log, owner: LogOwner, times: Times) -> None:
+    def __init__(
+        self, log: Log, owner: LogOwner, times: Times, work: Callable[[Iterator[None]], None]
+    ) -> None:
+        """`work`: does long work in turns; it begins at once."""
         self.log = log
+        self.work = work
         self._owner = owner
         self._times = times
         self.detached = False
@@ -438,22 +447,25 @@ class QueueLog:
 
     # -- jobs that are there for long
 
-    def work(self, steps: Iterator[None]) -> None:
-        self._owner.work(steps)
-
     def is_at(self, seq: int, place: int) -> bool:
-        job = self._owner.cold_job(seq)
+        job = self._jobs.cold(seq)
         return job is not None and place_of(job) == place
+
+    @property
+    def _jobs(self) -> LoggedJobs:
+        jobs = self._owner.jobs
+        assert jobs is not None, "records of jobs, and no jobs"
+        return jobs
 
     def copy_of(self, seq: int, form: bytes) -> bytes:
         """A KEPT record of a job that is there: as it is now."""
-        job = self._owner.cold_job(seq)
+        job = self._jobs.cold(seq)
         assert job is not None
         kept = seq.to_bytes(8) + with_decided(form, job)
         return self._pack(RecordKind.KEPT, 1, 0, kept)
 
     def move(self, seq: int, before: int, place: int) -> None:
-        self._owner.move_job(seq, before, place)
+        self._jobs.move(seq, before, place)
 
     def all_copied(self, below: int) -> None:
         """No record of a job that counts is below this offset."""
@@ -497,7 +509,7 @@ class QueueLog:
         """Write a snapshot, and drop what is older. If the disk refuses it, the next one will do."""
         if not self._snapshotting:
             self._snapshotting = True
-            self._owner.work(self._snapshot_in_slices())
+            self.work(self._snapshot_in_slices())
 
     def _snapshot_in_slices(self) -> Iterator[None]:
         rollbacks = self._rollbacks
@@ -507,11 +519,11 @@ class QueueLog:
             if self._arrivals:
                 start = min(start, *[arrival[1] for arrival in self._arrivals])
             lowest, size = float(start), 0
-            for jobs in self._owner.job_places():
+            for jobs in () if self._owner.jobs is None else self._owner.jobs.places():
                 lowest = min([lowest, *[place_of(job) for _, job in jobs]])
                 size += self._append_part(RecordKind.PLACES, len(jobs), records.pack_places(jobs))
                 yield
-            for keys in self._owner.left_keys():
+            for keys in () if self._owner.jobs is None else self._owner.jobs.left_keys():
                 size += self._append_part(RecordKind.SEEN, 1, json.dumps({"keys": keys}).encode())
                 yield
             if rollbacks == self._rollbacks and not (self.detached or self.log.deleted):

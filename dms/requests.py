@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dms import named_jobs
 from dms.engine import Queue, deleted, not_held
 from dms.job_head import JobHead
 from dms.job_requests import job_name_untrusted, job_time_untrusted, nack_untrusted
@@ -43,7 +44,7 @@ from shared.replies import ReplySlot
 from shared.turns import batched
 
 if TYPE_CHECKING:
-    from dms.expiry import Jobs
+    from dms.jobs import Jobs
     from dms.session import Session
     from shared.queues.runs import Run
     from shared.storage.store import Ticket
@@ -269,18 +270,18 @@ def _named_job(session: Session, action: str, payload: bytes) -> tuple[Jobs, byt
 
 def _cancel(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
-    _confirm(session, jobs.cancel(job_name_untrusted(text)), Type.CANCEL, message_id)
+    _confirm(session, named_jobs.cancel(jobs, job_name_untrusted(text)), Type.CANCEL, message_id)
 
 
 def _reschedule(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, WRITE, payload)
     name, time = job_time_untrusted(text, session.engine.times.wall_ms())
-    _confirm(session, jobs.reschedule(name, time), Type.RESCHEDULE, message_id)
+    _confirm(session, named_jobs.reschedule(jobs, name, time), Type.RESCHEDULE, message_id)
 
 
 def _get_job(session: Session, message_id: int, payload: bytes) -> None:
     jobs, text = _named_job(session, READ, payload)
-    run, state = jobs.get(job_name_untrusted(text))
+    run, state = named_jobs.get(jobs, job_name_untrusted(text))
     due_ms = session.engine.times.unix_ms_of(run.head.due)
     slot = session.replies.slot()
 

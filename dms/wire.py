@@ -280,6 +280,10 @@ def refusal_for(error: StoreError) -> Refusal:
     return Refusal(Status.INTERNAL, " ".join(str(error).split()) or type(error).__name__)
 
 
+NO_JOB = "no job "
+"""How the text of a refusal begins where what it is about is not there."""
+
+
 def malformed(text: str) -> Refusal:
     return Refusal(Status.PROTOCOL_ERROR, text)
 

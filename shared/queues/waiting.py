@@ -74,12 +74,14 @@ class Waiting(Generic[T]):
 
     def add(self, number: int, due: int, item: T) -> None:
         """Put in an item, or give the one of this number another time."""
-        if number in self._items or number in self._changed:
+        again = number in self._items or number in self._changed
+        if again:
             self._changed[number] = due
         number = int.from_bytes(number.to_bytes(8))  # a sum has room for a carry: 48 bytes, and not 32
         self._items[number] = item
         heappush(self._heap, due << NUMBER_BITS | number)
-        self._rebuild_if_stale()
+        if again:
+            self._rebuild_if_stale()
 
     def fill(self, items: Iterable[tuple[int, int, T]]) -> None:
         """Put in very many: number, time and item of each. No number may be here already."""

@@ -20,8 +20,8 @@ from shared.storage.settings import Durability, Mode, Retention
 logger = structlog.stdlib.get_logger("brokers.storage")
 
 KEEP_ALL = Retention()
-Beside = Callable[[Log], tuple[Log, bytes, int]]
-"""From a log that is being created to an append for another log, as `Store.append_all` takes it."""
+Beside = Callable[[Log], Sequence[tuple[Log, bytes, int]]]
+"""From a log that is being created to appends for other logs, as `Store.append_all` takes it."""
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class Namespace:
     ) -> tuple[Log, Ticket]:
         """Make a log; appends may follow at once, and all become durable in order.
 
-        `beside`: an append to another log about this one, made in the same batch: neither is ever there
+        `beside`: appends to other logs about this one, made in the same batch: neither is ever there
         without the other. Raises StoreError if the name is taken (on a file system that folds case, also by
         one that differs only in case), and as `Log.append`.
         """
@@ -172,7 +172,7 @@ class Inventory:
         log = Log(self._committer, self._reader, self._next_log_id, namespace.name, name, path, mode, made_ms)
         if self.folds_case and _fold(log) in self._folded:
             raise StoreError(f"the file system takes {name!r} for another log's name")
-        parts = () if beside is None else (beside(log),)
+        parts = () if beside is None else beside(log)
         waits_for = log.mode.waits_for
         if parts:  # as `Committer.append_all`
             waits_for = min(waits_for, Mode.SYNCED)

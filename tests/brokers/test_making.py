@@ -89,9 +89,9 @@ def test_a_queue_is_given_other_options_and_has_them_after_a_kill(tmp_path: Path
         declared = {"x-max-length": 9, "x-delivery-limit": 3}
         api.post("queues", {"protocol": "dmp", "name": "tasks", **declared})
         changes = {"x-max-length": 2, "x-rate": "5/s"}
-        assert api.post("queues/dmp/tasks/change?dry_run=1", changes) == {"changed": 2}
-        assert api.post("queues/dmp/tasks/change", changes) == {"changed": 2}
-        assert api.post("queues/dmp/tasks/change", {"x-rate": None}) == {"changed": 1}
+        assert api.post("queues/dmp/tasks/change?dry_run=1", changes) == {"changed": 2, "dropped": 0}
+        assert api.post("queues/dmp/tasks/change", changes) == {"changed": 2, "dropped": 0}
+        assert api.post("queues/dmp/tasks/change", {"x-rate": None}) == {"changed": 1, "dropped": 0}
         assert api.post("queues/dms/jobs/change?dry_run=1", {"max_deliveries": 4}) == {"changed": 1}
         assert api.get("queues/dms/jobs")["settings"]["max_deliveries"] == 0
         assert api.post("queues/dms/jobs/change", {"max_deliveries": 4, "ttl_ms": None}) == {"changed": 2}

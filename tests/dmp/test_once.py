@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from pamqp import commands
 
+from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.shown_properties import read
-from shared.errors import StoreFull
+from shared.errors import StoreError, StoreFull
 from shared.storage.inventory import Namespace
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
@@ -241,3 +242,25 @@ async def test_a_queue_that_the_store_does_not_delete_knows_its_keys_as_before(
             world.topology.delete_queue(queue)
     publish(world, "a", b"1")
     assert rows(world) == 2, "what stands for the queue, and the key"
+
+
+async def test_a_queue_that_cannot_be_made_leaves_no_row_of_its_window(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Namespace.create
+
+    def refuse(namespace: Namespace, *arguments: Any, **more: Any) -> Any:
+        if namespace is world.broker.logs:
+            raise StoreError("no space")
+        return create(namespace, *arguments, **more)
+
+    kind = QueueKind(durable=True, arguments=QueueArguments(once=True, once_ms=60_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(Namespace, "create", refuse)
+        with pytest.raises(StoreError):
+            world.topology.declare_queue(b"q", kind, world.owner)
+    assert rows(world) == 0
+    assert b"q" not in world.broker.known_keys
+    world.topology.declare_queue(b"q", kind, world.owner)
+    world.settle()
+    assert (rows(world), b"q" in (await world.again()).broker.known_keys) == (1, True)

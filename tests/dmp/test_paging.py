@@ -13,6 +13,7 @@ from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.log import Log
 from tests.dmp.amqp_peer import Peer, bodies
+from tests.dmp.test_admin import call
 from tests.dmp.world import PERSISTENT, Taker, World, ready
 
 C = commands
@@ -309,3 +310,20 @@ async def test_lives_of_their_own_are_remembered() -> None:
     world.settle()
     world.advance(10)
     assert drained(queue) == [*range(60), 160]
+
+
+@pytest.mark.parametrize("count", [400, 20])
+@pytest.mark.parametrize(
+    "limits", [{"x-max-length": 15}, {"x-max-length-bytes": 5 * 512 + 100}, {"x-max-length": 1000}]
+)
+async def test_what_a_lower_limit_would_drop_is_said_before(count: int, limits: dict[str, int]) -> None:
+    world, queue = await deep(count)
+    said = await call(world, queue, "change", dry_run=True, **limits)
+    assert (queue.depth, said["changed"]) == (count, 1)
+    assert await call(world, queue, "change", **limits, **{"x-overflow": "reject-publish"}) == {
+        "changed": 2,
+        "dropped": 0,
+    }
+    assert (await call(world, queue, "change", **{"x-overflow": None}))["dropped"] == said["dropped"]
+    world.settle()
+    assert queue.depth == count - said["dropped"]

@@ -1,6 +1,6 @@
 import pytest
 
-from dms import cold, queue_log
+from dms import engine, queue_log
 from dms.settings import DmsSettings
 from tests.dms.world import MEMORY, World
 from tests.support.crashing import crashed
@@ -18,6 +18,6 @@ def world(request: pytest.FixtureRequest) -> World:
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few messages are as many as otherwise thousands: for what is cold, and for snapshots."""
     monkeypatch.setattr("shared.queues.core.HOT_LEAST_BYTES", 0)
-    monkeypatch.setattr(cold, "POSITION_BYTES", 200)
-    monkeypatch.setattr(cold, "FETCH_BYTES", 500)
+    monkeypatch.setattr(engine, "POSITION_BYTES", 200)
+    monkeypatch.setattr(engine, "FETCH_BYTES", 500)
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 1500)

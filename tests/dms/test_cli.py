@@ -307,7 +307,7 @@ def test_a_job_waits_is_looked_at_and_comes_though_the_server_is_killed(
     assert dms("cancel", "-q", "mails", "--dedup", "b")[0] == 0
     server.kill()
     dms = commands(server.start(), "dms")
-    assert dms("cancel", "-q", "mails", "--dedup", "b")[0] == ExitCode.FAILED
+    assert dms("cancel", "-q", "mails", "--dedup", "b")[0] == ExitCode.MISSING
     code, out, _ = dms("job", "-q", "mails", "--dedup", "a", "--json")
     (shown,) = rows(out)
     assert (code, shown["state"], shown["message"], shown["headers"]) == (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dms import cold, queue_log, wire
+from dms import engine, queue_log, wire
 from dms.settings import QUEUES, TABLES_NAMESPACE, DmsSettings, QueueSettings
 from dms.wire import Status, Type
 from shared.storage import committer
@@ -174,7 +174,7 @@ def test_rows_of_an_earlier_version_are_made_safe(mode: Durability) -> None:
 
 def test_one_old_message_does_not_pin_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_log, "SNAPSHOT_BYTES", 20_000)
-    monkeypatch.setattr(cold, "POSITION_BYTES", 1000)
+    monkeypatch.setattr(engine, "POSITION_BYTES", 1000)
     world = World()
     holder, peer = world.connect(), world.connect()
     peer.create("orders")

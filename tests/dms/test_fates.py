@@ -281,13 +281,36 @@ def _few_are_back_or_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("stories", "steps"), [(12, 40), (2, 200)])
-def test_any_order_of_operations_keeps_what_is_promised_of_time_and_tries(
-    machine: type[Fates], stories: int, steps: int
-) -> None:
+def test_any_order_of_operations_keeps_what_is_promised_of_time_and_tries(machine: type[Fates]) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=stories, stateful_step_count=steps, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=12, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("seed", range(2))
+def test_so_does_a_long_walk(machine: type[Fates], seed: int) -> None:
+    """Hypothesis likes short stories; these are long, and mostly about few queues."""
+    pick = random.Random(seed)
+    walk = machine()
+    walk.create_all()
+    for _ in range(200):
+        name, client, count = pick.choice(QUEUES), pick.randrange(CLIENTS), pick.randint(1, 5)
+        match pick.choices(range(7), (20, 25, 30, 15, 3, 1, 2))[0]:
+            case 0:
+                walk.produce(name, client, count)
+            case 1:
+                walk.consume(pick.choice((name, name, DEAD)), client, count)
+            case 2 if any(who.held for who in walk.clients):
+                walk.settle_some(pick.randrange(1 << 32), pick.random() < 0.6, count)
+            case 3:
+                walk.pass_time(pick.randint(1, 10))
+            case 4:
+                walk.lose(client)
+            case 5:
+                walk.time_out()
+            case 6 if walk.config.persist:
+                walk.restart()
+        walk.look_at_what_nobody_holds()
+    walk.teardown()

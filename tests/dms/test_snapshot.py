@@ -134,7 +134,7 @@ def test_a_snapshot_and_the_records_behind_it_say_what_is_there(
             assert each.due == due or due <= now
             assert replay.bodies.get(seq, each.body) == each.body
         assert replay.out == {}
-        jobs = dict(chain.from_iterable(queue.job_places()))
+        jobs = dict(chain.from_iterable(queue.jobs.places() if queue.jobs is not None else ()))
         assert replay.jobs.keys() == jobs.keys()
         for seq, job in jobs.items():
             found = replay.jobs[seq]

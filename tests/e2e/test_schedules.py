@@ -33,9 +33,9 @@ def take(client: spec.SpecClient, count: int) -> dict[tuple[str, str], int]:
     for _ in range(count):
         type_, _, delivery, payload = client.ask(spec.CONSUME_WITH, spec.name(QUEUE))
         assert type_ == spec.DELIVER_WITH
-        size = 2 + int.from_bytes(payload[:2], "big")
-        time = json.loads(payload[2:size])["headers"]["scheduled"] / 1000
-        found[payload[size:].decode(), f"{datetime.fromtimestamp(time, UTC):%H:%M}"] = delivery
+        about, body = spec.split_object(payload)
+        time = about["headers"]["scheduled"] / 1000
+        found[body.decode(), f"{datetime.fromtimestamp(time, UTC):%H:%M}"] = delivery
     return found
 
 

@@ -1,12 +1,14 @@
 """A DMS client over one blocking socket, written from the specification alone.
 
 It shares no code with the broker, and stands for the clients of strangers, in C or anything else. It knows
-nothing that is marked **ext**.
+nothing that is marked **ext** but how its frames are made and read.
 """
 
+import json
 import socket
 import struct
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 HEADER = struct.Struct(">IIBBHI")
 MAGIC = 0xDEADBEEF
@@ -45,6 +47,18 @@ def split(payload: bytes) -> tuple[str, bytes]:
     """The name that a payload begins with, and the rest."""
     end = 2 + int.from_bytes(payload[:2], "big")
     return payload[2:end].decode(), payload[end:]
+
+
+def with_object(queue: str, said: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """A payload with an object behind the queue's name."""
+    text = json.dumps(said).encode()
+    return name(queue, len(text).to_bytes(2, "big") + text + body)
+
+
+def split_object(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """The object that a payload begins with, and the rest."""
+    text, rest = split(payload)
+    return json.loads(text), rest
 
 
 def parse(data: bytearray, bytes_max: int = 4096) -> list[Reply]:

@@ -339,12 +339,12 @@ LIGHT: Mapping[str, Do] = {
     "produce again": lambda subject: subject.produce_again(),
     "acknowledge": lambda subject: subject.settle_first(acked=True),
     "give back": lambda subject: subject.settle_first(acked=False),
-    "cancel": lambda subject: subject.cancel(),
-    "reschedule": lambda subject: subject.reschedule(),
 }
 """Those of which several may be in one commit."""
 OPERATIONS: Mapping[str, Do] = {
     **LIGHT,
+    "cancel": lambda subject: subject.cancel(),
+    "reschedule": lambda subject: subject.reschedule(),
     "redrive": lambda subject: subject.redrive(),
     "purge": lambda subject: subject.purge(),
     "time passes": lambda subject: subject.later(),
@@ -384,11 +384,14 @@ def after_a_crash(subject: Subject, disk: FakeDisk) -> Shown:
         other.store.abandon()
 
 
-def check(kind: type[Subject], operations: Sequence[str], together: int = 1, runs_max: int = 200) -> Tally:
+def check(
+    kind: type[Subject], operations: Sequence[str], together: int = 1, runs_max: int = 200, again: int = 0
+) -> Tally:
     """The crashes in the last operation, or in as many as are `together` in one commit. Raises
     BrokenPromiseError.
 
-    `runs_max`: of one cut that leaves states for more recoveries than this, so many are drawn.
+    `runs_max`: of one cut that leaves states for more recoveries than this, so many are drawn. `again`: the
+    power is cut a second time, while a server starts on so many of the states.
     """
     subject, last = prepared(kind), operations[-together:]
     for name in operations[:-together]:
@@ -416,6 +419,8 @@ def check(kind: type[Subject], operations: Sequence[str], together: int = 1, run
             _same(shown, allowed[-1:] if crash is cuts[-1] else allowed, disk.picked())
             tally.runs += 1
             tally.states += disk.states()
+        for disk in sampled_states(crash, 0, again):
+            _check_again(subject, disk, allowed, tally)
     subject.store.abandon()
     return tally
 
@@ -443,6 +448,21 @@ def _watched(subject: Subject, operations: Sequence[str]) -> tuple[list[Crash], 
         OPERATIONS[operations[0]](subject)
     disk.before = None
     return [*cuts, disk.power_cut()], kills
+
+
+def _check_again(subject: Subject, disk: FakeDisk, allowed: Sequence[Shown], tally: Tally) -> None:
+    """Cut the power at each sync of a start, and behind it: one state of each."""
+    cuts: list[Crash] = []
+    disk.before = lambda operation: cuts.append(disk.power_cut()) if operation.kind in SYNCS else None
+    other = type(subject)()
+    other.begin(disk)
+    disk.before = None
+    cuts.append(disk.power_cut())
+    other.store.abandon()
+    for number, second in enumerate(cuts):
+        for after in sampled_states(second, number, 1):
+            _same(after_a_crash(subject, after), allowed, f"{disk.picked()}, and then {after.picked()}")
+            tally.runs += 1
 
 
 def _states(crash: Crash, runs_max: int, tally: Tally) -> Iterator[FakeDisk]:

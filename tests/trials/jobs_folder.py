@@ -15,7 +15,7 @@ import attrs
 from tests.support import dms_spec as spec
 from tests.trials.folder import Adapter, HasMode, Verification, durability
 from tests.trials.jobs_ledger import CLOCK, DEAD, OPTIONS, QUEUES, TRIES, WINDOW_MS, JobsBook
-from tests.trials.jobs_load import JobsLoad, named
+from tests.trials.jobs_load import JobsLoad
 from tests.trials.tally import Verdict
 
 Shown = Mapping[str, tuple[bytes, ...]]
@@ -92,7 +92,8 @@ def _named_jobs(client: spec.SpecClient, book: JobsBook, queue: str) -> list[byt
         some = names[at : at + _TOGETHER]
         client.send(
             b"".join(
-                spec.frame(spec.GET_JOB, client.new_id(), named(queue, {"dedup": name})) for name in some
+                spec.frame(spec.GET_JOB, client.new_id(), spec.with_object(queue, {"dedup": name}))
+                for name in some
             )
         )
         for name in some:
@@ -101,7 +102,7 @@ def _named_jobs(client: spec.SpecClient, book: JobsBook, queue: str) -> list[byt
                 continue
             if type_ != spec.GET_JOB + 1:
                 raise ValueError(f"GET_JOB {queue} {name}: {type_:#x} {status} {payload[:80]!r}")
-            found.append(payload[2 + int.from_bytes(payload[:2], "big") :])
+            found.append(spec.split_object(payload)[1])
     return found
 
 
@@ -115,7 +116,7 @@ def _dead(client: spec.SpecClient, depth: int) -> list[bytes]:
             type_, status, _, payload = client.reply()
             if type_ != spec.DELIVER_WITH:
                 raise ValueError(f"{DEAD}: of {depth} messages {len(found)} came, then {type_:#x} {status}")
-            found.append(payload[2 + int.from_bytes(payload[:2], "big") :])
+            found.append(spec.split_object(payload)[1])
     return found
 
 

@@ -1,6 +1,5 @@
 """A load of jobs over several connections: sent, put off, cancelled, repeated; delivered, settled, kept."""
 
-import json
 import random
 import time
 from collections import deque
@@ -18,12 +17,6 @@ from tests.trials.peers import Asked, PeersLoad, RawPeer, burst
 _BODY_BYTES_MAX = 3000
 _HELD_MAX = 40
 _DELAYS_MS = (0, 0, 5, 20, 100, 400, 2000, 60_000)
-
-
-def named(queue: str, said: dict[str, Any], body: bytes = b"") -> bytes:
-    """A payload with an object behind the name."""
-    text = json.dumps(said).encode()
-    return spec.name(queue, len(text).to_bytes(2, "big") + text + body)
 
 
 @attrs.define(eq=False)
@@ -68,7 +61,7 @@ class Producer(DmsPeer):
         said |= {"priority": source.randrange(5), "headers": {"n": 1, "of": self.name}}
         self._book.send(job)
         self._sent.append(job)
-        self.ask(spec.PRODUCE_WITH, named(queue, said, job.body), job, f"PRODUCE_WITH {queue}")
+        self.ask(spec.PRODUCE_WITH, spec.with_object(queue, said, job.body), job, f"PRODUCE_WITH {queue}")
 
     def _change(self, job: Job, now: float) -> None:
         """It may be held or gone, and then this is refused; or be another's of the same name."""
@@ -77,14 +70,14 @@ class Producer(DmsPeer):
         if self._source.random() < 0.5:
             for twin in twins:
                 twin.cancels.append(asked)
-            self.ask(spec.CANCEL, named(job.queue, {"dedup": job.name}), asked, "CANCEL")
+            self.ask(spec.CANCEL, spec.with_object(job.queue, {"dedup": job.name}), asked, "CANCEL")
             return
         delay_ms = self._source.choice(_DELAYS_MS)
         for twin in twins:
             twin.moves.append(asked)
             twin.earliest, twin.at = min(twin.earliest, now + delay_ms / 1000), 0.0
         said = {"dedup": job.name, "delay_ms": delay_ms}
-        self.ask(spec.RESCHEDULE, named(job.queue, said), asked, "RESCHEDULE")
+        self.ask(spec.RESCHEDULE, spec.with_object(job.queue, said), asked, "RESCHEDULE")
 
     def may_refuse(self, type_: int, status: int) -> bool:
         return type_ in (spec.CANCEL, spec.RESCHEDULE) and status == spec.PROTOCOL
@@ -119,8 +112,7 @@ class Consumer(DmsPeer):
         return True
 
     def delivered_with(self, now: float, delivery: int, payload: bytes) -> None:
-        size = 2 + int.from_bytes(payload[:2], "big")
-        about, body = json.loads(payload[2:size]), payload[size:]
+        about, body = spec.split_object(payload)
         asked = self._consuming.pop(min(self._consuming), now)
         job, wrong = self._book.deliver(self._queue, about, body, asked, now)
         self.faults += wrong

@@ -54,7 +54,7 @@ def main() -> int:
             if not arguments.queues
         }
         running |= {
-            workers.submit(check, kind, workload, together, QUEUE_RUNS_MAX): (kind.__name__, *workload)
+            workers.submit(check, kind, workload, together, QUEUE_RUNS_MAX, 2): (kind.__name__, *workload)
             for kind in (Dms, Amqp)
             for pool, together in ((OPERATIONS, 1), (LIGHT, 2))
             for workload in itertools.product(pool, repeat=2)

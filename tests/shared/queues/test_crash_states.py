@@ -38,6 +38,13 @@ def test_of_requests_in_one_commit_none_is_there_without_those_before_it(
     assert tally.runs > tally.cuts
 
 
+@BOTH
+def test_a_crash_amid_a_start_changes_nothing(kind: type[Subject]) -> None:
+    assert check(kind, ("acknowledge",), runs_max=1, again=3).runs > 30
+    with BUGS["recovery-not-synced"].planted(), pytest.raises(BrokenPromiseError):
+        check(kind, ("acknowledge",), runs_max=1, again=3)
+
+
 @pytest.mark.parametrize(
     ("bug", "kind", "operations"),
     [

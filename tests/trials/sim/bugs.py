@@ -15,10 +15,10 @@ from dmp.broker import Broker
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
 from dmp.queues import Queue as AmqpQueue
-from dms import expiry, opening
-from dms.cold import ColdRow
-from dms.engine import Engine, Queue
-from dms.expiry import DueSchedules, Expiry, Jobs
+from dms import expiry, jobs, named_jobs, opening
+from dms.engine import ColdRow, Engine, Queue
+from dms.expiry import Expiry
+from dms.jobs import DueSchedules, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
 from dms.records import unpack
@@ -600,13 +600,13 @@ def dms_skips_what_is_cold() -> list[Change]:
 def jobs_come_early() -> list[Change]:
     """A delay is over at its half."""
     due_at = expiry.due_at
-    return [(expiry, "due_at", lambda now, after_ms: due_at(now, after_ms // 2))]
+    return [(module, "due_at", lambda now, after_ms: due_at(now, after_ms // 2)) for module in (expiry, jobs)]
 
 
 @bug("queues of jobs")
 def jobs_are_cancelled_in_word_alone() -> list[Change]:
     """CANCEL looks whether the job is there."""
-    return [(Jobs, "cancel", lambda self, name: self.find(name) and None)]
+    return [(named_jobs, "cancel", lambda jobs, name: named_jobs.find(jobs, name) and None)]
 
 
 @bug("queues of jobs")

@@ -183,11 +183,6 @@ class JobsModel:
             raise BrokenPromiseError(f"{job_there} was acknowledged or cancelled, and is there")
 
 
-def named(queue: str, said: dict[str, Any], body: bytes = b"") -> bytes:
-    text = json.dumps(said).encode()
-    return dms.name(queue, len(text).to_bytes(2, "big") + text + body)
-
-
 @attrs.define(eq=False)
 class JobClient(ProbeClient):
     """One client of jobs."""
@@ -236,7 +231,9 @@ class JobClient(ProbeClient):
                 said |= {"key": job.key} if job.key else {}
                 self._ids += 1
                 jobs.append((self._ids, job))
-                requests.append(dms.frame(dms.PRODUCE_WITH, self._ids, named(job.queue, said, job.body)))
+                requests.append(
+                    dms.frame(dms.PRODUCE_WITH, self._ids, dms.with_object(job.queue, said, job.body))
+                )
             await dialog.send_all(requests, chance, "PRODUCE_WITH")
             for message_id, job in jobs:
                 await self._answered(dialog, dms.PRODUCE_WITH, message_id, job)
@@ -250,12 +247,12 @@ class JobClient(ProbeClient):
             queue = model.names[name][0].queue
             if chance.random() < 0.5:
                 asked = model.leaves(model.names[name])
-                await self._ask(dialog, dms.CANCEL, named(queue, {"dedup": name}), asked)
+                await self._ask(dialog, dms.CANCEL, dms.with_object(queue, {"dedup": name}), asked)
                 continue
             delay_ms = chance.choice((0, 5, 50))
             model.moves(name, delay_ms)
             said = {"dedup": name, "delay_ms": delay_ms}
-            await self._ask(dialog, dms.RESCHEDULE, named(queue, said), Asked(self._world.tick()))
+            await self._ask(dialog, dms.RESCHEDULE, dms.with_object(queue, said), Asked(self._world.tick()))
 
     async def _consume(self, dialog: DmsDialog) -> None:
         chance, model = self._chance, self._model
@@ -269,7 +266,7 @@ class JobClient(ProbeClient):
                 continue
             if type_ != dms.DELIVER_WITH:
                 raise BrokenPromiseError(f"{self.name} was refused: {status} {payload!r}")
-            about, body = split(payload)
+            about, body = dms.split_object(payload)
             jobs: list[Job] = []
             if queue == CLOCK:
                 self._schedules.delivered(body, about)
@@ -293,12 +290,6 @@ class JobClient(ProbeClient):
                 await self._answered(dialog, dms.NACK, delivery_id, Asked(self._world.tick()))
 
 
-def split(payload: bytes) -> tuple[dict[str, Any], bytes]:
-    """What is told of a message, and its body."""
-    size = 2 + int.from_bytes(payload[:2], "big")
-    return json.loads(payload[2:size]), payload[size:]
-
-
 @attrs.define(eq=False)
 class JobsVerifier:
     """After each start each job is asked for by its name, which takes nothing. Then those whose keys take
@@ -317,10 +308,10 @@ class JobsVerifier:
             found = dict.fromkeys((BY_KEY, BY_TURNS), 0)
             for number, (name, jobs) in enumerate(self._model.names.items(), 3):
                 queue = jobs[0].queue
-                asked = dms.frame(dms.GET_JOB, number, named(queue, {"dedup": name}))
+                asked = dms.frame(dms.GET_JOB, number, dms.with_object(queue, {"dedup": name}))
                 await dialog.send(asked, f"GET_JOB {name}")
                 status, payload = await dialog.answer(dms.GET_JOB, number)
-                self._model.saw(name, None if status else split(payload)[1])
+                self._model.saw(name, None if status else dms.split_object(payload)[1])
                 found[queue] += not status
             for queue, count in found.items():
                 if count != depths.get(queue, 0):
@@ -362,7 +353,7 @@ class JobsVerifier:
         for _ in range(depth):
             type_, status, _, payload = await dialog.frame()
             if type_ == dms.DELIVER_WITH:
-                found.append(split(payload))
+                found.append(dms.split_object(payload))
             elif status != dms.TIMEOUT:
                 raise BrokenPromiseError(f"{queue} was refused: {status} {payload!r}")
         return found

@@ -8,8 +8,9 @@ from unittest.mock import patch
 
 import dmp.queue_log
 import dmp.row
-import dms.cold
+import dms.engine
 import dms.expiry
+import dms.jobs
 import dms.queue_log
 from dmp.plugin import plugin as dmp_plugin
 from dmp.settings import DmpSettings, Users
@@ -83,8 +84,9 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
         patch.multiple(turns.CLOCK, now=look_clock(SLICES)),
         patch.multiple(dms.queue_log, SNAPSHOT_BYTES=snapshot_bytes),
         patch.multiple(core, HOT_LEAST_BYTES=500),
-        patch.multiple(dms.cold, POSITION_BYTES=500, FETCH_BYTES=2000),
-        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5, CLOCK_LOOK_MS=LOOK_MS),
+        patch.multiple(dms.engine, POSITION_BYTES=500, FETCH_BYTES=2000),
+        patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5),
+        patch.multiple(dms.jobs, TRY_AGAIN_MS=20, CLOCK_LOOK_MS=LOOK_MS),
         patch.multiple(dmp.queue_log, SLACK_BYTES=1000, READ_BYTES=1500),
         patch.multiple(dmp.row, HOT_LEAST_BYTES=500),
         patch.multiple(schedules, EVERY_MS_MIN=1),
