@@ -9,9 +9,10 @@ from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.objects import ObjectMissing
 from shared.queues.cold import LOST, due_of, place_of
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
-from tests.dmp.test_named import publish
-from tests.dmp.test_times import properties
+from tests.dmp.test_named import declared, publish
+from tests.dmp.test_times import deliver_and, nack, properties
 from tests.dmp.world import Taker, World, ready
 
 
@@ -132,7 +133,6 @@ async def test_who_waits_for_the_last_cold_message_is_told_that_it_was_cancelled
     assert cold is not None
     for position in range(cold.first, cold.end - 1):
         await call(world, queue, "cancel", position=position)
-    cold._fetching = object()  # the disk is slow
     queue.row.when_loaded(lambda: told.append(True))
     await call(world, queue, "cancel", position=cold.end - 1)
     assert told == [True]
@@ -153,3 +153,23 @@ async def test_while_memory_is_scarce_the_next_is_read_when_a_consumer_has_taken
         queue.dispatch()
         world.advance(0)
     assert len(taker.bodies) == 6
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_while_memory_is_scarce_a_failed_try_comes_again_before_what_its_key_holds_up(
+    others: bool,
+) -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = declared(world, per_key=1)
+    for number in range(2):
+        publish(world, b"%d" % number * 20_000, x_key="k")
+    peer = Peer(world).login()
+    deliver_and(peer, nack)
+    if others:  # of other keys, which nobody takes
+        for number in range(2, 4):
+            publish(world, b"%d" % number * 20_000, x_key=f"{number}")
+    world.advance(2)
+    world.advance(0.2)
+    run = queue.get(no_ack=False)
+    assert run is not None
+    assert run.first == 0
