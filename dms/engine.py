@@ -712,6 +712,19 @@ class Queue(RunQueue):
         self.drop(runs)
         return ticket
 
+    def take_returned(self, most: int) -> list[Run]:
+        """Take out messages that have left the row and nobody holds, at most so many; or jobs. They stay in
+        the queue, in no place."""
+        runs: list[Run] = []
+        while most > 0 and self.ready.requeued:
+            runs.append(self.ready.take_requeued(most))
+            most -= len(runs[-1])
+        if self.expiry is not None:
+            runs += self.expiry.take_some(most)
+        if self.jobs is not None and not runs:
+            runs = self.jobs.take_some(most)
+        return runs
+
     def purge(self) -> tuple[int, Ticket | None]:
         """All that nobody holds leaves, but for jobs that may be delivered: how many. As `discard`."""
         first, row = self.head, self.end - self.head

@@ -12,9 +12,9 @@ import attrs
 
 from brokers.bridges.bridge import Bridge
 from dmp.broker import Broker
+from dmp.later import Later
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
-from dmp.queues import Queue as AmqpQueue
 from dms import expiry, jobs, named_jobs, opening
 from dms.engine import ColdRow, Engine, Queue
 from dms.expiry import Expiry
@@ -758,7 +758,8 @@ def amqp_names_are_not_seen_at_a_start() -> list[Change]:
 @bug("queues of jobs by AMQP")
 def amqp_delays_end_at_a_start() -> list[Change]:
     """After a restart nothing waits any more."""
-    return [(AmqpQueue, "_due_now", lambda self, runs: [*runs])]
+    found = Later.found
+    return [(Later, "found", lambda self, place, due_ms, *about: found(self, place, 0, *about))]
 
 
 @bug("queues of jobs by AMQP")
