@@ -173,13 +173,8 @@ class Takers:
                     row.move_to_end(taker)
 
     def have_room(self) -> bool:
-        """Whether somebody does."""
-        takers: Iterable[Taker] = self
-        if self.feed is not None:
-            takers = (self.feed,)
-        elif self.single:
-            takers = self.active
-        return any(room_of(taker)[0] > 0 for taker in takers)
+        """Whether somebody would be given something now."""
+        return bool(self.shares(1))
 
 
 def _rank(of: Taker | _Row) -> int:

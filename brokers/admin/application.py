@@ -321,8 +321,6 @@ async def serve(
 
 def _owner(stream: trio.SocketStream) -> str:
     """Who on this machine has connected: the name of the user, else the number."""
-    if not hasattr(socket, "SO_PEERCRED"):  # macOS
-        return "(owner)"
     credentials = stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     try:

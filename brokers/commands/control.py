@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 NAME = "control.sock"
 PATH_BYTES_MAX = 100
-"""sun_path has 108 bytes on Linux and 104 on macOS and the BSDs, the final NUL included."""
+"""sun_path has 108 bytes, the final NUL included."""
 
 ROOT = "/api/v1"
 PAGE = 1000
@@ -354,7 +354,7 @@ def address_of(folder: Path) -> Iterator[str]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         near = f"/proc/self/fd/{handle}"
-        # Without /proc (macOS, some containers) there is no short way to say where the folder is.
+        # Without /proc (in some containers) there is no short way to say where the folder is.
         if not (os.path.exists(near) and stat.S_ISDIR(os.stat(near).st_mode)):
             raise Failure(
                 f"{plain} is too long for a socket ({PATH_BYTES_MAX} bytes here): use a data folder with a "

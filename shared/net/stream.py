@@ -1,13 +1,11 @@
 """The stream driver: two tasks for each connection, over any trio stream.
 
-It serves what the poll driver cannot: TLS, memory streams in tests, and plain TCP without epoll. One task
-reads, one writes. The writer ends both once all is sent; the lingering close follows. Sessions behave the
-same under either driver.
+It serves what the poll driver cannot: TLS, and memory streams in tests. One task reads, one writes. The
+writer ends both once all is sent; the lingering close follows. Sessions behave the same under either driver.
 """
 
 import select
 import socket
-from contextlib import ExitStack
 
 import trio
 
@@ -216,11 +214,10 @@ class StreamDriver:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the tasks that `add` starts, until cancelled."""
-        with ExitStack() as stack:
+        with select.epoll() as ends:
             async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                self._ends = stack.enter_context(select.epoll())
-                nursery.start_soon(self._watch_ends, self._ends)
+                self._nursery, self._ends = nursery, ends
+                nursery.start_soon(self._watch_ends, ends)
                 task_status.started()
                 await trio.sleep_forever()
 

@@ -132,8 +132,8 @@ class LogWriter:
             if not step:
                 continue
             try:
-                write = partial(self._write, step, self._committer.files.room)
-                await self._committer.in_thread(write, limiter=self._limiter)
+                room = self._committer.files.room
+                await self._committer.in_thread(self._write, step, room, limiter=self._limiter)
             finally:
                 for writing in step:
                     self._finish(writing)
