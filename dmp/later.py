@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dmp.cold_records import cold_message
 from dmp.once import HEADER
-from dmp.queue_records import PUTS, MessageReader, number_in
+from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.tries import tried
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.queues.cold import LOST, ColdMessages, is_lost
@@ -204,16 +204,19 @@ class Later:
             yield run
 
     def find(self, number: int) -> Run | None:
-        """The message of this number, which may be cold; it stays."""
+        """The message of this number, which may be cold; it stays. One that was found lost while it was read
+        back is not here."""
         run = None if self._warm is None else self._warm.get(number)
         if run is None and self._queue.log is not None:
             run = self._queue.log.waiting.get(number)
-        return run
+        return None if run is None or is_lost(run) else run
 
     def take_out(self, number: int) -> Run | None:
         """Take a message out before its time, which may be cold. None: it is not here."""
         run, log = None if self._warm is None else self._warm.take(number), self._queue.log
-        if run is None and log is not None and (run := log.wait_no_more(number)) is not None:
+        if run is None and log is not None and self.find(number) is not None:
+            run = log.wait_no_more(number)
+            assert run is not None
             self._charge_cold(log)
             self._queue.charge_runs((run,))
         if run is not None:
@@ -313,7 +316,8 @@ class Later:
             self.count -= 1
             queue.row.waits_no_more((was,))
             queue.charge_runs((was,))
-            queue.forget((was,))
+            queue.forget((was,), taken=False)
+            queue.free_keys(())
             return
         queue.charge_runs((message,))
         self._keep_warm(message, due)
@@ -333,7 +337,7 @@ class Later:
             self._records = MessageReader(self._queue.log.log.file.path)
         at = cold.offset - start + LENGTH_BYTES
         end = at + length_at(data, at - LENGTH_BYTES)[0]
-        if data[at] not in PUTS or number_in(data, at) != cold.first:
+        if data[at] not in PUTS | PAGES or number_in(data, at) != cold.first:
             return None
         try:
             message = self._records.read(data, at, end, cold.offset)

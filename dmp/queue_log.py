@@ -315,11 +315,12 @@ class QueueLog(Copying):
     def take_cold(self, first: int, end: int) -> None:
         """What was cold leaves the queue, from the first number to the end, but for what has come out of the
         midst; `flush` writes that down."""
-        stay = sorted([number for number in self._places.scattered if first <= number < end])
+        places = self._places
+        stay = sorted([n for n in (*places.scattered, *places.copied) if first <= n < end])
         for start, stop in zip([first, *[number + 1 for number in stay]], [*stay, end], strict=True):
             if start < stop:
                 self._refused.append(records.purged(start, stop))
-        for number in [number for number in self.tried if first <= number < end]:
+        for number in {number for number in self.tried if first <= number < end}.difference(stay):
             del self.tried[number]
 
     def cold_left(self) -> None:
@@ -423,7 +424,11 @@ class QueueLog(Copying):
             if op not in PUTS and op not in PAGES:
                 continue
             number = records.number_in(data, at)
-            if not self.is_at(number, place) or number in self._parting:
+            if not self.is_at(number, place):
+                continue
+            if number in self._parting:
+                if number in self._places.scattered:  # the disk may refuse that it leaves: its record stays
+                    self._copied_to = -math.inf
                 continue
             copy, noted = data[beginning:end], self.tried.get(number) or self.waiting.noted(number)
             if noted is not None:

@@ -66,8 +66,8 @@ class ShipSettings:
     """`none` takes a store that cannot make an object only if there is none: two servers then overwrite each
     other's, unseen."""
     backlog: int = attrs.field(default=0, validator=validators.ge(0), metadata={**RESTART, "unit": "bytes"})
-    """So much of the journal is kept while the bucket is away; above it shipping begins anew with a snapshot,
-    and instants between cannot be restored. 0: 10 % of the volume."""
+    """So much of the journal is kept while the bucket is away, or too slow; above it shipping begins anew
+    with a snapshot, and instants between cannot be restored. 0: 10 % of the volume."""
     encrypt: Path | None = attrs.field(default=None, metadata=RESTART)
     """A file with 64 hexadecimal digits (`openssl rand -hex 32`): the key of AES-256-GCM over each object. A
     restore needs it; keep a copy elsewhere."""

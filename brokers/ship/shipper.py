@@ -44,6 +44,7 @@ from shared.errors import StoreReadOnly
 from shared.globs import matcher
 from shared.metrics import Sample, current, figures, total
 from shared.storage.disk import Disk, read_file
+from shared.storage.files import describe
 from shared.storage.shipping import JournalGap, JournalRange, Room, Shipping, Ships
 from shared.storage.store import Store
 from shared.units import MIB
@@ -199,9 +200,10 @@ class Shipper:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._guarded, self._ship_all)
                     nursery.start_soon(self._guarded, self._fold_all)
-        if self.stands:  # the journal must not wait for it any more
+        if self.stands:  # neither the journal nor a log's space must wait for it any more
+            self.shipping.forget_referred()
             with trio.CancelScope(shield=True):
-                await self.store.in_thread(self.shipping.let_go, None)
+                await self._let_go(None)
 
     async def finish(self) -> None:
         """Ship what there is, for some seconds at most."""
@@ -285,6 +287,13 @@ class Shipper:
                 await self._repeated(self._claim, looks=True)
             except _Forgotten:
                 continue
+            except OSError as error:
+                self.log.error(
+                    "the bucket cannot be taken, since the data folder's part in that fails; it is tried "
+                    "again; look at the disk",
+                    reason=describe(error),
+                )
+                await trio.sleep(AWAY_SECONDS[1])
 
     async def _claim(self) -> None:
         """Take the next epoch. Raises ForeignBucket, BadObject, Away, Unusable."""
@@ -377,10 +386,13 @@ class Shipper:
             starts=tuple(each for each in self._mark.starts if each[0] >= lsn),
         )
         await self._save_mark()
+        await self._let_go(lsn)
+
+    async def _let_go(self, lsn: int | None) -> None:
         try:
             await self.store.in_thread(self.shipping.let_go, lsn)
         except OSError as error:
-            self.log.warning("segments that are shipped stay for now", reason=str(error))
+            self.log.warning("segments that need not be kept stay for now", reason=str(error))
 
     async def note_left(self, log_id: int) -> None:
         """Note on the disk that a log leaves bytes to the bucket."""
@@ -391,9 +403,10 @@ class Shipper:
             await self._save_mark()
 
     async def _look_at_backlog(self) -> None:
-        """Begin anew if more waits than may. Raises _Forgotten."""
+        """Begin anew if more waits than may: the bucket is away, or too slow. Raises _Forgotten."""
         most = self.settings.backlog or self.store.volume_bytes // 10
-        if self.shipping.held_bytes > most or (self.store.full and self.shipping.held_bytes):
+        for_space = self.state == "away" and self.store.full and self.shipping.held_bytes
+        if self.shipping.held_bytes > most or for_space:
             await self._forget(f"{self.shipping.held_bytes} bytes of the journal wait, {most} may")
             raise _Forgotten
 
@@ -415,7 +428,7 @@ class Shipper:
         if self._mark is not None:
             self._mark = attrs.evolve(self._mark, anew=True, starts=())
             await self._save_mark()
-        await self.store.in_thread(self.shipping.let_go, lsn)
+        await self._let_go(lsn)
         self._fold_now.set()
 
     # -- the journal
@@ -443,14 +456,16 @@ class Shipper:
             try:
                 with suppress(_Forgotten):
                     await self._ship_new(0 if everything else WAL_BYTES)
-            except OSError as error:
+                if self._finishing and self._even:
+                    await self._write_mark()
+                    self._finished.set()
+                    await trio.sleep_forever()
+            except (OSError, MemoryError) as error:
                 self.log.error(
-                    "the journal cannot be read; it is tried again; look at the disk", reason=str(error)
+                    "the journal cannot be read, or the folder's mark not written; it is tried again; look "
+                    "at the disk, or at memory",
+                    reason=describe(error),
                 )
-            if self._finishing and self._even:
-                await self._write_mark()
-                self._finished.set()
-                await trio.sleep_forever()
 
     @property
     def _even(self) -> bool:
@@ -469,6 +484,8 @@ class Shipper:
             await self._put(JournalRange.empty(self._jump, self.wall_ms(), ROOM))
             self._jump = None
         while end - self.shipping.shipped_lsn > least:
+            if self._restorable:  # else a snapshot is under way, which is to be of use
+                await self._look_at_backlog()
             try:
                 found = await self.shipping.read(
                     self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM
@@ -547,9 +564,10 @@ class Shipper:
                 await snapshots.delete_doomed()
                 if not anew:
                     self.fold_requests = self._requests_besides - before
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 self.log.error(
-                    "a snapshot cannot be made; it is tried again; look at the disk", reason=str(error)
+                    "a snapshot cannot be made; it is tried again; look at the disk, or at memory",
+                    reason=describe(error),
                 )
                 await trio.sleep(AWAY_SECONDS[1])
 

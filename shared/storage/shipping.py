@@ -17,7 +17,7 @@ import struct
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Self
 
 import attrs
@@ -175,7 +175,7 @@ class Shipping:
 
     def refers(self, referred: Iterable[Referred]) -> None:
         """A commit is over: it wrote these bytes to logs' files alone."""
-        for each in referred:
+        for each in referred if self._error is None else ():
             self._referred.append(each)
             if (log := self._logs.get(each.log_id)) is not None:
                 log.file.wanted = True
@@ -226,6 +226,13 @@ class Shipping:
         waiting, self._waiting = self._waiting, deque()
         for _, ticket in waiting:
             ticket.resolve(error)
+
+    def forget_referred(self) -> None:
+        """Nothing will be shipped any more, and nobody reads: what was referred to need not be kept."""
+        self._referred.clear()
+        for file, _ in self._files_referred.values():
+            self._files.let_go(file)
+        self._files_referred.clear()
 
     def hold(self, lsn: int) -> None:
         """Keep the journal from `lsn` on, which is not below what is kept already."""
@@ -426,7 +433,6 @@ class _JournalReader:
         self._disk = disk
         self._journal_id = journal_id
         self._left = bytes_max
-        self._segments = segment_lsns(disk)
 
     def _behind(self, size: int) -> memoryview:
         """Memory of that size behind what is used, which keeps what is in it."""
@@ -450,6 +456,10 @@ class _JournalReader:
                 data = None
             found.append(each._replace(data=data))
         return found
+
+    @cached_property
+    def _segments(self) -> list[int]:
+        return segment_lsns(self._disk)  # when it is first asked for: in the thread that reads
 
     def segment_behind(self, position: int, limit: int) -> int:
         """The first LSN of the segment that follows. Raises JournalGap where there is none below `limit`."""

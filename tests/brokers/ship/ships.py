@@ -73,12 +73,13 @@ async def shipped(
     storage: StorageSettings = SMALL,
     cipher: Cipher | None = None,
     close: bool = True,
+    in_thread: Any = inline,
 ) -> AsyncIterator[Shipped]:
     """A store that is opened, shipped, and in the end finished and closed, unless `close` is false: then it
     ends as by a kill.
     """
     opened: Any = await Store.open(
-        _NO_FOLDER, storage, disk=disk, clock=HandClock(), in_thread=inline, ships=opened_with(settings)
+        _NO_FOLDER, storage, disk=disk, clock=HandClock(), in_thread=in_thread, ships=opened_with(settings)
     )
     shipper = Shipper(opened, settings, bucket_of(store, cipher), structlog.stdlib.get_logger())
     await shipper.start()

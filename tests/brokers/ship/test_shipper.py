@@ -1,5 +1,6 @@
 """What the shipper sends can be put together again, whatever ends it, and nobody else's is overwritten."""
 
+import errno
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
 from shared.units import KIB, MIB
-from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault
+from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault, on_loop
 from tests.brokers.ship.reassembled import assembled
 from tests.brokers.ship.ships import ALWAYS, SETTINGS, Shipped, shipped
 from tests.brokers.test_dashboards import EXPRESSIONS, SHIPPED, series
@@ -335,6 +336,129 @@ async def test_a_backlog_that_is_too_long_is_forgotten_and_shipping_begins_anew(
     heads = [unpack_wal(bucket.objects[key]).head for key in sorted(bucket.objects) if key.startswith("wal/")]
     assert [head.number for head in heads] == list(range(1, len(heads) + 1))
     assert sum(after.first_lsn != before.next_lsn for before, after in pairwise(heads)) == 1
+
+
+async def test_a_bucket_that_is_too_slow_leaves_no_longer_a_backlog(autojump_clock: object) -> None:
+    """It answers each request before it is given up, and what came meanwhile is more than may wait."""
+
+    async def slow(work: Any, *arguments: Any, **options: Any) -> Any:
+        if str(work.args[0]).startswith("wal/"):
+            await trio.sleep(50)
+        return await on_loop(work, *arguments, **options)
+
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket, attrs.evolve(FOLDS, backlog=256 * KIB), STORAGE) as ours:
+        await ours.append("orders", b"before")
+        await ours.even()
+        ours.shipper.bucket.in_thread = slow
+        for _ in range(40):
+            await ours.append("orders", *[bytes(1000)] * 50)
+            await trio.sleep(5)
+        assert ours.shipper.state == "shipping"
+        assert ours.shipper.forgotten > 0
+        ours.shipper.bucket.in_thread = on_loop
+        await ours.even()
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+async def test_a_full_disk_is_no_reason_to_forget_what_a_bucket_takes(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shipped(FakeDisk(), FakeStore(), FOLDS, STORAGE) as ours:
+        monkeypatch.setattr(type(ours.store), "full", True)
+        for _ in range(20):
+            await ours.append("orders", *[bytes(1000)] * 50)
+            await trio.sleep(1)
+        assert (ours.shipper.state, ours.shipper.forgotten) == ("shipping", 0)
+
+
+async def test_a_fenced_server_that_goes_on_keeps_no_space_for_the_bucket(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the disk refuses to give up the journal's segments."""
+    disk, bucket = FakeDisk(), FakeStore()
+    async with shipped(disk, bucket, FOLDS, STORAGE, close=False) as old:
+        await work(old)
+        await old.even()
+        shipping, log = old.shipper.shipping, old.log("large")
+        monkeypatch.setattr(shipping, "let_go", refused)
+        async with shipped(disk.kill(), bucket, FOLDS, STORAGE) as new:
+            await new.even()
+            bucket.away = True
+            await old.append("large", bytes(30_000))
+            await old.append("large", bytes(30_000))
+            assert not shipping.may_punch(log, log.end), "the bucket is to have it"
+            bucket.away = False
+            await trio.sleep(60)
+            assert old.shipper.state == "fenced"
+            assert shipping.may_punch(log, log.end)
+            await old.append("large", bytes(30_000))
+            assert shipping.may_punch(log, log.end)
+
+
+def refused(*_: object) -> Any:
+    raise OSError(errno.EIO, "it refuses")
+
+
+async def test_a_disk_that_refuses_the_mark_ends_no_server_and_shipping_goes_on_behind_it(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the bucket is taken late, and at the end."""
+    disk, bucket = FakeDisk(), FakeStore()
+    bucket.away = True
+    async with shipped(disk, bucket) as ours:
+        shipper = ours.shipper
+        with monkeypatch.context() as patch:
+            patch.setattr(shipper.shipping, "write_file", refused)
+            bucket.away = False
+            await trio.sleep(60)
+            await ours.append("orders", b"x")
+            assert shipper.manifest is None
+        await ours.even()
+        assert assembled(bucket.objects).logs == await ours.contents()
+        with monkeypatch.context() as patch:
+            patch.setattr(shipper.shipping, "write_file", refused)
+            await shipper.finish()
+            assert shipper.state == "shipping"
+
+
+async def test_where_memory_is_short_for_a_moment_shipping_goes_on_behind_it(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def short(*_: object) -> Any:
+        raise MemoryError
+
+    async with shipped(FakeDisk(), FakeStore()) as ours:
+        await ours.even()
+        with monkeypatch.context() as patch:
+            patch.setattr(ours.shipper.shipping, "read", short)
+            await ours.append("orders", b"x")
+            await trio.sleep(10)
+            assert ours.shipper.lag_bytes > 0
+        await ours.even()
+
+
+async def test_the_journals_segments_are_looked_for_in_the_thread_that_reads_them(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, inside = FakeDisk(), False
+
+    async def in_thread(work: Any, *arguments: Any, **_: object) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            return work(*arguments)
+        finally:
+            inside = False
+
+    def names(folder: str) -> list[str]:
+        assert inside
+        return FakeDisk.names(disk, folder)
+
+    async with shipped(disk, FakeStore(), close=False, in_thread=in_thread) as ours:
+        monkeypatch.setattr(disk, "names", names)
+        await ours.append("orders", b"x")
+        await ours.even()
 
 
 async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: object) -> None:
