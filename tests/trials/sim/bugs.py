@@ -15,9 +15,10 @@ from dmp.broker import Broker
 from dmp.later import Later
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
-from dms import expiry, jobs, named_jobs, opening
+from dms import expiry, intake, jobs, named_jobs, opening
 from dms.engine import ColdRow, Engine, Queue
 from dms.expiry import Expiry
+from dms.job_requests import job_request_untrusted
 from dms.jobs import DueSchedules, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
@@ -601,6 +602,15 @@ def jobs_come_early() -> list[Change]:
     """A delay is over at its half."""
     due_at = expiry.due_at
     return [(module, "due_at", lambda now, after_ms: due_at(now, after_ms // 2)) for module in (expiry, jobs)]
+
+
+@bug("queues of jobs")
+def jobs_for_a_time_do_not_wait() -> list[Change]:
+    """`at` says nothing."""
+    asked = job_request_untrusted
+    return [
+        (intake, "job_request_untrusted", lambda text, now_ms: attrs.evolve(asked(text, now_ms), at_ms=0))
+    ]
 
 
 @bug("queues of jobs")
