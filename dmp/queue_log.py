@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +35,7 @@ from shared.errors import CorruptRecord, StoreError
 from shared.queues.cold import ColdReader, place_of
 from shared.queues.copying import COPIES, COPY_BYTES, Copying
 from shared.queues.runs import Run, join
+from shared.queues.undoing import Undoing
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
 
@@ -176,8 +178,8 @@ class QueueLog(Copying):
     """What is to be written of failed tries: how many, when the messages are due, and their numbers."""
     tried: dict[int, tuple[int, int]] = attrs.field(factory=dict, init=False)
     """Of messages that are there: their failed tries, and when they are due. Copies have it with them."""
-    _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
-    """Records that messages have left, with their offsets; all that may not be written are among them."""
+    _appended: Undoing = attrs.field(factory=Undoing, init=False)
+    """Records that messages have left: those that the disk refuses are appended again."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
     """Records that were rolled back, and those of what was cold, until they are appended."""
 
@@ -374,18 +376,15 @@ class QueueLog(Copying):
 
     def rolled_back(self) -> bool:
         """Appends were rolled back. True: the next flush appends some again, which nobody else would."""
-        visible = self.log.visible
-        self._refused += [record for offset, record in self._appended if offset >= visible]
-        self._appended.clear()
+        self._appended.confirmed(self.log.visible)
+        self._appended.undo()
         return bool(self._refused)
 
     def _append(self, record: bytes) -> Ticket:
         """Append the record that messages have left. Raises StoreError."""
-        offset, ticket = self.log.append(record, 1, reserved=True)
-        appended, visible = self._appended, self.log.visible
-        while appended and appended[0][0] < visible:
-            appended.popleft()
-        appended.append((offset, record))
+        _, ticket = self.log.append(record, 1, reserved=True)
+        self._appended.confirmed(self.log.visible)
+        self._appended.add(self.log.end, partial(self._refused.insert, 0, record))
         return ticket
 
     def _tidy(self) -> None:

@@ -47,7 +47,6 @@ from dms.queue_log import Arrival, QueueLog
 from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
-from dms.undoing import Undoing
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import CorruptRecord, LogDeleted, StoreError, StoreReadOnly
@@ -60,6 +59,7 @@ from shared.queues.core import (
 )
 from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
 from shared.queues.unacked import Delivery, Unacked
+from shared.queues.undoing import Undoing
 from shared.queues.waits import Waits
 from shared.rates import TokenBucket
 from shared.storage.lost import Lost, describe_lost
