@@ -10,6 +10,7 @@ that a header names (`eta`) is one of the wall clock, and moves where that is se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,8 @@ class Later:
         """Those that were just read back, by number."""
         self._cold_bytes = 0
         """What the memory of messages was charged for those in the log alone."""
+        self._read_at = -math.inf
+        """When some were last read back."""
         self._by_clock = False
         """Some message came for a time of the wall clock."""
         self._ahead_ms = 0
@@ -274,7 +277,13 @@ class Later:
 
     @property
     def _may_read(self) -> bool:
-        return not self._scarce or self._queue.row.cost_bytes < HOT_LEAST_BYTES
+        row = self._queue.row
+        if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES or row.front() is None:
+            return True
+        if row.cold is not None or self._context.memory.full:
+            return False
+        # All of its row is in memory, however much: what is due is not to wait until that has gone.
+        return self._context.timers.now() >= self._read_at + SCARCE_SECONDS
 
     def _read_ahead(self) -> None:
         """Read back some of what is due soon."""
@@ -286,6 +295,7 @@ class Later:
             return
         most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, READ_MOST)
         found = log.waiting.read_next(now if scarce else now + AHEAD_MS, most)
+        self._read_at = self._context.timers.now()
         if self._reader is None:
             self._reader = ColdMessages(log.log, self, self._read_back)
         inside = True

@@ -216,6 +216,8 @@ class Messages(MessageActions[Queue]):
                 queue.charge_runs((found,))
                 queue.row.put_back((found,))
         if run is not None:
+            if not queue.row.is_loading:  # what was on its way may have been this one
+                queue.row.tell_loaded()
             return run
         if _held_in(queue, number) is not None:
             raise BadArgument(f"{name} is held by a client")

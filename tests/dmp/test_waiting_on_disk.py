@@ -4,13 +4,15 @@ import pytest
 import trio
 
 from dmp import queue_log, row
+from dmp.cold_records import cold_message
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.objects import ObjectMissing
-from shared.queues.cold import LOST
+from shared.queues.cold import LOST, due_of, place_of
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
-from tests.dmp.test_named import publish
-from tests.dmp.test_times import properties
+from tests.dmp.test_named import declared, publish
+from tests.dmp.test_times import deliver_and, nack, properties
 from tests.dmp.world import Taker, World, ready
 
 
@@ -113,3 +115,61 @@ async def test_one_that_was_found_lost_while_it_was_read_is_not_here(world: Worl
         with pytest.raises(ObjectMissing):
             await call(world, queue, action, position=0, **said)
     assert await call(world, queue, "cancel", position=1) == {"cancelled": 1}
+
+
+def test_a_time_that_is_too_late_to_be_noted_leaves_the_place_as_it_is() -> None:
+    message = cold_message(7, 1 << 50, 0, noted=False, seen=False, by_clock=False, texts={})
+    assert (place_of(message), due_of(message)) == (7, (1 << 40) - 1)
+
+
+async def test_who_waits_for_the_last_cold_message_is_told_that_it_was_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch)
+    told: list[bool] = []
+    while queue.ready.count:
+        queue.leave(queue.row.take(1))
+    cold = queue.row.cold
+    assert cold is not None
+    for position in range(cold.first, cold.end - 1):
+        await call(world, queue, "cancel", position=position)
+    queue.row.when_loaded(lambda: told.append(True))
+    await call(world, queue, "cancel", position=cold.end - 1)
+    assert told == [True]
+
+
+async def test_while_memory_is_scarce_the_next_is_read_when_a_consumer_has_taken_what_was() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = world.queue(durable=True)
+    world.queue(b"others")
+    world.publish(b"", b"others", b"take what there is")
+    for number in range(6):
+        delayed(world, b"%d" % number * 20_000)
+    taker = Taker(no_ack=True, room=1)
+    queue.add_consumer(taker)
+    world.advance(5.001)
+    for _ in range(5):
+        taker.count = 1
+        queue.dispatch()
+        world.advance(0)
+    assert len(taker.bodies) == 6
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_while_memory_is_scarce_a_failed_try_comes_again_before_what_its_key_holds_up(
+    others: bool,
+) -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = declared(world, per_key=1)
+    for number in range(2):
+        publish(world, b"%d" % number * 20_000, x_key="k")
+    peer = Peer(world).login()
+    deliver_and(peer, nack)
+    if others:  # of other keys, which nobody takes
+        for number in range(2, 4):
+            publish(world, b"%d" % number * 20_000, x_key=f"{number}")
+    world.advance(2)
+    world.advance(0.2)
+    run = queue.get(no_ack=False)
+    assert run is not None
+    assert run.first == 0
