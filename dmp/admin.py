@@ -32,6 +32,7 @@ from shared.objects import (
     QUEUES,
     Argument,
     BadArgument,
+    ObjectMissing,
     Objects,
     a_body,
     a_count,
@@ -202,12 +203,14 @@ class Admin:
 
     @CHANGE
     async def _change(self, queue: Queue, arguments: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
-        before = queue.kind
         if queue.adopted:
             raise BadArgument("what it was declared with was lost: declare it again, and it has that")
+        dropped = await _above(queue, queue.kind.changed(arguments).arguments)
+        if queue.deleted:
+            raise ObjectMissing("the queue was deleted meanwhile")
+        before = queue.kind
         kind = before.changed(arguments)
         old, new = read_table(before.changes), read_table(kind.changes)
-        dropped = await _above(queue, kind.arguments)
         if kind != before and not dry_run:
             await settled(self._broker, self._broker.topology.change_queue(queue, kind))
         changed = sum(old.get(name) != new.get(name) for name in {*old, *new})

@@ -10,12 +10,13 @@ that a header names (`eta`) is one of the wall clock, and moves where that is se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dmp.cold_records import cold_message
 from dmp.once import HEADER
-from dmp.queue_records import PUTS, MessageReader, number_in
+from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.tries import tried
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.queues.cold import LOST, ColdMessages, is_lost
@@ -64,6 +65,8 @@ class Later:
         """Those that were just read back, by number."""
         self._cold_bytes = 0
         """What the memory of messages was charged for those in the log alone."""
+        self._read_at = -math.inf
+        """When some were last read back."""
         self._by_clock = False
         """Some message came for a time of the wall clock."""
         self._ahead_ms = 0
@@ -204,16 +207,19 @@ class Later:
             yield run
 
     def find(self, number: int) -> Run | None:
-        """The message of this number, which may be cold; it stays."""
+        """The message of this number, which may be cold; it stays. One that was found lost while it was read
+        back is not here."""
         run = None if self._warm is None else self._warm.get(number)
         if run is None and self._queue.log is not None:
             run = self._queue.log.waiting.get(number)
-        return run
+        return None if run is None or is_lost(run) else run
 
     def take_out(self, number: int) -> Run | None:
         """Take a message out before its time, which may be cold. None: it is not here."""
         run, log = None if self._warm is None else self._warm.take(number), self._queue.log
-        if run is None and log is not None and (run := log.wait_no_more(number)) is not None:
+        if run is None and log is not None and self.find(number) is not None:
+            run = log.wait_no_more(number)
+            assert run is not None
             self._charge_cold(log)
             self._queue.charge_runs((run,))
         if run is not None:
@@ -271,7 +277,13 @@ class Later:
 
     @property
     def _may_read(self) -> bool:
-        return not self._scarce or self._queue.row.cost_bytes < HOT_LEAST_BYTES
+        row = self._queue.row
+        if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES or row.front() is None:
+            return True
+        if row.cold is not None or self._context.memory.full:
+            return False
+        # All of its row is in memory, however much: what is due is not to wait until that has gone.
+        return self._context.timers.now() >= self._read_at + SCARCE_SECONDS
 
     def _read_ahead(self) -> None:
         """Read back some of what is due soon."""
@@ -283,6 +295,7 @@ class Later:
             return
         most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, READ_MOST)
         found = log.waiting.read_next(now if scarce else now + AHEAD_MS, most)
+        self._read_at = self._context.timers.now()
         if self._reader is None:
             self._reader = ColdMessages(log.log, self, self._read_back)
         inside = True
@@ -313,7 +326,8 @@ class Later:
             self.count -= 1
             queue.row.waits_no_more((was,))
             queue.charge_runs((was,))
-            queue.forget((was,))
+            queue.forget((was,), taken=False)
+            queue.free_keys(())
             return
         queue.charge_runs((message,))
         self._keep_warm(message, due)
@@ -333,7 +347,7 @@ class Later:
             self._records = MessageReader(self._queue.log.log.file.path)
         at = cold.offset - start + LENGTH_BYTES
         end = at + length_at(data, at - LENGTH_BYTES)[0]
-        if data[at] not in PUTS or number_in(data, at) != cold.first:
+        if data[at] not in PUTS | PAGES or number_in(data, at) != cold.first:
             return None
         try:
             message = self._records.read(data, at, end, cold.offset)

@@ -21,7 +21,7 @@ from dmp.tries import timed
 from shared.access import WRITE, asker_may
 from shared.errors import BrokerError, StoreError
 from shared.objects import SHOWN_BYTES_MAX, BadArgument, MessageRows, ObjectMissing, time_text
-from shared.queues.cold import is_cold
+from shared.queues.cold import is_cold, is_lost
 from shared.queues.deaths import Death
 from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Run
@@ -161,7 +161,10 @@ class Messages(MessageActions[Queue]):
         number = _number_of(queue, name)
         run, state = queue.later.find(number), "waiting"
         while run is not None and is_cold(run):
+            place = run.offset
             run = await _WaitingRecords(queue).read(number) or queue.later.find(number)
+            if run is not None and is_cold(run) and run.offset == place:
+                run = None  # what its record says cannot be read
         if run is None:
             run, state = queue.ready.find(number) or await self._in_row(queue, number), "ready"
         if run is None:
@@ -176,7 +179,7 @@ class Messages(MessageActions[Queue]):
         cold, log = queue.row.cold, queue.log
         offset = None if cold is None or log is None else cold.offset
         while offset is not None and cold is not None and log is not None:
-            if not cold.first <= number < cold.end:
+            if not (cold.count and cold.first <= number < cold.end):
                 return None
             data = await read_records(log.log, offset, READ_BYTES)
             for record in cold.messages_in(data, offset, number):
@@ -213,6 +216,8 @@ class Messages(MessageActions[Queue]):
                 queue.charge_runs((found,))
                 queue.row.put_back((found,))
         if run is not None:
+            if not queue.row.is_loading:  # what was on its way may have been this one
+                queue.row.tell_loaded()
             return run
         if _held_in(queue, number) is not None:
             raise BadArgument(f"{name} is held by a client")
@@ -250,7 +255,7 @@ class _WaitingRecords:
     async def read(self, number: int) -> Run | None:
         """A message as it is there. None: it has left, or is lost. Raises StoreError."""
         log = self._queue.log
-        while log is not None and (waiting := log.waiting.get(number)) is not None:
+        while log is not None and (waiting := log.waiting.get(number)) is not None and not is_lost(waiting):
             place = waiting.offset
             if not self._start <= place < self._start + len(self._data):
                 try:

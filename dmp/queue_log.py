@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +35,7 @@ from shared.errors import CorruptRecord, StoreError
 from shared.queues.cold import ColdReader, place_of
 from shared.queues.copying import COPIES, COPY_BYTES, Copying
 from shared.queues.runs import Run, join
+from shared.queues.undoing import Undoing
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
 
@@ -176,8 +178,8 @@ class QueueLog(Copying):
     """What is to be written of failed tries: how many, when the messages are due, and their numbers."""
     tried: dict[int, tuple[int, int]] = attrs.field(factory=dict, init=False)
     """Of messages that are there: their failed tries, and when they are due. Copies have it with them."""
-    _appended: deque[tuple[int, bytes]] = attrs.field(factory=deque, init=False)
-    """Records that messages have left, with their offsets; all that may not be written are among them."""
+    _appended: Undoing = attrs.field(factory=Undoing, init=False)
+    """Records that messages have left: those that the disk refuses are appended again."""
     _refused: list[bytes] = attrs.field(factory=list, init=False)
     """Records that were rolled back, and those of what was cold, until they are appended."""
 
@@ -313,11 +315,12 @@ class QueueLog(Copying):
     def take_cold(self, first: int, end: int) -> None:
         """What was cold leaves the queue, from the first number to the end, but for what has come out of the
         midst; `flush` writes that down."""
-        stay = sorted([number for number in self._places.scattered if first <= number < end])
+        places = self._places
+        stay = sorted([n for n in (*places.scattered, *places.copied) if first <= n < end])
         for start, stop in zip([first, *[number + 1 for number in stay]], [*stay, end], strict=True):
             if start < stop:
                 self._refused.append(records.purged(start, stop))
-        for number in [number for number in self.tried if first <= number < end]:
+        for number in {number for number in self.tried if first <= number < end}.difference(stay):
             del self.tried[number]
 
     def cold_left(self) -> None:
@@ -373,18 +376,15 @@ class QueueLog(Copying):
 
     def rolled_back(self) -> bool:
         """Appends were rolled back. True: the next flush appends some again, which nobody else would."""
-        visible = self.log.visible
-        self._refused += [record for offset, record in self._appended if offset >= visible]
-        self._appended.clear()
+        self._appended.confirmed(self.log.visible)
+        self._appended.undo()
         return bool(self._refused)
 
     def _append(self, record: bytes) -> Ticket:
         """Append the record that messages have left. Raises StoreError."""
-        offset, ticket = self.log.append(record, 1, reserved=True)
-        appended, visible = self._appended, self.log.visible
-        while appended and appended[0][0] < visible:
-            appended.popleft()
-        appended.append((offset, record))
+        _, ticket = self.log.append(record, 1, reserved=True)
+        self._appended.confirmed(self.log.visible)
+        self._appended.add(self.log.end, partial(self._refused.insert, 0, record))
         return ticket
 
     def _tidy(self) -> None:
@@ -424,7 +424,11 @@ class QueueLog(Copying):
             if op not in PUTS and op not in PAGES:
                 continue
             number = records.number_in(data, at)
-            if not self.is_at(number, place) or number in self._parting:
+            if not self.is_at(number, place):
+                continue
+            if number in self._parting:
+                if number in self._places.scattered:  # the disk may refuse that it leaves: its record stays
+                    self._copied_to = -math.inf
                 continue
             copy, noted = data[beginning:end], self.tried.get(number) or self.waiting.noted(number)
             if noted is not None:

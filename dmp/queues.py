@@ -461,7 +461,8 @@ class Queue(RunQueue):
                 if throttle is not None:
                     throttle.take(-_messages_in(late))
                 self._expired(late)
-        if (turn is not None and (self.lives.some or self._goes_on)) or throttle is not None:
+        more_fits = self.later.count > 0 and self.memory.scarce
+        if (turn is not None and (self.lives.some or self._goes_on or more_fits)) or throttle is not None:
             self.arm()
 
     def _expired(self, runs: list[Run]) -> None:

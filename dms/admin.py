@@ -147,14 +147,8 @@ class Admin:
     async def _purge(self, queue: Queue, _: Mapping[str, Any], dry_run: bool) -> dict[str, Any]:
         if dry_run:
             return {"purged": queue.depth - queue.held, "held": queue.held}
-        await self._messages.shown(queue)
-        jobs, tickets = await self._messages.purge_jobs(queue)
-        purged, ticket = queue.purge()
-        self._engine.counts.purged += purged
-        self._engine.sync_budget()
-        for each in (*tickets, ticket):
-            await self._engine.store.wait(each)
-        return {"purged": purged + jobs, "held": queue.held}
+        purged = await self._messages.purge(queue)
+        return {"purged": purged, "held": queue.held}
 
     @changing(
         "delete",

@@ -53,9 +53,9 @@ app, command = protocol_app(
     'produce -q orders -m "order 42"',
     "consume -q orders -c",
     before="""Exit codes: 0 done; 1 refused; 2 a mistake on the command line; 66 no such
-queue or job; 69 no server answers; 74 the connection was lost, what was under way may
-or may not have been done; 75 try again later (no message came in time, the
-queue is full); 130 interrupted.
+queue or job; 69 no server answers; 74 the connection was lost, what was under
+way may or may not have been done; 75 try again later (no message came in
+time, the queue is full); 130 interrupted.
 
 """,
 )

@@ -47,7 +47,6 @@ from dms.queue_log import Arrival, QueueLog
 from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
-from dms.undoing import Undoing
 from dms.wire import Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import CorruptRecord, LogDeleted, StoreError, StoreReadOnly
@@ -60,6 +59,7 @@ from shared.queues.core import (
 )
 from shared.queues.runs import Ready, Run, bodies_bytes, split_by, to_spans
 from shared.queues.unacked import Delivery, Unacked
+from shared.queues.undoing import Undoing
 from shared.queues.waits import Waits
 from shared.rates import TokenBucket
 from shared.storage.lost import Lost, describe_lost
@@ -711,6 +711,19 @@ class Queue(RunQueue):
             self.log.departed(partial(self.undo_departure, runs))
         self.drop(runs)
         return ticket
+
+    def take_returned(self, most: int) -> list[Run]:
+        """Take out messages that have left the row and nobody holds, at most so many; or jobs. They stay in
+        the queue, in no place."""
+        runs: list[Run] = []
+        while most > 0 and self.ready.requeued:
+            runs.append(self.ready.take_requeued(most))
+            most -= len(runs[-1])
+        if self.expiry is not None:
+            runs += self.expiry.take_some(most)
+        if self.jobs is not None and not runs:
+            runs = self.jobs.take_some(most)
+        return runs
 
     def purge(self) -> tuple[int, Ticket | None]:
         """All that nobody holds leaves, but for jobs that may be delivered: how many. As `discard`."""

@@ -187,6 +187,20 @@ class Expiry:
             for run in dead:
                 yield run, 0
 
+    def take_some(self, most: int) -> list[Run]:
+        """Take out some that are delayed or dead, at most so many messages."""
+        runs: list[Run] = []
+        while most > 0 and self._put_off:
+            run = self._put_off.take(next(iter(self._put_off.numbers)))
+            assert run is not None
+            runs.append(run)
+            most -= len(run)
+        for dead in self._dead.values():
+            while most > 0 and dead:
+                runs.append(dead.popleft())
+                most -= len(runs[-1])
+        return runs
+
     def row_grew(self) -> None:
         """More of the row is visible, or was read back."""
         if self.head_expired:

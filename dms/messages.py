@@ -160,26 +160,30 @@ class Messages(MessageActions[Queue]):
         self._engine.counts.purged += len(run)
         return ticket
 
-    async def purge_jobs(self, queue: Queue) -> tuple[int, Sequence[Ticket | None]]:
-        """Drop the jobs that are there now, and that nobody holds, in turns: there may be a million. Returns
-        how many, and what to wait for. Raises Refusal."""
+    async def purge(self, queue: Queue) -> int:
+        """All that is there now, and that nobody holds, leaves: how many. What is not in the row goes in
+        turns: there may be a million. Raises Refusal, StoreError."""
+        await self.shown(queue)
         tickets: list[Ticket | None] = []
-        jobs, purged, turn = queue.jobs, 0, TaskTurn()
-        left = 0 if jobs is None else jobs.count
-        while jobs is not None and left > 0 and not queue.deleted:
-            runs = jobs.take_some(min(left, RUN_MOST))
-            if not runs:
-                break
+        purged, turn = 0, TaskTurn()
+        left = self.waiting(queue) - (queue.tail - queue.head)
+        while left > 0 and not queue.deleted and (runs := queue.take_returned(min(left, RUN_MOST))):
             try:
                 tickets.append(queue.discard(runs, Reason.PURGED))
             except Refusal:
                 self.return_front(queue, runs)
                 raise
-            purged += len(runs)
-            left -= len(runs)
-            self._engine.counts.purged += len(runs)
+            count = sum(map(len, runs))
+            purged += count
+            left -= count
+            self._engine.counts.purged += count
             await turn.others()
-        return purged, tickets
+        rest, ticket = queue.purge()
+        self._engine.counts.purged += rest
+        self._engine.sync_budget()
+        for each in (*tickets, ticket):
+            await self._engine.store.wait(each)
+        return purged + rest
 
     async def named(self, queue: Queue, name: MessageName) -> tuple[Run, int | None, str]:
         if name.dedup or name.number >= JOB_FIRST:

@@ -28,10 +28,10 @@ from dms import records
 from dms.cold_jobs import with_decided
 from dms.job_copying import JobCopying
 from dms.records import HEAD, JOB_RECORD_BYTES, RUN_BYTES, DeadLetter, Reason, RecordKind
-from dms.undoing import Undoing
 from shared.errors import StoreError
 from shared.queues.cold import place_of
 from shared.queues.runs import Run, numbers_of, to_spans
+from shared.queues.undoing import Undoing
 
 if TYPE_CHECKING:
     from dms.times import Times

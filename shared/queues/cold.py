@@ -28,7 +28,7 @@ PLAIN_BYTES = 15
 LOST = -2
 """The offset of a message that was to be read back, and is not there."""
 _MARK = 0xFF << 112
-_TRIES_MAX = (1 << 24) - 1
+_DUE_MAX, _TRIES_MAX = (1 << 40) - 1, (1 << 24) - 1
 
 
 def packed(place: int, due: int, tries: int, more: bytes = b"") -> bytes:
@@ -38,7 +38,7 @@ def packed(place: int, due: int, tries: int, more: bytes = b"") -> bytes:
     Bytes, and not an object: 48 bytes of memory for most, with one more 64, and nothing for the garbage
     collector.
     """
-    numbers = _MARK | place << 64 | due << 24 | min(tries, _TRIES_MAX)
+    numbers = _MARK | place << 64 | min(due, _DUE_MAX) << 24 | min(tries, _TRIES_MAX)
     return numbers.to_bytes(PLAIN_BYTES) + more
 
 

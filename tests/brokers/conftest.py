@@ -39,9 +39,12 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium of the system. Pages of one context share a process, which stays while one of them does."""
+    """Chromium of the system. Pages of one context share a process, which stays while one of them does.
+
+    It ends with its module: while it is there asyncio runs nothing else in this thread.
+    """
     if CHROMIUM is None:
         pytest.skip("needs Chromium: apt-get install chromium")
     few = "--process-per-site", "--renderer-process-limit=1"  # or it keeps a spare one, too

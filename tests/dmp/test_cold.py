@@ -86,6 +86,31 @@ async def test_what_waits_does_not_hold_what_left_around_it(
     assert ready(queue) == [b"%02d" % number for number in range(40)]
 
 
+async def test_what_is_not_copied_since_it_was_leaving_is_not_dropped_when_it_waits_after_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 300)
+    queue = world.queue(durable=True, retry_ms=60_000)
+    delayed(world, b"waits", 600_000)
+    world.publish(b"", b"q", b"tried", properties=properties())
+    world.settle()
+    held = queue.get(no_ack=False)
+    assert held is not None
+    assert queue.log is not None
+    queue.log.part([held])
+    queue.log.copy_oldest()
+    queue.log.stay([held])
+    queue.requeue([held])
+    for _ in range(20):
+        world.publish(b"", b"q", bytes(100), properties=properties())
+        world.settle()
+        assert queue.get(no_ack=True) is not None
+        world.settle()
+    assert queue.later.count == 2
+    queue = (await world.again()).broker.queues[b"q"]
+    assert (queue.later.count, queue.lost) == (2, False)
+
+
 async def test_a_message_whose_record_was_moved_while_it_was_read_is_read_where_it_is(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

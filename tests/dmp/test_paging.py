@@ -10,6 +10,7 @@ from dmp import queue_log, row
 from dmp.declarations import QueueArguments, QueueKind
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from dmp.shown_properties import read
 from shared.errors import CorruptRecord, StoreError
 from shared.storage.log import Log
 from tests.dmp.amqp_peer import Peer, bodies
@@ -327,3 +328,19 @@ async def test_what_a_lower_limit_would_drop_is_said_before(count: int, limits: 
     assert (await call(world, queue, "change", **{"x-overflow": None}))["dropped"] == said["dropped"]
     world.settle()
     assert queue.depth == count - said["dropped"]
+
+
+async def test_what_waits_in_the_midst_of_what_a_start_left_on_disk_does_not_come_with_that() -> None:
+    world, queue = await deep(100)
+    for number in (100, 101):
+        delay = read({"properties": {"headers": {"x-delay": 60_000}}}, persistent=True)
+        world.publish(b"", b"q", body(number), properties=delay)
+        world.settle()
+    fill(world, 102, 200)
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert (queue.row.has_cold, queue.depth, queue.later.count) == (True, 198, 2)
+    assert await call(world, queue, "cancel", position=100) == {"cancelled": 1}
+    assert drained(queue) == [number for number in range(200) if number not in (100, 101)]
+    world.advance(61)
+    assert drained(queue) == [101]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from dms import messages, queue_log, records
+from dms import messages, queue_log, records, wire
 from dms.cold_jobs import cold_job, cold_run, head_of, is_cold_job, read_back, said_of, timed
 from dms.engine import Queue
 from dms.job_copying import JobCopying
@@ -313,6 +313,9 @@ def test_a_purge_of_very_many_jobs_lets_others_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(messages, "RUN_MOST", 10)
     world = World(COLD)
     peer = with_queue(world)
+    peer.produce("orders", *[b"returned %d" % number for number in range(60)])
+    for number, (held, _) in enumerate(peer.consume("orders", 60)):
+        peer.ask(Type.NACK, b"" if number % 2 else wire.pack_nack(10_000, ""), held)
     for number in range(100):
         peer.produce_with("orders", b"%d" % number, delay_ms=number % 2 * 1000)
     peer.produce("orders", b"plain")
@@ -324,8 +327,8 @@ def test_a_purge_of_very_many_jobs_lets_others_run(monkeypatch: pytest.MonkeyPat
         return log_gone(queue, spans, reason)
 
     monkeypatch.setattr(Queue, "log_gone", gone)
-    assert world.call("purge", queue="orders") == {"purged": 101, "held": 0}
-    assert purges == [*[10] * 10, 1]
-    assert world.engine.counts.purged == 101
+    assert world.call("purge", queue="orders") == {"purged": 161, "held": 0}
+    assert purges == [*[10] * 16, 1]
+    assert world.engine.counts.purged == 161
     world.kill()
     assert queue_of(world).depth == 0

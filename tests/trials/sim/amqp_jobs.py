@@ -223,4 +223,4 @@ class AmqpJobsVerifier:
                     break
                 key, data = await dialog.message()
                 jobs.append(model.delivered(BY_TURNS, data, key, dialog.wire, begun))
-            model.took(jobs)
+            model.took(jobs, 0)

@@ -12,12 +12,13 @@ import attrs
 
 from brokers.bridges.bridge import Bridge
 from dmp.broker import Broker
+from dmp.later import Later
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
-from dmp.queues import Queue as AmqpQueue
-from dms import expiry, jobs, named_jobs, opening
+from dms import expiry, intake, jobs, named_jobs, opening
 from dms.engine import ColdRow, Engine, Queue
 from dms.expiry import Expiry
+from dms.job_requests import job_request_untrusted
 from dms.jobs import DueSchedules, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
@@ -604,6 +605,15 @@ def jobs_come_early() -> list[Change]:
 
 
 @bug("queues of jobs")
+def jobs_for_a_time_do_not_wait() -> list[Change]:
+    """`at` says nothing."""
+    asked = job_request_untrusted
+    return [
+        (intake, "job_request_untrusted", lambda text, now_ms: attrs.evolve(asked(text, now_ms), at_ms=0))
+    ]
+
+
+@bug("queues of jobs")
 def jobs_are_cancelled_in_word_alone() -> list[Change]:
     """CANCEL looks whether the job is there."""
     return [(named_jobs, "cancel", lambda jobs, name: named_jobs.find(jobs, name) and None)]
@@ -758,7 +768,8 @@ def amqp_names_are_not_seen_at_a_start() -> list[Change]:
 @bug("queues of jobs by AMQP")
 def amqp_delays_end_at_a_start() -> list[Change]:
     """After a restart nothing waits any more."""
-    return [(AmqpQueue, "_due_now", lambda self, runs: [*runs])]
+    found = Later.found
+    return [(Later, "found", lambda self, place, due_ms, *about: found(self, place, 0, *about))]
 
 
 @bug("queues of jobs by AMQP")

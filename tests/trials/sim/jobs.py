@@ -52,9 +52,11 @@ class Job(Asked):
     body: bytes = b""
     key: str = ""
     delay_ms: int = 0
+    at_ms: int = 0
+    """The time of the wall clock before which it may not come."""
     earliest: float = 0.0
-    plain: bool = True
-    """It never waited for a time, and nobody sent another of its name."""
+    moved: bool = False
+    """It may have another time, or nobody knows whether it is this one of its name."""
     shown: bool = False
     leaves: list[Asked] = attrs.Factory(list)
     """Its ACKs and CANCELs."""
@@ -73,14 +75,20 @@ class Job(Asked):
         """Whether it has the key of the other, in its queue."""
         return bool(self.key) and self.key == other.key and self.queue == other.queue
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is there for certain, for the time that it was sent with."""
+        return self.ended < math.inf and not self.leaves and not self.moved
+
+    @property
+    def plain(self) -> bool:
+        """Whether it never waits for a time."""
+        return not (self.moved or self.delay_ms)
+
     def passes(self, other: "Job") -> bool:
         """Whether the other is older, of this one's key, and may not be passed: nothing takes it away."""
         return (
-            other is not self
-            and other.of(self)
-            and other.ended < self.begun
-            and other.plain
-            and not other.leaves
+            other is not self and other.of(self) and other.ended < self.begun and other.plain and other.stays
         )
 
 
@@ -107,7 +115,7 @@ class JobsModel:
         jobs = self.names.setdefault(job.name, [])
         jobs.append(job)
         for each in jobs:
-            each.plain = len(jobs) == 1 and not job.delay_ms
+            each.moved |= len(jobs) > 1
         self.bodies[body] = job
         return job
 
@@ -115,7 +123,7 @@ class JobsModel:
         """A RESCHEDULE is sent."""
         for job in self.names[name]:
             job.earliest = min(job.earliest, self._world.now() + delay_ms / 1000)
-            job.plain = False
+            job.moved, job.at_ms = True, 0
 
     def leaves(self, jobs: Sequence[Job]) -> Asked:
         """An ACK or a CANCEL is sent."""
@@ -137,6 +145,8 @@ class JobsModel:
             raise BrokenPromiseError(f"delivered from {queue}, and nobody sent it there: {body!r}")
         if self._world.now() < job.earliest:
             raise BrokenPromiseError(f"{job} comes {job.earliest - self._world.now():.4f} s early")
+        if self._world.wall_peak_ms < job.at_ms:
+            raise BrokenPromiseError(f"{job} comes {job.at_ms - self._world.wall_peak_ms} ms before its time")
         if any(asked.ended < begun for asked in job.leaves):
             raise BrokenPromiseError(f"{job} was acknowledged or cancelled, and is delivered")
         if any(other is not job and other.shown for other in self.names[job.name]):
@@ -155,8 +165,15 @@ class JobsModel:
         job.holder, job.held_since = wire, self._world.tick()
         return job
 
-    def took(self, jobs: Sequence[Job]) -> None:
-        """The first of `BY_TURNS`, in the order in which they came to the only one who takes."""
+    def took(self, jobs: Sequence[Job], since_ms: int) -> None:
+        """What is ready of `BY_TURNS`, in the order in which it came to the only one who takes.
+
+        `since_ms`: the wall clock when it was asked for.
+        """
+        for job in self.bodies.values():
+            ready = job.stays and (not job.delay_ms or 0 < job.at_ms <= since_ms)
+            if ready and job.queue == BY_TURNS and job not in jobs:
+                raise BrokenPromiseError(f"{job} should be ready, and does not come")
         for at, job in enumerate(jobs):
             behind = jobs[at + 1 :]
             if job.plain and any(job.passes(other) for other in behind):
@@ -227,8 +244,12 @@ class JobClient(ProbeClient):
             for _ in range(chance.choice((1, 1, 3, 8))):
                 self._made += 1
                 job = model.draws(chance, f"{self._number}.{self._made}")
-                said = {"dedup": job.name, "delay_ms": job.delay_ms, "headers": {"n": self._made}}
+                said: dict[str, Any] = {"dedup": job.name, "headers": {"n": self._made}}
                 said |= {"key": job.key} if job.key else {}
+                if chance.random() < 0.2:
+                    job.delay_ms = chance.choice((5, 30, 200, 50_000))
+                    job.earliest, job.at_ms = 0.0, self._world.wall_ms() + job.delay_ms
+                said |= {"at": job.at_ms} if job.at_ms else {"delay_ms": job.delay_ms}
                 self._ids += 1
                 jobs.append((self._ids, job))
                 requests.append(
@@ -284,7 +305,7 @@ class JobClient(ProbeClient):
             else:
                 delay_ms = chance.choice((0, 0, 20))
                 for job in jobs:
-                    job.plain &= not delay_ms
+                    job.moved |= delay_ms > 0
                 rest = dms.name("", delay_ms.to_bytes(4, "big") + b"no")
                 await dialog.send(dms.frame(dms.NACK, delivery_id, rest), f"NACK {body!r}")
                 await self._answered(dialog, dms.NACK, delivery_id, Asked(self._world.tick()))
@@ -305,15 +326,15 @@ class JobsVerifier:
         async with verifying(DmsDialog, self._world, self._network, accept, "dms", "verifier") as dialog:
             await dialog.shake_hands()
             depths = await self._depths(dialog)
-            found = dict.fromkeys((BY_KEY, BY_TURNS), 0)
+            counts = dict.fromkeys((BY_KEY, BY_TURNS), 0)
             for number, (name, jobs) in enumerate(self._model.names.items(), 3):
                 queue = jobs[0].queue
                 asked = dms.frame(dms.GET_JOB, number, dms.with_object(queue, {"dedup": name}))
                 await dialog.send(asked, f"GET_JOB {name}")
                 status, payload = await dialog.answer(dms.GET_JOB, number)
                 self._model.saw(name, None if status else dms.split_object(payload)[1])
-                found[queue] += not status
-            for queue, count in found.items():
+                counts[queue] += not status
+            for queue, count in counts.items():
                 if count != depths.get(queue, 0):
                     raise BrokenPromiseError(
                         f"{queue}: {count} jobs have names, and {depths.get(queue)} are there"
@@ -332,13 +353,11 @@ class JobsVerifier:
                 self._schedules.delivered(body, about)
             for text in self._schedules.missing():
                 raise BrokenPromiseError(text)
-            begun = self._world.tick()
-            self._model.took(
-                [
-                    self._model.delivered(BY_TURNS, body, about.get("key", ""), dialog.wire, begun)
-                    for about, body in await self._take(dialog, BY_TURNS, depths[BY_TURNS])
-                ]
-            )
+            begun, since_ms = self._world.tick(), self._world.wall_ms()
+            found = await self._take(dialog, BY_TURNS, depths[BY_TURNS])
+            keys = [(body, about.get("key", "")) for about, body in found]
+            jobs = [self._model.delivered(BY_TURNS, *each, dialog.wire, begun) for each in keys]
+            self._model.took(jobs, since_ms)
 
     async def _depths(self, dialog: DmsDialog) -> dict[str, int]:
         await dialog.send(dms.frame(dms.LIST, 2), "LIST_QUEUES")

@@ -106,12 +106,8 @@ class Machine:
         self.operations += faults.operations
         self._disk = cast(FaultyDisk, self._next())
         now = self._world.now()
-        return End(
-            self._lossy,
-            min(now, self._served_seconds),
-            min(now, faults.failed_seconds),
-            faults.slowest_sync_seconds,
-        )
+        safe_seconds = min(now, faults.failed_seconds)
+        return End(self._lossy, self._served_seconds, safe_seconds, faults.slowest_sync_seconds)
 
     async def row(self, protocol: str, kind: str, name: str) -> Any:
         """An object of what is served just now, as the API shows it."""
@@ -153,6 +149,7 @@ class Machine:
         if faults.ended:
             return
         faults.ended = True
+        self._served_seconds = min(self._served_seconds, self._world.now())
         self._lossy = life.ending == "power"
         self._world.say(f"the end: {life.ending}")
         if life.ending == "power":

@@ -58,6 +58,7 @@ class World:
         self.on_wall_set: Callable[[int, int], None] = lambda before_ms, after_ms: None
         """Called when the wall clock is set, with what it showed and what it shows."""
         self._times = [0.0]
+        self._wall_peak_ms = 0
 
     def source(self, purpose: str) -> random.Random:
         """A random source of its own for each purpose, so that one more draw here changes nothing there."""
@@ -86,8 +87,13 @@ class World:
     def monotonic(self) -> float:
         return self.now()
 
+    @property
+    def wall_peak_ms(self) -> int:
+        """The latest time that the wall clock has shown."""
+        return max(self._wall_peak_ms, self.wall_ms())
+
     def set_wall(self, by_ms: int) -> None:
-        before_ms = self.wall_ms()
+        self._wall_peak_ms, before_ms = self.wall_peak_ms, self.wall_ms()
         self.wall_offset_ms += by_ms
         if by_ms:
             self.on_wall_set(before_ms, before_ms + by_ms)

@@ -1,0 +1,175 @@
+"""What waits for its time on disk alone, while it is read, taken out, purged beside, or about to leave."""
+
+import pytest
+import trio
+
+from dmp import queue_log, row
+from dmp.cold_records import cold_message
+from dmp.queues import Queue
+from dmp.settings import DmpSettings
+from shared.objects import ObjectMissing
+from shared.queues.cold import LOST, due_of, place_of
+from tests.dmp.amqp_peer import Peer
+from tests.dmp.test_admin import call
+from tests.dmp.test_named import declared, publish
+from tests.dmp.test_times import deliver_and, nack, properties
+from tests.dmp.world import Taker, World, ready
+
+
+def with_cold(world: World, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """A queue of ten messages, all but the first of them on disk alone."""
+    monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
+    world.broker.memory.take_bounds(1 << 30, 0)
+    queue = world.queue(durable=True)
+    for number in range(10):
+        publish(world, b"%02d" % number)
+    assert queue.row.has_cold
+    return queue
+
+
+def delayed(world: World, body: bytes, *, persistent: bool = True) -> None:
+    world.publish(b"", b"q", body, properties=properties(persistent, **{"x-delay": 5000}))
+    world.settle()
+
+
+async def test_one_that_is_not_persistent_and_came_behind_cold_ones_is_delivered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch)
+    delayed(world, b"late", persistent=False)
+    taker = Taker(no_ack=True)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    with trio.fail_after(10):
+        (shown,) = (await call(world, queue, "job", position=10))["items"]
+    assert (shown["text"], shown["state"]) == ("late", "waiting")
+    world.advance(6)
+    assert taker.bodies[-1] == b"late"
+
+
+async def test_what_was_purged_is_not_found_on_the_disk(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch)
+    queue.purge()
+    world.settle()
+    with trio.fail_after(10):
+        for action in ("job", "cancel"):
+            with pytest.raises(ObjectMissing):
+                await call(world, queue, action, position=9)
+
+
+async def test_a_held_large_message_outlives_a_purge_of_the_cold_ones_around_it() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0, message_bytes_max=1000))
+    world.queue(durable=True)
+    for number in range(30):
+        publish(world, b"%02d" % number * 400)
+    delayed(world, b"x" * 2000)
+    for number in range(31, 40):
+        publish(world, b"%02d" % number * 400)
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    world.advance(6)
+    assert queue.row.cold is not None
+    assert queue.row.cold.first < 30 < queue.row.cold.end
+    held = queue.row.take_out(30)
+    assert held is not None
+    queue.hold(held)
+    queue.purge()
+    world.settle()
+    world = await world.again()
+    assert [run.first for run in world.broker.queues[b"q"].row.ready] == [30]
+
+
+async def test_a_dead_letter_that_the_disk_refuses_to_move_keeps_its_record(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_log, "SLACK_BYTES", 1)
+    queue = world.queue(durable=True, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    world.queue(b"dead", durable=True)
+    delayed(world, b"x")
+    world.advance(6)
+    run = queue.get(no_ack=False)
+    assert run is not None
+    assert queue.log is not None
+    queue.reject([run])
+    queue.log.copy_oldest()  # all that is to be copied is, before the disk has answered
+    world.refuse_a_write()
+    world.settle()
+    for number in range(5):
+        publish(world, b"%d" % number)
+        queue.get(no_ack=True)
+        world.settle()
+    world = await world.again()
+    assert ready(world.broker.queues[b"q"]) == [b"x"]
+
+
+async def test_one_that_was_found_lost_while_it_was_read_is_not_here(world: World) -> None:
+    queue = world.queue(durable=True)
+    delayed(world, b"x")
+    delayed(world, b"y")
+    assert queue.log is not None
+    ((_, run),) = queue.log.waiting.read_next(1 << 60, 1)
+    run.offset = LOST
+    for action, said in (("job", {}), ("cancel", {}), ("reschedule", {"delay": "1s"})):
+        with pytest.raises(ObjectMissing):
+            await call(world, queue, action, position=0, **said)
+    assert await call(world, queue, "cancel", position=1) == {"cancelled": 1}
+
+
+def test_a_time_that_is_too_late_to_be_noted_leaves_the_place_as_it_is() -> None:
+    message = cold_message(7, 1 << 50, 0, noted=False, seen=False, by_clock=False, texts={})
+    assert (place_of(message), due_of(message)) == (7, (1 << 40) - 1)
+
+
+async def test_who_waits_for_the_last_cold_message_is_told_that_it_was_cancelled(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch)
+    told: list[bool] = []
+    while queue.ready.count:
+        queue.leave(queue.row.take(1))
+    cold = queue.row.cold
+    assert cold is not None
+    for position in range(cold.first, cold.end - 1):
+        await call(world, queue, "cancel", position=position)
+    queue.row.when_loaded(lambda: told.append(True))
+    await call(world, queue, "cancel", position=cold.end - 1)
+    assert told == [True]
+
+
+async def test_while_memory_is_scarce_the_next_is_read_when_a_consumer_has_taken_what_was() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = world.queue(durable=True)
+    world.queue(b"others")
+    world.publish(b"", b"others", b"take what there is")
+    for number in range(6):
+        delayed(world, b"%d" % number * 20_000)
+    taker = Taker(no_ack=True, room=1)
+    queue.add_consumer(taker)
+    world.advance(5.001)
+    for _ in range(5):
+        taker.count = 1
+        queue.dispatch()
+        world.advance(0)
+    assert len(taker.bodies) == 6
+
+
+@pytest.mark.parametrize("others", [False, True])
+async def test_while_memory_is_scarce_a_failed_try_comes_again_before_what_its_key_holds_up(
+    others: bool,
+) -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = declared(world, per_key=1)
+    for number in range(2):
+        publish(world, b"%d" % number * 20_000, x_key="k")
+    peer = Peer(world).login()
+    deliver_and(peer, nack)
+    if others:  # of other keys, which nobody takes
+        for number in range(2, 4):
+            publish(world, b"%d" % number * 20_000, x_key=f"{number}")
+    world.advance(2)
+    world.advance(0.2)
+    run = queue.get(no_ack=False)
+    assert run is not None
+    assert run.first == 0
