@@ -23,7 +23,6 @@ from tests.support.commits import (
     watch,
 )
 from tests.support.fake_disk import FakeDisk, Operation
-from tests.support.commits import batches_of
 from tests.support.stores import (
     ALWAYS,
     INTERVAL,
