@@ -17,6 +17,7 @@ from shared.errors import StoreFull, StoreReadOnly
 from shared.storage.log import Ticket
 from shared.storage.store import Durability, Log, LogAppend, Store
 from tests.support.commits import (
+    batches_of,
     commits_behind,
     logs_of,
     outcome,
