@@ -70,7 +70,7 @@ def main() -> int:
     say(f"{len(running):,} workloads; {time.monotonic() - begun:.0f} s")
     say(total)
     if total.sampled:
-        say(f"{total.sampled} cuts leave more states than {RUNS_MAX:,} recoveries show; so many were drawn")
+        say(f"of {total.sampled} cuts, which leave more states than that, some were drawn")
     return outcomes.told([f"{broken} workloads"] if broken else [])
 
 
