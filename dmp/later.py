@@ -23,6 +23,7 @@ from shared.queues.cold import LOST, ColdMessages, is_lost
 from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
+from shared.storage.lost import Lost
 from shared.turns import Turn, batched, taken_out
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from dmp.queue_log import QueueLog
     from dmp.queues import Queue, QueueContext
     from shared.queues.runs import Run
-    from shared.storage.lost import Lost
 
 AHEAD_MS, SOON_MS = 1000, 250
 """What is due within the one is read back once some of it is due within the other."""
@@ -335,6 +335,7 @@ class Later:
     def _read_back(self, run: Run, data: bytes, start: int) -> None:
         message = self.message_in(data, start, run)
         if message is None:
+            self.lose(Lost(run.offset, 0, 1))
             run.offset = LOST
         else:
             self._back[run.first] = message

@@ -168,8 +168,13 @@ class ColdMessages(ColdReader):
 
     def _takes_more(self, data: bytes | StoreError) -> bool:
         left = self._left
+        lost: Lost | None = None
         if isinstance(data, CorruptRecord):
-            lost = self.log.lost_at(self.offset)
+            try:
+                lost = self.log.lost_at(self.offset)
+            except StoreError as error:  # nor can its index be read
+                data = error
+        if lost is not None:
             while left and self.offset <= left[0].offset < lost.end:
                 left.popleft().offset = LOST
             self._damage.lose(lost)

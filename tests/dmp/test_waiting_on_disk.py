@@ -1,5 +1,7 @@
 """What waits for its time on disk alone, while it is read, taken out, purged beside, or about to leave."""
 
+from collections.abc import Callable
+
 import pytest
 import trio
 
@@ -7,8 +9,11 @@ from dmp import queue_log, row
 from dmp.cold_records import cold_message
 from dmp.queues import Queue
 from dmp.settings import DmpSettings
+from shared.errors import CorruptRecord, StoreError
 from shared.objects import ObjectMissing
 from shared.queues.cold import LOST, due_of, place_of
+from shared.storage.log import Log
+from shared.storage.lost import Lost
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.test_named import declared, publish
@@ -173,3 +178,33 @@ async def test_while_memory_is_scarce_a_failed_try_comes_again_before_what_its_k
     run = queue.get(no_ack=False)
     assert run is not None
     assert run.first == 0
+
+
+async def test_what_its_record_is_not_in_is_said_to_be_lost(world: World) -> None:
+    queue = world.queue(durable=True)
+    delayed(world, b"x")
+    delayed(world, b"y")
+    assert queue.log is not None
+    elsewhere = queue.log.waiting.place_of(1)
+    assert elsewhere is not None
+    queue.log.waiting.move(0, elsewhere)
+    world.advance(6)
+    assert (ready(queue), queue.later.count, queue.lost) == ([b"y"], 0, True)
+
+
+async def test_where_not_even_the_index_can_be_read_what_waits_waits_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = world.queue(durable=True)
+    delayed(world, b"x")
+
+    def damaged(log: Log, offset: int, _: int, done: Callable[[StoreError], None]) -> None:
+        done(CorruptRecord(log.file.path, offset))
+
+    def unreadable(log: Log, offset: int) -> Lost:
+        raise StoreError("the index cannot be read")
+
+    monkeypatch.setattr(Log, "read", damaged)
+    monkeypatch.setattr(Log, "lost_at", unreadable)
+    world.advance(6)
+    assert (queue.later.ended, queue.later.count, queue.lost) == (True, 1, False)
