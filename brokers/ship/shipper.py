@@ -404,10 +404,9 @@ class Shipper:
 
     async def _look_at_backlog(self) -> None:
         """Begin anew if more waits than may: the bucket is away, or too slow. Raises _Forgotten."""
-        most = self.settings.backlog or self.store.volume_bytes // 10
-        for_space = self.state == "away" and self.store.full and self.shipping.held_bytes
-        if self.shipping.held_bytes > most or for_space:
-            await self._forget(f"{self.shipping.held_bytes} bytes of the journal wait, {most} may")
+        held, most = self.shipping.held_bytes, self.settings.backlog or self.store.volume_bytes // 10
+        if held > most > 0 or (held and self.store.full and self.state == "away"):
+            await self._forget(f"{held} bytes of the journal wait, {most} may")
             raise _Forgotten
 
     async def _forget(self, reason: str) -> None:

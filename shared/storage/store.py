@@ -279,8 +279,8 @@ class Store:
 
     @property
     def volume_bytes(self) -> int:
-        """The size of the data folder's file system."""
-        return self._disk.free_bytes()[1]
+        """The size of the data folder's file system, as it last told, once a second; 0: not yet."""
+        return self._watch.total_bytes
 
     @property
     def scarce(self) -> bool:

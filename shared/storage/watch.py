@@ -44,10 +44,10 @@ class FolderWatch:
     _names: FileNames
     _reserve: ReserveFile
     free_bytes: int = 0
+    total_bytes: int = 0
     scarce: bool = False
     """Less than twice the reserve is free: optional data should not be written."""
     _reserve_fits: bool = False
-    _total_bytes: int = 0
     _failing: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -61,7 +61,7 @@ class FolderWatch:
         committer, settings = self._committer, self._committer.settings
         committer.unlooked_bytes = committer.counts.bytes + LOOK_BYTES
         try:
-            self.free_bytes, self._total_bytes = self._committer.disk.free_bytes()
+            self.free_bytes, self.total_bytes = self._committer.disk.free_bytes()
             self._failing = False
         except OSError as error:
             if not self._failing:
@@ -74,7 +74,7 @@ class FolderWatch:
         free = self.free_bytes
         reserve = max(
             settings.reserve_bytes_min,
-            min(int(self._total_bytes * settings.reserve_fraction), settings.reserve_bytes_max),
+            min(int(self.total_bytes * settings.reserve_fraction), settings.reserve_bytes_max),
         )
         left = free - committer.tails.bytes - committer.pending_bytes
         self.scarce = left < 2 * reserve

@@ -397,6 +397,19 @@ async def test_a_full_disk_is_no_reason_to_forget_what_a_bucket_takes(
         assert (ours.shipper.state, ours.shipper.forgotten) == ("shipping", 0)
 
 
+async def test_a_volume_that_does_not_tell_its_size_any_more_is_shipped(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FakeDisk()
+    async with shipped(disk, FakeStore(), FOLDS, STORAGE) as ours:
+        monkeypatch.setattr(disk, "free_bytes", refused)
+        for _ in range(20):
+            await ours.append("orders", *[bytes(1000)] * 50)
+            await trio.sleep(1)
+        await ours.even()
+        assert ours.shipper.forgotten == 0
+
+
 async def test_a_fenced_server_that_goes_on_keeps_no_space_for_the_bucket(
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
