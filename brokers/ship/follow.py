@@ -35,11 +35,12 @@ from brokers.ship.formats import (
     wal_key,
 )
 from brokers.ship.names import FOLLOW_PATH, PROMOTE_PATH
-from shared.errors import StoreFormat, StoreReadOnly
+from shared.errors import StoreError, StoreFormat, StoreReadOnly
 from shared.metrics import Sample
 from shared.storage import catalog as catalog_file
 from shared.storage import format
 from shared.storage.disk import Disk, replace_file
+from shared.storage.files import describe
 from shared.storage.following import Came, Diverged, Follower, Position
 from shared.storage.os_disk import OsDisk
 from shared.storage.store import Store
@@ -51,6 +52,7 @@ ASKED_SECONDS = 0.2
 """How often the folder is looked at for PROMOTE."""
 AWAY_SECONDS = 5.0
 """A bucket that does not answer is asked again so much later."""
+ANEW = "empty its folder and start it again"
 _CHUNK_BYTES, _CHUNK_ENTRIES = 1 * MIB, 2000
 """What is applied at once: the loop is busy for some milliseconds."""
 
@@ -123,6 +125,9 @@ class Follow:
             except (BadObject, Diverged, epochs.Fenced, Missing) as error:
                 self._say("standing", str(error) or "another server has taken the bucket")
                 return
+            except (StoreError, OSError) as error:
+                self._say("standing", describe(error), "look at the disk, then restart it")
+                return
 
     async def _is_asked(self) -> bool:
         assert self.store.folder is not None
@@ -134,14 +139,13 @@ class Follow:
             while not await self._is_asked():  # noqa: ASYNC110 - a file tells no event
                 await trio.sleep(min(ASKED_SECONDS, seconds))
 
-    def _say(self, state: State, reason: str = "") -> None:
+    def _say(self, state: State, reason: str = "", advice: str = ANEW) -> None:
         if state != self.state:
             if state == "away":
                 self.log.warning("the bucket does not answer: what is here is served", reason=reason)
             elif state == "standing":
                 self.log.critical(
-                    "this follower cannot go on, and serves what it has: empty its folder and start it again",
-                    reason=reason,
+                    f"this follower cannot go on, and serves what it has: {advice}", reason=reason
                 )
             elif self.state == "away":
                 self.log.info("the bucket answers again", url=self.url)

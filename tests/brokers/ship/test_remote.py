@@ -1,5 +1,6 @@
 """Logs whose head is in the bucket only: what leaves the disk, what is read, and what the bucket keeps."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,39 @@ async def test_a_follower_reads_it_in_the_bucket_wherever_snapshots_put_it(
             assert len(store.asked) == asked
             nursery.cancel_scope.cancel()
         await opened.close()
+
+
+async def test_a_follower_whose_disk_refuses_what_comes_stands_and_serves(
+    autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, folder = FakeStore(), tmp_path / "follower"
+    async with shipped(FakeDisk(), store, LEAVES, STORAGE) as ship:
+        await fill(ship, 0, 10)
+        await ship.even()
+        await Restore(bucket_of(store), folder, follows=True).run()
+        came = read_follow(folder)
+        assert came is not None
+        opened = await Store.open(folder, SMALL, in_thread=inline)
+        follow = Follow(opened, bucket_of(store), SETTINGS.url, came[1], ship.shipper.log)
+        await follow.start()
+
+        def full(*_: object) -> Any:
+            raise OSError(errno.ENOSPC, "full")
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(opened.run)
+            monkeypatch.setattr(OsDisk, "write", full)
+            await fill(ship, 10, 20)
+            await ship.even()
+            with structlog.testing.capture_logs() as told:
+                await follow.run()
+            assert follow.state == "standing"
+            assert [line["event"] for line in told if "look at the disk" in line["event"]]
+            log = opened.namespace("logs", ALWAYS).logs["a"]
+            assert await read_all(log) == [record(number) for number in range(10)]
+            monkeypatch.undo()
+            nursery.cancel_scope.cancel()
+        opened.abandon()
 
 
 async def test_a_start_without_a_bucket_serves_what_is_local_and_the_rest_once_it_is_back(
