@@ -9,7 +9,7 @@ import json
 import struct
 from typing import Any
 
-import dms.engine
+from dms import engine as engines
 from dms import records
 from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed
 from dms.engine import ENGINE_KEY, Engine, Queue
@@ -89,7 +89,7 @@ class LogReplay:
             case RecordKind.ENQUEUED | RecordKind.LETTERS:
                 self._begin(record.seq)
                 self.tail = record.seq + record.entries
-                if not self.homes or offset - self.homes[-1][1] >= dms.engine.POSITION_BYTES:
+                if not self.homes or offset - self.homes[-1][1] >= engines.POSITION_BYTES:
                     self.homes.append((record.seq, offset))
                 self.produced.append((record.age_ms, self.tail))
             case RecordKind.DELIVERED:
