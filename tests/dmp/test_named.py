@@ -99,15 +99,21 @@ async def test_what_a_consumer_holds_is_seen_and_stays(world: World) -> None:
     assert (await state(world, queue, "b"), queue.held) == ("held", 1)
 
 
-async def test_a_message_on_disk_alone_is_shown_and_taken_out_of_the_middle(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_cold(world: World, monkeypatch: pytest.MonkeyPatch, messages: int) -> Queue:
+    """A queue of so many messages, `00` and on, all but the first of them on disk alone."""
     monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
     world.broker.memory.take_bounds(1 << 30, 0)
     queue = world.queue(durable=True)
-    for number in range(30):
+    for number in range(messages):
         publish(world, b"%02d" % number)
     assert queue.row.has_cold
+    return queue
+
+
+async def test_a_message_on_disk_alone_is_shown_and_taken_out_of_the_middle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = with_cold(world, monkeypatch, 30)
     (shown,) = (await call(world, queue, "job", position=20))["items"]
     assert (shown["text"], shown["state"]) == ("20", "ready")
     assert await call(world, queue, "cancel", position=20) == {"cancelled": 1}
@@ -137,11 +143,7 @@ async def test_a_message_on_disk_alone_is_shown_and_taken_out_of_the_middle(
 async def test_what_came_out_of_the_midst_of_the_disk_outlives_a_purge_of_the_rest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
-    world.broker.memory.take_bounds(1 << 30, 0)
-    queue = world.queue(durable=True)
-    for number in range(30):
-        publish(world, b"%02d" % number)
+    queue = with_cold(world, monkeypatch, 30)
     await call(world, queue, "reschedule", position=20, delay="1s")
     world.advance(1.1)
     held = queue.row.take_out(20)

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from dmp import queue_log, row
+from dmp import queue_log
 from dmp.cold_records import cold_message
-from dmp.queues import Queue
 from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
 from shared.objects import ObjectMissing
@@ -16,20 +15,9 @@ from shared.storage.log import Log
 from shared.storage.lost import Lost
 from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
-from tests.dmp.test_named import declared, publish
+from tests.dmp.test_named import declared, publish, with_cold
 from tests.dmp.test_times import deliver_and, nack, properties
 from tests.dmp.world import Taker, World, ready
-
-
-def with_cold(world: World, monkeypatch: pytest.MonkeyPatch) -> Queue:
-    """A queue of ten messages, all but the first of them on disk alone."""
-    monkeypatch.setattr(row, "HOT_LEAST_BYTES", 100)
-    world.broker.memory.take_bounds(1 << 30, 0)
-    queue = world.queue(durable=True)
-    for number in range(10):
-        publish(world, b"%02d" % number)
-    assert queue.row.has_cold
-    return queue
 
 
 def delayed(world: World, body: bytes, *, persistent: bool = True) -> None:
@@ -40,7 +28,7 @@ def delayed(world: World, body: bytes, *, persistent: bool = True) -> None:
 async def test_one_that_is_not_persistent_and_came_behind_cold_ones_is_delivered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = with_cold(world, monkeypatch)
+    queue = with_cold(world, monkeypatch, 10)
     delayed(world, b"late", persistent=False)
     taker = Taker(no_ack=True)
     queue.add_consumer(taker)
@@ -55,7 +43,7 @@ async def test_one_that_is_not_persistent_and_came_behind_cold_ones_is_delivered
 async def test_what_was_purged_is_not_found_on_the_disk(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = with_cold(world, monkeypatch)
+    queue = with_cold(world, monkeypatch, 10)
     queue.purge()
     world.settle()
     with trio.fail_after(10):
@@ -130,7 +118,7 @@ def test_a_time_that_is_too_late_to_be_noted_leaves_the_place_as_it_is() -> None
 async def test_who_waits_for_the_last_cold_message_is_told_that_it_was_cancelled(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = with_cold(world, monkeypatch)
+    queue = with_cold(world, monkeypatch, 10)
     told: list[bool] = []
     while queue.ready.count:
         queue.leave(queue.row.take(1))
