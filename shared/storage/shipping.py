@@ -323,7 +323,10 @@ class Shipping:
     def read_log(self, log_id: int, offset: int, target: memoryview) -> None:
         """Fill `target` with bytes of a log's file; zeros where it is shorter. Raises FileGone, OSError."""
         with self._files.opened(self._log(log_id).file) as fd:
-            count = self._disk.read_into(fd, target, offset)
+            self._fill(fd, target, offset)
+
+    def _fill(self, fd: int, target: memoryview, offset: int) -> None:
+        count = self._disk.read_into(fd, target, offset)
         target[count:] = bytes(len(target) - count)
 
     def log_bytes(self, log_id: int, offset: int, length: int) -> bytearray:
@@ -410,8 +413,7 @@ class Shipping:
             file, _ = self._files_referred.get(each.log_id, (None, 0))
             if file is None or file.kept < 0:
                 return False
-            count = self._disk.read_into(file.kept, target, each.offset)
-            target[count:] = bytes(len(target) - count)
+            self._fill(file.kept, target, each.offset)
         return crc32c(target) == each.crc32c
 
 
