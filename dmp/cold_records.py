@@ -15,12 +15,10 @@ import attrs
 
 from shared.queues.cold import PLAIN_BYTES, due_of, moved, packed, place_of, tries_of
 from shared.queues.runs import Run
-from shared.queues.waiting import Waiting
+from shared.queues.waiting import WAITING_BYTES, Waiting
 
 _NOTED, _SEEN, _BY_CLOCK = 1 << 23, 1 << 22, 1 << 21
 _TRIES_MAX = _BY_CLOCK - 1
-WAITING_BYTES = 150
-"""Memory of a message that waits, beside its bytes: 140 by tracemalloc."""
 
 
 @attrs.define(eq=False)

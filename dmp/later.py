@@ -21,7 +21,7 @@ from dmp.tries import tried
 from shared.errors import CorruptRecord, LogDeleted, StoreError
 from shared.queues.cold import LOST, ColdMessages, is_lost
 from shared.queues.core import HOT_LEAST_BYTES
-from shared.queues.waiting import Waiting
+from shared.queues.waiting import CLOCK_STEP_MS, Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.lost import Lost
 from shared.turns import Turn, batched, taken_out
@@ -40,8 +40,6 @@ SCARCE_SECONDS = 0.1
 """While memory is scarce: whether there is room is looked at so often."""
 LOOK_AGAIN_SECONDS = 60.0
 """The system's clock may be set: a time is looked at again so soon."""
-CLOCK_STEP_MS = 1000
-"""The wall clock was set where it has gone so much more, or less, than time has passed."""
 _NUMBERS_END = 1 << 62
 """No message has such a number: from here on is what a feed gave back, with a number that another has, too,
 or below 0."""

@@ -43,7 +43,7 @@ from shared.queues.cold import (
 from shared.queues.dedup import SeenKeys
 from shared.queues.keys import Keys
 from shared.queues.runs import Run
-from shared.queues.waiting import Waiting
+from shared.queues.waiting import CLOCK_STEP_MS, WAITING_BYTES, Waiting
 from shared.schedules import Due
 from shared.turns import Turn, batched
 
@@ -55,10 +55,6 @@ if TYPE_CHECKING:
 
 CLOCK_LOOK_MS = 60_000
 """The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
-CLOCK_STEP_MS = 1000
-"""The clock was set where it has gone so much more, or less, than time has passed."""
-WAITING_BYTES = 150
-"""Memory of a job that waits for its time, beside its bytes: 140 by tracemalloc, 220 with a lifetime."""
 READ_AHEAD = 256
 """Cold jobs that are read back at once."""
 KNOWN_BYTES = 350

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from dmp import later, queue_log
-from dmp.cold_records import WAITING_BYTES
 from dmp.once import HEADER
 from dmp.queues import Queue
 from dmp.shown_properties import read
 from shared.errors import CorruptRecord, OutOfRange, StoreError
+from shared.queues.waiting import WAITING_BYTES
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from tests.dmp.test_admin import call
