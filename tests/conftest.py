@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function):
             # pytest-trio takes the clock from a test's own arguments, and sleeps for real without one.
             asked = {"autojump_clock", "mock_clock"}.intersection(item.fixturenames)
-            if lost := asked.difference(inspect.signature(item.obj).parameters):
+            if asked and (lost := asked.difference(inspect.signature(item.obj).parameters)):
                 raise pytest.UsageError(f"{item.nodeid}: a test names {lost} itself, or it does nothing")
     items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FIRST])
 

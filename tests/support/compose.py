@@ -1,5 +1,6 @@
 """compose.yaml, read as an engine would read it, for the tests that hold it against the code and run it."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parent.parent.parent
 
 
+@functools.cache
 def read() -> Mapping[str, Any]:
     found: Mapping[str, Any] = interpolated(YAML(typ="safe", pure=True).load(ROOT / "compose.yaml"))
     return found
