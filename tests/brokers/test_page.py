@@ -98,14 +98,12 @@ def login(served: Api, browser: Browser) -> Iterator[BrowserContext]:
 def visits(served: Api, browser: Browser, login: BrowserContext) -> Iterator[Callable[..., Visit]]:
     """Opens windows that are logged in. Each has asked nobody else, and has found nothing to complain of.
 
-    `own`: with cookies and a clock of its own, and these options.
+    `own`: with cookies and a clock of its own, which costs a process.
     """
     opened: list[Visit] = []
 
-    def visit(*, own: bool = False, **options: Any) -> Visit:
-        context = login
-        if own or options:
-            context = browser.new_context(storage_state=login.storage_state(), **options)
+    def visit(*, own: bool = False) -> Visit:
+        context = browser.new_context(storage_state=login.storage_state()) if own else login
         made = Visit(context, context.new_page(), served.server.ready["page"].rstrip("/"))
         made.page.set_default_timeout(15_000)
         opened.append(made)
@@ -119,7 +117,7 @@ def visits(served: Api, browser: Browser, login: BrowserContext) -> Iterator[Cal
         assert (each.elsewhere, each.complaints) == ([], [])
 
 
-def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_again(
+def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_and_in_as_another(
     served: Api, browser: Browser
 ) -> None:
     root = served.server.ready["page"].rstrip("/")
@@ -136,21 +134,20 @@ def test_who_has_not_logged_in_gets_the_form_logs_in_where_he_wanted_and_out_aga
         page.get_by_role("button", name="Log out").click()
         expect(page.get_by_label("Password")).to_be_visible()
         assert context.cookies() == []
+        may_only_look(page, root)
 
 
-def test_who_may_only_look_is_shown_no_button_that_changes_something(served: Api, browser: Browser) -> None:
-    root = served.server.ready["page"].rstrip("/")
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(f"{root}/queues/dms/jobs")
-        page.get_by_label("User").fill("ann")
-        page.get_by_label("Password").fill("secret")
-        page.get_by_role("button", name="Log in", exact=True).click()
-        expect(page.locator(".actions")).to_contain_text("admin:manage")
-        expect(page.get_by_role("button", name="Purge")).to_have_count(0)
-        headers = {"Content-Type": "application/json", "Origin": root}
-        answer = page.request.post(f"{root}/api/v1/queues/dms/jobs/purge", headers=headers, data="{}")
-        assert answer.status == 403
+def may_only_look(page: Page, root: str) -> None:
+    """Who may only look is shown no button that changes something, and could not do it without one."""
+    page.goto(f"{root}/queues/dms/jobs")
+    page.get_by_label("User").fill("ann")
+    page.get_by_label("Password").fill("secret")
+    page.get_by_role("button", name="Log in", exact=True).click()
+    expect(page.locator(".actions")).to_contain_text("admin:manage")
+    expect(page.get_by_role("button", name="Purge")).to_have_count(0)
+    headers = {"Content-Type": "application/json", "Origin": root}
+    answer = page.request.post(f"{root}/api/v1/queues/dms/jobs/purge", headers=headers, data="{}")
+    assert answer.status == 403
 
 
 def test_each_view_shows_what_the_api_says(served: Api, visits: Callable[..., Visit]) -> None:
@@ -477,7 +474,9 @@ def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callabl
 def test_axe_finds_nothing_serious_and_no_view_is_wider_than_the_window(
     visits: Callable[..., Visit], scheme: Any, width: int, paths: Sequence[str]
 ) -> None:
-    visit = visits(color_scheme=scheme, viewport={"width": width, "height": 800})
+    visit = visits()
+    visit.page.emulate_media(color_scheme=scheme)
+    visit.page.set_viewport_size({"width": width, "height": 800})
     axe = Axe()
     for path in paths:
         visit.go(path)

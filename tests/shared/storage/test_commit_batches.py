@@ -142,10 +142,9 @@ def each_operation_is_a_batch() -> Iterator[None]:
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("mode", [ALWAYS, INTERVAL, NONE], ids=str)
 async def test_what_two_batches_of_a_commit_do_to_a_log_is_there(mode: Durability, before: str) -> None:
-    """Each case has every other pair, and of two cases that differ in one thing each has those of the other
-    not."""
+    """Each case has a third of the pairs: each pair is there once with each mode and each beginning."""
     case = [ALWAYS, INTERVAL, NONE].index(mode) + [*BEFORE].index(before)
-    for operations in [*itertools.product(OPERATIONS, repeat=2)][case % 2 :: 2]:
+    for operations in [*itertools.product(OPERATIONS, repeat=2)][case % 3 :: 3]:
         try:
             await run(mode, before, operations)
         except AssertionError as error:
