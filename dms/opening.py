@@ -11,7 +11,7 @@ from typing import Any
 
 from dms import engine as engines
 from dms import records
-from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed
+from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, tried
 from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead
 from dms.records import NotOurs, Record, RecordKind, SeqRange
@@ -114,7 +114,7 @@ class LogReplay:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= JOB_FIRST:
                         if seq in self.jobs:
-                            self.jobs[seq] = timed(self.jobs[seq], deliveries, due)
+                            self.jobs[seq] = tried(self.jobs[seq], deliveries, due)
                     elif seq >= self.head or seq in self.out:
                         self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
@@ -172,7 +172,7 @@ class LogReplay:
     def _job_delivered(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
             if seq in self.jobs:
-                self.jobs[seq] = timed(self.jobs[seq], tries_of(self.jobs[seq]) + 1, 0)
+                self.jobs[seq] = tried(self.jobs[seq], tries_of(self.jobs[seq]) + 1, 0)
 
     def _jobs_gone(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
