@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from dmp.cold_records import cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
+from dmp.refusals import shown
 from dmp.tries import tried
-from shared.errors import CorruptRecord, LogDeleted, StoreError
-from shared.queues.cold import LOST, ColdMessages, is_lost
+from shared.errors import CorruptRecord, StoreError
+from shared.queues.cold import LOST, ColdMessages, DamageTeller, is_lost
 from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import CLOCK_STEP_MS, Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
@@ -27,6 +28,8 @@ from shared.storage.lost import Lost
 from shared.turns import Turn, batched, taken_out
 
 if TYPE_CHECKING:
+    import structlog
+
     from dmp.message import Head
     from dmp.queue_log import QueueLog
     from dmp.queues import Queue, QueueContext
@@ -45,15 +48,14 @@ _NUMBERS_END = 1 << 62
 or below 0."""
 
 
-class Later:
-    """All that waits in one queue: `count` messages."""
+class Later(DamageTeller):
+    """All that waits in one queue: `count` messages. It also says what of the queue's log cannot be read."""
 
     def __init__(self, queue: Queue, context: QueueContext) -> None:
+        super().__init__(context.timers)
         self._queue = queue
         self._context = context
         self.count = 0
-        self.ended = False
-        """Nothing more can be read back: what is in the log alone waits for a restart."""
         self._warm: Waiting[Run] | None = None
         """Those in memory. None: there was none yet. An empty one is 400 bytes, and most queues need none."""
         self._others = _NUMBERS_END
@@ -248,7 +250,7 @@ class Later:
             return float("inf")
         now, log = self._clock_ms, self._queue.log
         left = float("inf") if self._warm is None else self._warm.next - now
-        if log is not None and not (self.ended or log.waiting.reading):
+        if log is not None and not (self.error or log.waiting.reading):
             soon = max(log.waiting.next - now - (0 if self._scarce else SOON_MS), 0)
             left = min(left, soon if soon or self._may_read else SCARCE_SECONDS * 1000)
         return min(max(left / 1000, 0.0), LOOK_AGAIN_SECONDS)
@@ -286,7 +288,7 @@ class Later:
     def _read_ahead(self) -> None:
         """Read back some of what is due soon."""
         log, now = self._queue.log, self._clock_ms
-        if log is None or self.ended or log.waiting.reading or not self._may_read:
+        if log is None or self.error or log.waiting.reading or not self._may_read:
             return
         scarce = self._scarce
         if log.waiting.next > now + (0 if scarce else SOON_MS):
@@ -357,15 +359,22 @@ class Later:
         message.tries = cold.tries
         return message
 
+    @property
+    def named(self) -> tuple[structlog.stdlib.BoundLogger, str]:
+        return self._context.log, shown(self._queue.name)
+
     def lose(self, lost: Lost) -> None:
         if not self._queue.lost:
             self._queue.lost = True
             self._context.queue_lost(self._queue.name, lost)
 
-    def cannot_read(self, error: StoreError) -> None:
-        if not isinstance(error, LogDeleted):
-            self.ended = True
-            self._context.queue_damaged(self._queue.name, error)
+    def refuse(self, error: StoreError) -> None:
+        self._context.counts.failed_reads += 1
+
+    def read_again(self) -> None:
+        if not self._queue.deleted:
+            self._queue.on_cold_read()
+            self._queue.arm()
 
     # -- the wall clock
 

@@ -453,7 +453,7 @@ class ColdOwner(Protocol):
     """The queue, as its cold part sees it."""
 
     def loaded(self, runs: list[Run]) -> None:
-        """The messages are in memory now; none where nothing can be read. An `expires` of inf says that this
+        """The messages are in memory now. An `expires` of inf says that this
         is not known here."""
 
     def on_cold_read(self) -> None:
@@ -472,9 +472,6 @@ class Cold(ColdReader):
     end: int = attrs.field(default=0, init=False)
     large: dict[int, bytes] = attrs.field(factory=dict, init=False)
     """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
-    lost: Lost | None = attrs.field(default=None, init=False)
-    """What was passed over because it cannot be read."""
-    damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
     _started_ms: int = attrs.field(default=0, init=False)
@@ -520,34 +517,26 @@ class Cold(ColdReader):
 
     def fetch(self) -> None:
         """Read the first messages back, maybe at once."""
-        if self.count and not self._fetching and self.damaged is None:
+        if self.count and not self._fetching and self.teller.error is None:
             self._read_on(READ_BYTES)
 
-    def _takes_more(self, data: bytes | StoreError) -> bool:
+    def _takes_more(self, data: bytes | Lost) -> bool:
         runs: list[Run] = []
-        if isinstance(data, CorruptRecord) or data == b"":
-            self._pass_over()
-        elif isinstance(data, StoreError):
-            self.damaged = data
+        if isinstance(data, Lost):
+            self._move_to(data.end)
+            self.teller.lose(data)
+        elif data == b"":  # the newest are lost
+            self.teller.lose(Lost(self.offset, 0, self.count))
+            self.clear()
         else:
             runs = self._read(data)
-        if self.count and not runs and self.damaged is None:
+        if self.count and not runs:
             return True  # nothing but what is not there any more
         self._owner.loaded(runs)
         return False
 
     def _on_read(self) -> None:
         self._owner.on_cold_read()
-
-    def _pass_over(self) -> None:
-        """Go on behind what cannot be read, and count it as lost."""
-        log = self.log
-        if self.offset < log.visible:
-            self.lost = log.lost_at(self.offset)
-            self._move_to(self.lost.end)
-        else:
-            self.lost = self.lost or Lost(self.offset, 0, self.count)
-            self.clear()
 
     def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Run | Lost]:
         """The messages of the queue, numbered `first` or more, in the records that stand at `start`: each as
@@ -593,7 +582,7 @@ class Cold(ColdReader):
         runs: list[Run] = []
         for message in self.messages_in(data, start, self.first):
             if isinstance(message, Lost):
-                self.lost = message
+                self.teller.lose(message)
                 continue
             self.large.pop(message.first, None)
             message.expires = self._expires_of(message.first)

@@ -50,6 +50,8 @@ from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn
 
 if TYPE_CHECKING:
+    import structlog
+
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
     from shared.storage.store import Ticket
@@ -61,6 +63,7 @@ class QueueContext(Protocol):
     bodies: Bodies
     counts: Counts
     draining: bool
+    log: structlog.stdlib.BoundLogger
     memory: Memory
     settings: DmpSettings
     timers: Timers
@@ -78,9 +81,6 @@ class QueueContext(Protocol):
 
     def report_crash(self, error: Exception) -> None:
         """The queue's own code has failed where nobody waits for it: on the time of the store."""
-
-    def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        """What the queue has on disk alone cannot be read."""
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         """What the queue had on disk alone is damaged there, and passed over."""
@@ -215,7 +215,7 @@ class Queue(RunQueue):
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
         if self.row.ready.in_order and self.once is None:
-            self.row.cold = Cold(log.log, log, self)
+            self.row.cold = Cold(log.log, self.later, log, self)
 
     # -- in
 
@@ -380,18 +380,10 @@ class Queue(RunQueue):
     @property
     def damaged(self) -> bool:
         """Whether nothing can be given out though something is left."""
-        row = self.row
-        return not row.ready and (self.lost or (row.cold is not None and row.cold.damaged is not None))
+        return not self.row.ready and (self.lost or self.later.error is not None)
 
     def loaded(self, runs: list[Run]) -> None:
         """`Cold`'s: they are in memory now."""
-        cold, context = self.row.cold, self._context
-        assert cold is not None
-        if cold.damaged is not None:
-            context.queue_damaged(self.name, cold.damaged)
-        if cold.lost is not None and not self.lost:
-            self.lost = True
-            context.queue_lost(self.name, cold.lost)
         for run in runs:
             if run.tries:
                 run.expires = self.lives.end(run.head, self.lives.started)

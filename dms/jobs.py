@@ -82,7 +82,9 @@ class Jobs:
         self.held: dict[int, Run] = {}
         self._aside: dict[int, Run] = {}
         """Those that were taken out, and nobody holds."""
-        self._reader = None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold, read_back)
+        self._reader = (
+            None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold.teller, read_back)
+        )
         self._reads_front = False
         self.not_yet = False
         """The next one is on its way from the log; or some were lost, and who asked was told."""

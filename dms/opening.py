@@ -295,7 +295,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
         queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen, replay.job_bytes)
-    queue.cold.lose(*lost)
+    queue.cold.teller.lose(*lost)
 
 
 async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:

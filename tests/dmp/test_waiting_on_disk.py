@@ -180,7 +180,7 @@ async def test_what_its_record_is_not_in_is_said_to_be_lost(world: World) -> Non
     assert (ready(queue), queue.later.count, queue.lost) == ([b"y"], 0, True)
 
 
-async def test_where_not_even_the_index_can_be_read_what_waits_waits_on(
+async def test_where_not_even_the_index_can_be_read_what_waits_waits_on_until_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = world.queue(durable=True)
@@ -192,7 +192,12 @@ async def test_where_not_even_the_index_can_be_read_what_waits_waits_on(
     def unreadable(log: Log, offset: int) -> Lost:
         raise StoreError("the index cannot be read")
 
-    monkeypatch.setattr(Log, "read", damaged)
-    monkeypatch.setattr(Log, "lost_at", unreadable)
-    world.advance(6)
-    assert (queue.later.ended, queue.later.count, queue.lost) == (True, 1, False)
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", damaged)
+        failing.setattr(Log, "lost_at", unreadable)
+        world.advance(6)
+        assert (queue.later.count, queue.lost, world.broker.counts.failed_reads) == (1, False, 1)
+        world.advance(1.1)
+        assert world.broker.counts.failed_reads == 2
+    world.advance(1.1)
+    assert (ready(queue), queue.later.count) == ([b"x"], 0)
