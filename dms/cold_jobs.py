@@ -20,6 +20,7 @@ READY_BYTES = 500
 NO_RECORD = -1
 """The offset of a job that is in memory alone."""
 _DECIDING = ("expires", "at", "priority", "key", "dedup", "known_until", "text")
+_AT = b'"at"'
 _DECIDES = re.compile(f'"(?:{"|".join(_DECIDING)})"'.encode())
 
 
@@ -56,6 +57,11 @@ def head_of(job: bytes) -> JobHead:
 def timed(job: bytes, tries: int, due: int) -> bytes:
     """The same job with so many deliveries, and due at another time."""
     return packed(place_of(job), due, tries, job[PLAIN_BYTES:])
+
+
+def tried(job: bytes, tries: int, due: int) -> bytes:
+    """The same job, that was delivered so often: no time of the wall clock counts any more."""
+    return timed(job, tries, due) if _AT not in job else rescheduled(timed(job, tries, due), due, 0)
 
 
 def rescheduled(job: bytes, due: int, at_ms: int) -> bytes:

@@ -82,7 +82,9 @@ class Jobs:
         self.held: dict[int, Run] = {}
         self._aside: dict[int, Run] = {}
         """Those that were taken out, and nobody holds."""
-        self._reader = None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold, read_back)
+        self._reader = (
+            None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold.teller, read_back)
+        )
         self._reads_front = False
         self.not_yet = False
         """The next one is on its way from the log; or some were lost, and who asked was told."""
@@ -336,6 +338,7 @@ class Jobs:
         run = self.ready.take(1)
         del self._runs[run.first]
         self.held[run.first] = run
+        run.head.at_ms = 0  # what comes back waits for no time of the wall clock
         return run
 
     def _first_loaded(self) -> Run | None:
@@ -556,20 +559,31 @@ class Jobs:
         self.arm()
 
     def _reckon(self, seq: int, job: bytes, now: int, *, always: bool = False) -> bool:
-        """Have a job wait until its time of the wall clock, unless that has come, or it was delivered.
+        """Have a job wait until its time of the wall clock, unless that has come.
         `always`: also where it has come. Returns whether the job waits."""
         if _AT not in job:
             return False
         run = _run_of(seq, job)
         left_ms = run.head.at_ms - self.queue.engine.times.wall_ms()
-        if run.tries or not run.head.at_ms or (left_ms <= 0 and not always):
+        if not run.head.at_ms or (left_ms <= 0 and not always):
             return False
         due = run.head.due = due_at(now, max(left_ms, 0))
-        again = timed(job, 0, due) if is_cold_job(job) else pack_job(0, run.head, run.bodies[0])
+        cold = is_cold_job(job)
+        again = timed(job, run.tries, due) if cold else pack_job(run.tries, run.head, run.bodies[0])
         self.waiting.add(seq, due, again)
         return True
 
     # -- what the log has
+
+    @property
+    def all_that_came(self) -> int:
+        """How many ever came."""
+        return self.tail - JOB_FIRST
+
+    @property
+    def ready_for_longest(self) -> Run | None:
+        """The job that has been ready for longest, but for those that came back since; it may be cold."""
+        return next(iter(self._runs.values()), None)
 
     @property
     def _visible(self) -> int:
@@ -648,9 +662,9 @@ class Jobs:
                 head = head_of(job)
                 if head.dedup:
                     self._seen.add(head.dedup, seq, head.known_until)
-                if head.at_ms and not tries_of(job):  # the clock went on while no server ran
+                if head.at_ms:  # the clock went on while no server ran
                     due = due_at(now, head.at_ms - wall_ms) if head.at_ms > wall_ms else 0
-                    job = timed(job, 0, due)
+                    job = timed(job, tries_of(job), due)
             self._enter(seq, job, now)
         self._charge_known()
         self.arm()

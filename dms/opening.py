@@ -11,7 +11,7 @@ from typing import Any
 
 from dms import engine as engines
 from dms import records
-from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, timed
+from dms.cold_jobs import cold_job_of, head_of, rescheduled, said_of, tried
 from dms.engine import ENGINE_KEY, Engine, Queue
 from dms.job_head import JOB_BYTES, JOB_FIRST, JobHead
 from dms.records import NotOurs, Record, RecordKind, SeqRange
@@ -114,7 +114,7 @@ class LogReplay:
                 for seq, deliveries, due in records.returned_in(data, record):
                     if seq >= JOB_FIRST:
                         if seq in self.jobs:
-                            self.jobs[seq] = timed(self.jobs[seq], deliveries, due)
+                            self.jobs[seq] = tried(self.jobs[seq], deliveries, due)
                     elif seq >= self.head or seq in self.out:
                         self._passed(SeqRange(seq, 1))
                         self.out[seq] = deliveries, due
@@ -172,7 +172,7 @@ class LogReplay:
     def _job_delivered(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
             if seq in self.jobs:
-                self.jobs[seq] = timed(self.jobs[seq], tries_of(self.jobs[seq]) + 1, 0)
+                self.jobs[seq] = tried(self.jobs[seq], tries_of(self.jobs[seq]) + 1, 0)
 
     def _jobs_gone(self, run: SeqRange) -> None:
         for seq in range(run.first, sum(run)):
@@ -295,7 +295,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
         queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen, replay.job_bytes)
-    queue.cold.lose(*lost)
+    queue.cold.teller.lose(*lost)
 
 
 async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:

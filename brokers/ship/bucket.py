@@ -63,8 +63,8 @@ class Listed(NamedTuple):
 class ObjectStore(Protocol):
     """A store of objects, below one prefix. All calls block, and raise BucketErrors."""
 
-    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Make an object that is not there; its ETag. Raises Exists."""
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Make an object that is not there. Raises Exists."""
 
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         """Replace an object whose ETag is still this one; its new ETag. Raises Stale, or Missing."""
@@ -111,22 +111,20 @@ class Bucket:
     in_thread: Callable[..., Awaitable[Any]] = attrs.Factory(Threads)
     _limiter: trio.CapacityLimiter = attrs.Factory(lambda: trio.CapacityLimiter(CONCURRENT))
 
-    async def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        """Make an object that is not there; its ETag. Raises Exists, Away, Unusable.
+    async def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        """Make an object that is not there. Raises Exists, Away, Unusable.
 
         Without error too where the object is there with the same bytes: then the answer was lost before.
         """
         try:
-            made: str = await self._ask("create", len(data), self._create, key, data)
-            return made
+            await self._ask("create", len(data), self._create, key, data)
         except Exists:
             try:
-                found, etag = await self.get(key)
+                found, _ = await self.get(key)
             except Missing:
                 raise self._conflict(f"create: {key} is not there, and was said to be") from None
             if found != bytes(data):
                 raise
-            return etag
 
     async def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         """Replace an object whose ETag is still this one; its new ETag. Raises Stale, Missing, Away,
@@ -199,8 +197,8 @@ class Bucket:
 
     # -- in a thread
 
-    def _create(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        return self.store.create(key, data if self.cipher is None else self.cipher.encrypt(key, data))
+    def _create(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        self.store.create(key, data if self.cipher is None else self.cipher.encrypt(key, data))
 
     def _replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         return self.store.replace(key, data if self.cipher is None else self.cipher.encrypt(key, data), etag)

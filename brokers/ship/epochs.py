@@ -99,9 +99,14 @@ async def write_manifest(bucket: Bucket, manifest: Manifest, etag: str | None) -
     """Make the manifest, or replace the one with this ETag; the new ETag. Raises Exists, Stale, Away,
     Unusable.
     """
-    if etag is None:
-        return await bucket.create(MANIFEST_KEY, manifest.pack())
-    return await bucket.replace(MANIFEST_KEY, manifest.pack(), etag)
+    data = manifest.pack()
+    if etag is not None:
+        return await bucket.replace(MANIFEST_KEY, data, etag)
+    await bucket.create(MANIFEST_KEY, data)
+    found, etag = await bucket.get(MANIFEST_KEY)
+    if found != data:
+        raise Stale(MANIFEST_KEY)
+    return etag
 
 
 async def take_epoch(

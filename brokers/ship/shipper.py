@@ -480,14 +480,16 @@ class Shipper:
             await self.shipping.sync()
         end = self.shipping.synced_lsn
         if self._jump is not None:
-            await self._put(JournalRange.empty(self._jump, self.wall_ms(), ROOM))
+            anew = JournalRange.empty(self._jump, self.wall_ms(), ROOM)
+            self._pack(anew)
+            await self._put(anew)
             self._jump = None
         while end - self.shipping.shipped_lsn > least:
             if self._restorable:  # else a snapshot is under way, which is to be of use
                 await self._look_at_backlog()
             try:
                 found = await self.shipping.read(
-                    self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM
+                    self.shipping.shipped_lsn, end, self._mark.starts, WAL_BYTES, ROOM, self._pack
                 )
             except JournalGap as error:
                 await self._forget(str(error))
@@ -519,11 +521,10 @@ class Shipper:
         advanced.set()
 
     async def _put(self, found: JournalRange) -> None:
-        """Make the next object. Raises Fenced, and _Forgotten."""
+        """Make the next object of what is packed. Raises Fenced, and _Forgotten."""
         assert self.manifest is not None
         epoch, left_alone = self.manifest.epoch, self.bucket.left_alone
         while True:
-            await self.store.in_thread(_pack, found, self.number + 1, epoch, self.shipping.journal_id)
             try:
                 await self._repeated(
                     partial(self.bucket.create, wal_key(self.number + 1), found.data), looks=True
@@ -534,6 +535,7 @@ class Shipper:
                     raise Fenced from None
                 # It is ours, of something that was forgotten before its answer came.
                 self.number += 1
+                await self.store.in_thread(self._pack, found)
                 continue
             self.number += 1
             self.objects += 1
@@ -541,6 +543,23 @@ class Shipper:
             if self.bucket.left_alone == left_alone:
                 self.shipping.read_again(found)
             return
+
+    def _pack(self, found: JournalRange) -> None:
+        """Make the next WAL object of what was read. In a thread."""
+        assert self.manifest is not None
+        pieces = [Piece(*each[1:]) for each in found.referred]
+        head = WalHead(
+            self.number + 1,
+            self.manifest.epoch,
+            self.shipping.journal_id,
+            found.first_lsn,
+            found.next_lsn,
+            *found.times_ms,
+            found.batch_bytes,
+            found.batches,
+            len(pieces),
+        )
+        seal_wal(found.data, head, pieces)
 
     # -- snapshots
 
@@ -691,23 +710,6 @@ class Shipper:
     @property
     def _manifest_now(self) -> Manifest | None:
         return self.manifest if self.snapshots is None else self.snapshots.manifest
-
-
-def _pack(found: JournalRange, number: int, epoch: int, journal_id: int) -> None:
-    """Make a WAL object of what was read. In a thread."""
-    pieces = [Piece(*each[1:]) for each in found.referred]
-    head = WalHead(
-        number,
-        epoch,
-        journal_id,
-        found.first_lsn,
-        found.next_lsn,
-        *found.times_ms,
-        found.batch_bytes,
-        found.batches,
-        len(pieces),
-    )
-    seal_wal(found.data, head, pieces)
 
 
 _MONTH_SECONDS = 30 * 86400

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import attrs
 from crc32c import crc32c
@@ -107,11 +107,11 @@ class ObstoreStore:
 
     store: "Remote"
 
-    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
         import obstore
 
         with _told(key):
-            return _etag(obstore.put(self.store, key, data, mode="create", use_multipart=False))
+            obstore.put(self.store, key, data, mode="create", use_multipart=False)
 
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         import obstore
@@ -182,14 +182,13 @@ class FolderStore:
 
     folder: Path
 
-    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
         with self._written(key, data) as path:
             try:
                 os.link(path, self.folder / key)
             except FileExistsError:
                 raise Exists(key) from None
             _sync((self.folder / key).parent)
-        return _tag(data)
 
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         with self._written(key, data) as path, self._locked():
@@ -229,9 +228,8 @@ class FolderStore:
         place = self.folder / key
         path = place.parent / f".{place.name}.{secrets.token_hex(8)}"
         with _folder_told(key):
-            place.parent.mkdir(parents=True, exist_ok=True)
             try:
-                with open(path, "xb") as file:
+                with _new(path) as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
@@ -244,6 +242,14 @@ class FolderStore:
         with open(self.folder / ".lock", "ab") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
             yield
+
+
+def _new(path: Path) -> BinaryIO:
+    """A new file, in a folder that is made where it is not there."""
+    with suppress(FileNotFoundError):
+        return open(path, "xb")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "xb")
 
 
 def _tag(data: bytes | bytearray | memoryview) -> str:

@@ -781,7 +781,9 @@ class Committer:
         task_status.started()
         try:
             while True:
-                if self._batches:
+                if self._batches and self._is_quick():  # it came while a thread committed
+                    self.commit_pending()
+                elif self._batches:
                     await self._wait_for_room()
                     if not self._batches:
                         continue  # they were committed on the loop meanwhile, or refused

@@ -46,7 +46,7 @@ def extend(
             closed.append(entry)
             entry = None
         crc = 0 if entry is None else entry.crc32c
-        crc = _crc(chunk, _crc(begun, crc) if begun else crc)
+        crc = quick_crc32c(chunk, quick_crc32c(begun, crc) if begun else crc)
         entry = _add(entry, now, offset, size, count, crc)
         if entry.length >= ENTRY_COVERS_BYTES:
             closed.append(entry)
@@ -94,7 +94,7 @@ def extend_by_tail(
         at += size
         records += count
         if covered + at - start >= ENTRY_COVERS_BYTES or at == len(tail):
-            crc = _crc(tail[start:at], 0 if entry is None else entry.crc32c)
+            crc = quick_crc32c(tail[start:at], 0 if entry is None else entry.crc32c)
             if entry is None:
                 entry = IndexEntry(end - len(tail) + start, first_ms, time_ms, at - start, records, crc)
             else:
@@ -110,11 +110,11 @@ def crc_of(chunks: Iterable[bytes | memoryview]) -> int:
     """The CRC-32C of the chunks, one behind the other."""
     crc = 0
     for chunk in chunks:
-        crc = _crc(chunk, crc)
+        crc = quick_crc32c(chunk, crc)
     return crc
 
 
-def _crc(data: bytes | bytearray | memoryview, before: int) -> int:
+def quick_crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     """Keep the interpreter's lock for short data: 256 KiB takes 12 us. Getting the lock back beside a busy
     loop takes many times that, which was most of the time of a commit with many such chunks.
     """

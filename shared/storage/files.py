@@ -12,9 +12,10 @@ import errno
 import math
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import structlog
 
@@ -69,7 +70,9 @@ class DamagedPlaces:
 
 ROOM_LEAST = 16
 KEPT_MAX = 256
-"""Removed files that stay open for a shipper. Each takes a descriptor."""
+"""Removed files that stay open, as somebody wants them or their blocks are still to be freed."""
+FREED_BYTES = 1 << 20
+"""A larger removed file is closed in a thread: to free the blocks of 500 MB took 100 ms."""
 _EVICT_LOOKS = 8  # pinned files are skipped, so bound how many are looked at
 
 
@@ -79,7 +82,7 @@ class FileGone(Exception):
 
 class LogFile:
     """One of a log's two files. `fd`: -1 while closed; `pins`: how many users need it open. `wanted`: it is
-    to be read although it was removed; then `kept` is its descriptor, else -1.
+    to be read although it was removed. `kept`: its descriptor once it was removed, else -1.
     """
 
     __slots__ = ("fd", "gone", "kept", "path", "pins", "wanted")
@@ -93,10 +96,25 @@ class LogFile:
         self.wanted = False
 
 
+WorkThen = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+"""Does the first in a thread, then calls the second with its result, or its error."""
+
+
+def at_once(work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    """Without a thread."""
+    then(work())
+
+
 class OpenFiles:
     """The open handles, least recently used first. `damage`: what was found damaged."""
 
-    def __init__(self, disk: Disk, files_max: int = 0, damage: DamagedPlaces | None = None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        files_max: int = 0,
+        damage: DamagedPlaces | None = None,
+        in_thread: WorkThen = at_once,
+    ) -> None:
         self.damage = DamagedPlaces() if damage is None else damage
         self._disk = disk
         self._is_fixed = files_max > 0
@@ -104,6 +122,9 @@ class OpenFiles:
         self._open: OrderedDict[LogFile, None] = OrderedDict()
         self._names = threading.Lock()
         self._kept: set[LogFile] = set()
+        self._in_thread = in_thread
+        self._removed: deque[int] = deque()  # descriptors of removed files, to be closed in a thread
+        self._closing = False
         self.repairs = threading.Lock()
 
     def __len__(self) -> int:
@@ -150,11 +171,14 @@ class OpenFiles:
             self._disk.rename(new_path, file.path)
 
     def remove(self, file: LogFile) -> None:
-        """Unlink a deleted log's file. Raises OSError; the next start tries again."""
+        """Unlink a deleted log's file, which stays open until `forget`, or `let_go` if it is wanted: neither
+        the commits nor who opens another file wait for its blocks. Raises OSError; the next start tries
+        again.
+        """
         with self._names:
             if not file.gone:
                 file.gone = True
-                if file.wanted and len(self._kept) < KEPT_MAX:
+                if len(self._kept) < KEPT_MAX:
                     with suppress(OSError):
                         file.kept = self._disk.open(file.path)
                         self._kept.add(file)
@@ -162,16 +186,6 @@ class OpenFiles:
                     self._disk.unlink(file.path)
                 except FileNotFoundError:
                     pass
-
-    def let_go(self, file: LogFile) -> None:
-        """Nobody wants the bytes of a removed file any more."""
-        file.wanted = False
-        if file.gone:  # else `remove` will see that it is not wanted
-            with self._names:
-                if file in self._kept:
-                    self._kept.remove(file)
-                    self._disk.close(file.kept)
-                    file.kept = -1
 
     # -- from the trio thread
 
@@ -243,19 +257,59 @@ class OpenFiles:
         """The log is deleted: close the file once nobody uses it."""
         if not file.pins:
             self._close(file)
+        if not file.wanted:
+            self.let_go(file)
+
+    def let_go(self, file: LogFile) -> None:
+        """Nobody wants the bytes of a removed file any more."""
+        file.wanted = False
+        if file.gone:  # else `remove` is still to come, and `forget` behind it
+            with self._names:
+                fd, file.kept = file.kept, -1
+                self._kept.discard(file)
+            if fd >= 0:
+                self._close_removed(fd)
+
+    def let_all_go(self) -> None:
+        """Close removed files, whoever wants them. Once the store has stopped, a thread may do so."""
+        for file in list(self._kept):
+            self.let_go(file)
+        self._close_all_removed()
 
     def close_all(self) -> None:
         """Close all files, whoever uses them: 8,192 took 14 ms."""
         for file in list(self._open):
             self._close(file)
-        for file in list(self._kept):
-            self.let_go(file)
+        self.let_all_go()
 
     def _close(self, file: LogFile) -> None:
         if file.fd >= 0:
-            self._disk.close(file.fd)
-            file.fd = -1
+            fd, file.fd = file.fd, -1
             del self._open[file]
+            if file.gone:
+                self._close_removed(fd)
+            else:
+                self._disk.close(fd)
+
+    def _close_removed(self, fd: int) -> None:
+        if len(self._removed) >= KEPT_MAX or self._disk.size(fd) <= FREED_BYTES:
+            self._disk.close(fd)
+            return
+        self._removed.append(fd)
+        if not self._closing:
+            self._closing = True
+            self._in_thread(self._close_all_removed, self._closed_removed)
+
+    def _close_all_removed(self) -> None:  # in a thread
+        with suppress(IndexError):
+            while True:
+                with suppress(OSError):
+                    self._disk.close(self._removed.popleft())
+
+    def _closed_removed(self, found: Any) -> None:
+        self._closing = False
+        if self._removed and found is None:  # one came as the thread ended
+            self._close_removed(self._removed.pop())
 
     def _evict(self) -> None:
         for _ in range(_EVICT_LOOKS):

@@ -84,6 +84,8 @@ class Journal:
     """From here on segments are kept though replay does not need them: they are to be shipped."""
     held: list[Segment] = attrs.Factory(list)
     """Segments that are kept for that alone. They are closed, and no bound counts them."""
+    next_spare: Segment | None = None
+    """A segment that nobody needs, which becomes the spare when that is used: cheaper than a new one."""
     batches: int = 0
     syncs: int = 0
     unsynced: bool = False
@@ -149,13 +151,19 @@ class Journal:
     @property
     def disk_bytes(self) -> int:
         """Bytes of all segments on disk."""
-        spare = self.spare
-        return self.current.size + sum(s.size for s in self.old) + (spare.size if spare is not None else 0)
+        ahead = (self.spare, self.next_spare)
+        return self.current.size + sum(s.size for s in (*self.old, *ahead) if s is not None)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the segments that are kept only because they are not shipped."""
         return sum([segment.size for segment in self.held])
+
+    @property
+    def lsns(self) -> list[int]:
+        """The LSNs of the segments that have batches, ascending. Waits for a segment that is prepared."""
+        with self._ready:
+            return [segment.lsn for segment in (*self.held, *self.old, self.current)]
 
     @property
     def ends(self) -> list[int]:
@@ -245,6 +253,8 @@ class Journal:
         """Continue in the next segment, which is longer than usual if the batch is."""
         self.sync()
         with self._ready:
+            if self.spare is None:
+                self._free([])
             spare, self.spare = self.spare, None
             if spare is not None and spare.size < batch_bytes:
                 self.disk.close(spare.fd)
@@ -264,6 +274,7 @@ class Journal:
     def prepare(self) -> None:
         """Prepare the spare segment, if there is none. Raises OSError."""
         with self._ready:
+            self._free([])
             if self.spare is None and self.disk_bytes + self.segment_bytes <= self.bytes_max:
                 self.spare = _make(self.disk, self.current.end, self.segment_bytes, self.zero_fill)
 
@@ -286,11 +297,7 @@ class Journal:
         """Keep segments from `lsn` on, for shipping, and no others; None: none are. Raises OSError."""
         with self._ready:
             self.held_from = lsn
-            shipped = self._take_shipped(math.inf if lsn is None else lsn)
-            # A checkpoint makes the next spare of one of them: that is cheaper than a new one.
-            kept = 1 if lsn is not None and shipped and self.spare is not None else 0
-            self.held[:0] = shipped[len(shipped) - kept :]
-            self._free(shipped[: len(shipped) - kept])
+            self._free(self._take_shipped(math.inf if lsn is None else lsn))
 
     def _take_shipped(self, below: float) -> list[Segment]:
         shipped = [segment for segment in self.held if segment.end <= below]
@@ -298,11 +305,17 @@ class Journal:
         return shipped
 
     def _free(self, free: list[Segment]) -> None:
-        """Reuse one of these segments as the spare, and remove the others."""
-        changed = bool(free)
+        """Reuse one of these segments as the spare, keep the next one while they are shipped, remove the
+        others.
+        """
+        if self.next_spare is not None:
+            free.insert(0, self.next_spare)
+            self.next_spare = None
+        removed = False
         while free:
             segment = free.pop()
-            if self.spare is None and segment.size == self.segment_bytes:
+            whole = segment.size == self.segment_bytes
+            if self.spare is None and whole:
                 fd = segment.fd if segment.fd >= 0 else self.disk.open(segment.path)
                 renamed = Segment(self.current.end, segment.size, fd)
                 self.disk.rename(segment.path, renamed.path)
@@ -310,11 +323,16 @@ class Journal:
                 # acknowledged batches.
                 self.disk.sync_folder(FOLDER)
                 self.spare = renamed
+                continue
+            if segment.fd >= 0:
+                self.disk.close(segment.fd)
+                segment.fd = -1
+            if whole and self.held_from is not None and self.next_spare is None:
+                self.next_spare = segment
             else:
-                if segment.fd >= 0:
-                    self.disk.close(segment.fd)
                 self.disk.unlink(segment.path)
-        if changed and self.spare is None:
+                removed = True
+        if removed and self.spare is None:
             self.disk.sync_folder(FOLDER)
 
     def close(self) -> None:

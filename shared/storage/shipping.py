@@ -27,9 +27,10 @@ from crc32c import crc32c
 from shared.errors import StoreError
 from shared.storage import catalog, format, index
 from shared.storage.disk import Disk, opened, read_file, replace_file
+from shared.storage.entries import quick_crc32c
 from shared.storage.files import FileGone, LogFile, OpenFiles
 from shared.storage.format import BATCH_HEADER_BYTES, EntryKind, IndexEntry
-from shared.storage.journal import Journal, segment_lsns, segment_path
+from shared.storage.journal import Journal, segment_path
 from shared.storage.log import Log, Ticket, opaque
 from shared.storage.settings import Mode
 
@@ -245,6 +246,7 @@ class Shipping:
         starts: Sequence[tuple[int, int]],
         bytes_max: int,
         room: Room = Room(),  # noqa: B008 - frozen
+        then: Callable[[JournalRange], object] = lambda found: None,
     ) -> JournalRange:
         """The batches from `first_lsn` on, up to `end_lsn`: at least one, else at most `bytes_max`.
 
@@ -259,10 +261,14 @@ class Shipping:
             for each in self._referred:
                 known.setdefault(each.lsn, []).append(each)
             memory, self._memory = self._memory, bytearray()
-            reader = _JournalReader(self._disk, self._journal.journal_id, bytes_max, memory, room)
-            found: JournalRange = await self._in_thread(
-                self._read, reader, first_lsn, end_lsn, dict(starts), known
-            )
+            reader = _JournalReader(self._disk, self._journal, bytes_max, memory, room)
+
+            def work() -> JournalRange:
+                found = self._read(reader, first_lsn, end_lsn, dict(starts), known)
+                then(found)
+                return found
+
+            found: JournalRange = await self._in_thread(work)
             return found
 
         found = await read(end_lsn, bytes_max)
@@ -422,7 +428,7 @@ class _JournalReader:
     last batch; None where a run begins.
     """
 
-    def __init__(self, disk: Disk, journal_id: int, bytes_max: int, memory: bytearray, room: Room) -> None:
+    def __init__(self, disk: Disk, journal: Journal, bytes_max: int, memory: bytearray, room: Room) -> None:
         self.memory = memory
         self.room = room
         self.used = room.batches
@@ -433,7 +439,7 @@ class _JournalReader:
         self.full = False
         self.previous: int | None = None
         self._disk = disk
-        self._journal_id = journal_id
+        self._journal = journal
         self._left = bytes_max
 
     def _behind(self, size: int) -> memoryview:
@@ -461,7 +467,7 @@ class _JournalReader:
 
     @cached_property
     def _segments(self) -> list[int]:
-        return segment_lsns(self._disk)  # when it is first asked for: in the thread that reads
+        return self._journal.lsns  # when it is first asked for: in the thread that reads
 
     def segment_behind(self, position: int, limit: int) -> int:
         """The first LSN of the segment that follows. Raises JournalGap where there is none below `limit`."""
@@ -507,7 +513,7 @@ class _JournalReader:
         if len(data) < BATCH_HEADER_BYTES:
             return 0
         magic, _, lsn, _, journal_id, payload, _ = _HEAD.unpack_from(data)
-        if magic != format.BATCH_MAGIC or lsn != position or journal_id != self._journal_id:
+        if magic != format.BATCH_MAGIC or lsn != position or journal_id != self._journal.journal_id:
             return 0
         return format.padded(BATCH_HEADER_BYTES + payload)
 
@@ -518,13 +524,13 @@ class _JournalReader:
         at = 0
         while at + BATCH_HEADER_BYTES <= len(data):
             magic, crc, lsn, time_ms, journal_id, payload, previous = _HEAD.unpack_from(data, at)
-            if magic != format.BATCH_MAGIC or lsn != position + at or journal_id != self._journal_id:
+            if magic != format.BATCH_MAGIC or lsn != position + at or journal_id != self._journal.journal_id:
                 break
             used = at + BATCH_HEADER_BYTES + payload
             end = at + format.padded(BATCH_HEADER_BYTES + payload)
             if end > len(data):
                 break
-            if crc32c(data[at + 8 : used]) != crc or self.previous not in (None, previous):
+            if quick_crc32c(data[at + 8 : used]) != crc or self.previous not in (None, previous):
                 raise JournalGap(f"the journal is damaged at {lsn}")
             refers = references(lsn, data[at:end])
             size = end - at + sum([each.length for each in refers])

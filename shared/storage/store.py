@@ -116,7 +116,9 @@ class Store:
         self._journal = journal
         self._reader_threads = ReaderThreads(in_thread, settings.reader_threads)
         zero_copy = isinstance(disk, OsDisk)
-        self._files = files = OpenFiles(disk, settings.open_files_max, recovered.in_files)
+        self._files = files = OpenFiles(
+            disk, settings.open_files_max, recovered.in_files, self._reader_threads
+        )
         self._reader = Reader(disk, files, self._reader_threads, in_thread, settings.cache_bytes, zero_copy)
         self._inventory = Inventory(disk, files, clock, recovered.journal_id, recovered.next_log_id)
         inventory = self._inventory
@@ -392,6 +394,8 @@ class Store:
             committer.closed = True
             if self.shipping is not None:
                 self.shipping.fail(StoreClosed("the store was closed before the bucket had it"))
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self._files.let_all_go)
             self.abandon()
 
     async def keep_names(self) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dms.settings import DmsSettings
-from dms.wire import Status
+from dms.wire import Status, Type, pack_name
 from shared.schedules import Due, Schedule
 from tests.dms.world import MEMORY, World, deliveries, statuses, with_queue
 
@@ -50,6 +50,31 @@ def test_a_job_for_an_hour_comes_at_it_and_one_with_a_delay_after_that(by_ms: in
     for body, due in ((b"at", UNIX_MS + 2 * HOUR_MS), (b"soon", UNIX_MS + 30_000)):
         assert 0 <= found[body] - max(due, wall) < 2 * late, body
     assert 2 * HOUR_MS - 2000 <= found[b"delay"] - wall <= 2 * HOUR_MS + late
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("by_ms", [HOUR_MS, -HOUR_MS])
+def test_a_job_that_came_back_and_is_moved_to_an_hour_comes_at_it(by_ms: int, restart: bool) -> None:
+    """One that a NACK puts off instead waits so long, whatever hour it was for at first."""
+    world = World()
+    peer = with_queue(world)
+    peer.produce_with("orders", b"moved", dedup="a")
+    peer.produce_with("orders", b"put off", at=UNIX_MS - 1)
+    for (held, body), delay_ms in zip(peer.consume("orders", 2), (0, 2 * HOUR_MS), strict=True):
+        peer.ask(Type.NACK, pack_name("orders") + delay_ms.to_bytes(4), held)
+        if body == b"moved":
+            at_ms = UNIX_MS + 2 * HOUR_MS
+            assert statuses(peer.job(Type.RESCHEDULE, "orders", dedup="a", at=at_ms)) == OK
+    step(world, by_ms, restart)
+    began, wall = world.now, world.times.wall_ms()
+    worker, found = world.connect(), dict[bytes, int]()
+    assert worker.consume("orders", 2) == []
+    while world.now - began < 3.2 * HOUR_MS / 1000:
+        world.advance(29)
+        came = [*deliveries(worker.take()), *worker.consume("orders", 2)]
+        found |= {body: world.times.wall_ms() for _, body in came}
+    assert 0 <= found[b"moved"] - UNIX_MS - 2 * HOUR_MS < 124_000
+    assert 2 * HOUR_MS - 2000 <= found[b"put off"] - wall < 2 * HOUR_MS + 62_000
 
 
 @pytest.mark.parametrize("settings", [MEMORY, DmsSettings()])

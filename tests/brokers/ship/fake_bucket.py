@@ -42,8 +42,8 @@ class FakeStore:
     _changes: int = 0
     _lists: list[list[Listed]] = attrs.Factory(list)
 
-    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
-        return self._do("create", key, lambda: self._create(key, bytes(data)))
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
+        self._do("create", key, lambda: self._create(key, bytes(data)))
 
     def replace(self, key: str, data: bytes | bytearray | memoryview, etag: str) -> str:
         return self._do("replace", key, lambda: self._replace(key, bytes(data), etag))
@@ -83,10 +83,10 @@ class FakeStore:
             raise Away("the answer was lost")
         return found
 
-    def _create(self, key: str, data: bytes) -> str:
+    def _create(self, key: str, data: bytes) -> None:
         if key in self.objects and not self.overwrites:
             raise Exists(key)
-        return self._put(key, data)
+        self._put(key, data)
 
     def _replace(self, key: str, data: bytes, etag: str) -> str:
         if not self.overwrites and self._get(key)[1] != etag:

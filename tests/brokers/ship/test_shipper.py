@@ -746,9 +746,9 @@ class Views(FakeStore):
     views: dict[str, memoryview]
     hangs: bool = False
 
-    def create(self, key: str, data: bytes | bytearray | memoryview) -> str:
+    def create(self, key: str, data: bytes | bytearray | memoryview) -> None:
         self.views.setdefault(key, memoryview(data))
-        return super().create(key, data)
+        super().create(key, data)
 
     async def in_thread(self, work: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
         found = work(*arguments)

@@ -103,6 +103,29 @@ async def test_what_is_appended_while_a_commit_is_under_way_goes_into_the_next()
     assert store.statistics().journal_batches == batches + 2
 
 
+async def test_what_came_while_a_thread_committed_is_committed_on_the_loop_if_that_is_quick() -> None:
+    gate = trio.Event()
+    settings = attrs.evolve(SMALL, inline_bytes_max=4000)
+    store = await Store.open(
+        Path("unused"), settings, disk=FakeDisk(), clock=HandClock(), in_thread=commits_behind(gate)
+    )
+    (log,) = await logs_of(store, ALWAYS)
+    before = store.statistics()
+    async with running(store):
+        _, large = log.append(records(bytes(5000)), 1)
+        store.commit_pending()
+        await wait_all_tasks_blocked()
+        _, small = log.append(records(b"x"), 1)
+        store.commit_pending()
+        assert not large.done
+        gate.set()
+        await wait_all_tasks_blocked()
+        assert small.done
+    after = store.statistics()
+    assert after.commits == before.commits + 2
+    assert after.inline_commits == before.inline_commits + 1
+
+
 async def test_a_waiter_that_fails_does_not_keep_others_from_being_told() -> None:
     store = await open_store(FakeDisk())
     (log,) = await logs_of(store, ALWAYS)

@@ -69,6 +69,30 @@ def test_a_freed_segment_is_reused_and_its_old_batches_never_parse() -> None:
     assert bodies(disk, replay.scan(disk, 77, replay_lsn)) == written
 
 
+def test_of_the_segments_that_are_shipped_one_is_kept_and_written_anew() -> None:
+    disk = FakeDisk()
+    writer = start(disk)
+    writer.let_go(0)
+    for n in range(6):  # two a segment
+        add(writer, bytes([n]) * 3000)
+    writer.release(writer.position)
+    writer.let_go(writer.position)
+    kept = len(disk.names(journal.FOLDER))
+    assert kept == 3  # the current one, the spare, and the next
+    fail(disk, "allocate unlink", errno.EIO)
+    for n in range(9):
+        writer.release(writer.position)  # a checkpoint, and another one before the next segment
+        writer.prepare()
+        add(writer, bytes([n]) * 3000)
+        writer.let_go(writer.position)
+    assert len(disk.names(journal.FOLDER)) == kept
+    assert writer.held == []
+    writer.let_go(None)
+    disk.before = lambda operation: None
+    writer.release(writer.position)
+    assert len(disk.names(journal.FOLDER)) == 2
+
+
 def test_an_earlier_laps_batch_just_behind_the_end_is_no_torn_tail() -> None:
     disk = FakeDisk()
     writer = start(disk)

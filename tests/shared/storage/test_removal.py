@@ -1,18 +1,37 @@
 """Files that are removed while the store has them open."""
 
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from shared.errors import StoreReadOnly
+from shared.storage.files import FREED_BYTES
 from shared.storage.lock import LOCK_NAME
 from shared.storage.os_disk import OsDisk
+from shared.storage.shipping import Ships
+from shared.storage.store import Store
+from shared.units import KIB, MIB
 from tests.support.commits import logs_of
-from tests.support.stores import ALWAYS, append, fresh_store, open_store, read_all, records, running
+from tests.support.fake_disk import FakeDisk
+from tests.support.stores import (
+    ALWAYS,
+    SMALL,
+    HandClock,
+    append,
+    fresh_store,
+    open_store,
+    read_all,
+    records,
+    running,
+)
 
 
 async def test_a_removed_journal_is_told_once_and_nothing_more_is_accepted(autojump_clock: MockClock) -> None:
@@ -113,3 +132,57 @@ async def test_a_catalog_that_is_removed_is_written_anew(autojump_clock: MockClo
             await trio.sleep(3)
     assert disk.contents()["CATALOG"]
     assert [line["path"] for line in said] == ["CATALOG"]
+
+
+SHIPS = Ships(lambda disk: None, lambda namespace, name: False)
+
+
+@pytest.mark.parametrize("then", ["open", "closed before", "shipped", "not shipped"])
+async def test_the_blocks_of_a_deleted_log_are_freed_in_a_thread(
+    autojump_clock: MockClock, tmp_path: Path, then: str
+) -> None:
+    """Whoever closes the last handle of a large file that has no name frees its blocks, and waits."""
+    closed: list[bool] = []
+    in_thread = False
+
+    async def thread(work: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        nonlocal in_thread
+        await trio.lowlevel.checkpoint()
+        in_thread = True
+        try:
+            return work(*args)
+        finally:
+            in_thread = False
+
+    class Disk(FakeDisk):
+        def close(self, fd: int) -> None:
+            size, before = self.size(fd), Counter(self.open_paths)
+            super().close(fd)
+            (path,) = before - Counter(self.open_paths)
+            if size > FREED_BYTES and path.startswith("logmq/") and before[path] == 1:
+                closed.append(in_thread)
+
+    ships = SHIPS if then in ("shipped", "not shipped") else None
+    files_max = 1 if then == "closed before" else 64
+    settings = attrs.evolve(SMALL, reference_bytes=16 * KIB, open_files_max=files_max)
+    store = await Store.open(
+        tmp_path, settings, disk=Disk(), clock=HandClock(), in_thread=thread, ships=ships
+    )
+    log, other = await logs_of(store, ALWAYS, ALWAYS)
+    async with running(store):
+        for _ in range(3):
+            await append(store, log, bytes(MIB))
+        assert await store.checkpoint(), "and no other one is under way"
+        await append(store, other, bytes(MIB // 2))
+        assert (log.file.fd < 0) == (then == "closed before")
+        closed.clear()
+        await store.wait(store.namespace("logmq", ALWAYS).delete(log.name))
+        await trio.sleep(0.1)
+        if then == "shipped":
+            assert closed == []
+            assert store.shipping is not None
+            store.shipping.advance(store.shipping.synced_lsn, restorable=True)
+        await trio.sleep(0.1)
+        assert closed == ([] if then == "not shipped" else [True])
+    await store.close()
+    assert closed == [True]

@@ -13,7 +13,7 @@ import trio
 from pamqp import base, body, commands, frame, header, heartbeat
 
 from tests.support.promises import BrokenPromiseError
-from tests.trials.sim.jobs import BY_KEY, BY_TURNS, WINDOW_MS, Asked, Job, JobsModel
+from tests.trials.sim.jobs import BY_KEY, BY_TURNS, PRIORITY_MAX, WINDOW_MS, Asked, Job, JobsModel
 from tests.trials.sim.machine import Machine
 from tests.trials.sim.network import Network, Wire
 from tests.trials.sim.probe_client import Gone, ProbeClient, Talk, verifying
@@ -21,10 +21,10 @@ from tests.trials.sim.world import World
 
 WEIGHTS = {"produce": 4, "consume": 6}
 MARKS = "marks"
-_ONCE = {"x-message-deduplication": True, "x-cache-ttl": WINDOW_MS}
+_ALL = {"x-message-deduplication": True, "x-cache-ttl": WINDOW_MS, "x-max-priority": PRIORITY_MAX}
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
-    BY_KEY: {"x-per-key": 1, **_ONCE},
-    BY_TURNS: {"x-fair": True, **_ONCE},
+    BY_KEY: {"x-per-key": 1, **_ALL},
+    BY_TURNS: {"x-fair": True, **_ALL},
     MARKS: {},
 }
 _PEEKED_MAX = 1000
@@ -84,11 +84,13 @@ class AmqpDialog(Talk):
             data += (await self.expect("ContentBody")).value
         return (head.properties.headers or {}).get("x-key", ""), data
 
-    def published(self, queue: str, data: bytes, headers: dict[str, Any], done: list[Asked]) -> bytes:
-        """What a publish is on the wire."""
+    def published(
+        self, queue: str, data: bytes, headers: dict[str, Any], done: list[Asked], **said: Any
+    ) -> bytes:
+        """What a publish is on the wire; `said`: more of its properties."""
         self._published += 1
         self.unconfirmed[self._published] = done
-        properties = commands.Basic.Properties(headers=headers, delivery_mode=2)
+        properties = commands.Basic.Properties(headers=headers, delivery_mode=2, **said)
         method = commands.Basic.Publish(0, "", queue)
         parts: list[Any] = [method, header.ContentHeader(0, len(data), properties), body.ContentBody(data)]
         return b"".join(frame.marshal(part, 1) for part in parts)
@@ -146,7 +148,11 @@ class AmqpJobClient(ProbeClient):
                 job.earliest -= 0.001  # delays are times of the wall clock, in whole milliseconds
                 said = {"x-deduplication-header": job.name, "x-key": job.key, "x-delay": job.delay_ms}
                 headers = {name: value for name, value in said.items() if value}
-                requests.append(dialog.published(job.queue, job.body, headers, [job]))
+                more: dict[str, Any] = {"priority": job.priority_asked} if job.priority else {}
+                if job.ttl_ms:
+                    more["expiration"] = str(job.ttl_ms)
+                    job.life_ms = job.delay_ms + job.ttl_ms
+                requests.append(dialog.published(job.queue, job.body, headers, [job], **more))
             await dialog.send_all(requests, chance, "publish")
             if chance.random() < 0.8:
                 await dialog.confirms(model)
@@ -202,6 +208,7 @@ class AmqpJobsVerifier:
 
     async def verify(self, accept: Callable[[Wire], None], machine: Machine) -> None:
         model = self._model
+        model.ages.serves(self._world.now())
         async with verifying(AmqpDialog, self._world, self._network, accept, "dmp", "verifier") as dialog:
             await dialog.log_in()
             await dialog.declare()
@@ -216,8 +223,8 @@ class AmqpJobsVerifier:
             for name in model.names:
                 model.saw(name, there.get(name))
             jobs: list[Job] = []
-            begun = self._world.tick()
             while True:
+                begun = self._world.tick()
                 await dialog.method(commands.Basic.Get(0, BY_TURNS))
                 if (await dialog.value()).name == "Basic.GetEmpty":
                     break

@@ -2,6 +2,7 @@
 from outside for the time of one run; the product has no switch for any of them.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from heapq import heappush
@@ -13,12 +14,13 @@ import attrs
 from brokers.bridges.bridge import Bridge
 from dmp.broker import Broker
 from dmp.later import Later
+from dmp.lives import Lives
 from dmp.once import Once
 from dmp.queue_log import QueueLog as AmqpQueueLog
-from dms import expiry, intake, jobs, named_jobs, opening
-from dms.engine import ColdRow, Engine, Queue
-from dms.expiry import Expiry
-from dms.job_requests import job_request_untrusted
+from dms import expiry, intake, jobs, named_jobs, opening, records, requests
+from dms.engine import ColdRow, Consumer, Engine, Queue
+from dms.expiry import AckDeadlines, Expiry
+from dms.job_requests import JobRequest, job_request_untrusted, job_time_untrusted
 from dms.jobs import DueSchedules, Jobs
 from dms.opening import LogReplay
 from dms.queue_log import QueueLog
@@ -31,6 +33,7 @@ from shared import schedules
 from shared.bridging import MessageRun
 from shared.queues.dedup import SeenKeys
 from shared.queues.keys import Keys, _InTurn, _Lane
+from shared.queues.naming import MessageName, NewTime
 from shared.queues.runs import Ready, Run
 from shared.schedules import Due
 from shared.storage import format, recovery, replay
@@ -133,8 +136,8 @@ def show_before_sync() -> list[Change]:
     def show_then_sync(self: Commit) -> None:
         apply(self, self.batches[: self.good])
         for batch in self.batches[: self.good]:
-            for log, offset, records, _ in batch.light:
-                log.visible = offset + len(records)
+            for log, offset, data, _ in batch.light:
+                log.visible = offset + len(data)
             for part in batch.appends.values():
                 log, target = part.log, self.logs.get(part.log)
                 if target is None or not target.closed:
@@ -614,6 +617,61 @@ def jobs_for_a_time_do_not_wait() -> list[Change]:
 
 
 @bug("queues of jobs")
+def jobs_that_are_moved_to_a_time_do_not_wait() -> list[Change]:
+    """`at` of a RESCHEDULE says nothing."""
+    asked = job_time_untrusted
+
+    def asked_without_at(text: bytes, now_ms: int) -> tuple[MessageName, NewTime]:
+        name, time = asked(text, now_ms)
+        return name, NewTime(time.delay_ms or 0)
+
+    return [(requests, "job_time_untrusted", asked_without_at)]
+
+
+@bug("queues of jobs")
+def jobs_that_were_moved_are_where_they_were_after_a_start() -> list[Change]:
+    """Replay passes over what RESCHEDULE wrote."""
+    return [(records, "rescheduled_in", lambda data, record: iter(()))]
+
+
+@bug("queues of jobs")
+def jobs_outlive_their_lives() -> list[Change]:
+    """Nothing dies before it was delivered."""
+    return [(jobs, "_EXPIRES", b"nothing")]
+
+
+@bug("queues of jobs")
+def jobs_live_half_as_long() -> list[Change]:
+    """A life is over at its half."""
+    asked = job_request_untrusted
+
+    def asked_for_half(text: bytes, now_ms: int) -> JobRequest:
+        request = asked(text, now_ms)
+        if request.at_ms or not request.ttl_ms:
+            return request
+        return attrs.evolve(request, ttl_ms=max(request.ttl_ms // 2, request.delay_ms or 0))
+
+    return [(intake, "job_request_untrusted", asked_for_half)]
+
+
+@bug("queues of jobs")
+def jobs_deadlines_never_end() -> list[Change]:
+    """What is overdue does not return."""
+    return [(AckDeadlines, "on_time", lambda self, now: None)]
+
+
+@bug("queues of jobs")
+def jobs_deadlines_do_not_begin_anew() -> list[Change]:
+    """TOUCH is answered, and changes nothing."""
+    begin = AckDeadlines.begin
+
+    def begin_once(self: AckDeadlines, consumer: Consumer, ids: Sequence[bytes]) -> None:
+        begin(self, consumer, [each for each in ids if int.from_bytes(each) not in self._held])
+
+    return [(AckDeadlines, "begin", begin_once)]
+
+
+@bug("queues of jobs")
 def jobs_are_cancelled_in_word_alone() -> list[Change]:
     """CANCEL looks whether the job is there."""
     return [(named_jobs, "cancel", lambda jobs, name: named_jobs.find(jobs, name) and None)]
@@ -681,6 +739,17 @@ def keys_jobs_pass_each_other() -> list[Change]:
         self.count += len(run.bodies)
 
     return [(_Lane, "put", put_the_newest_first)]
+
+
+@bug("queues of jobs")
+def keys_jobs_have_no_priority() -> list[Change]:
+    """All stand in one line."""
+    begin = Keys.__init__
+
+    def begin_with_one(self: Keys, per_key: int = 0, **options: Any) -> None:
+        begin(self, per_key, **{**options, "priority_max": 0})
+
+    return [(Keys, "__init__", begin_with_one)]
 
 
 @bug("queues of jobs")
@@ -770,6 +839,25 @@ def amqp_delays_end_at_a_start() -> list[Change]:
     """After a restart nothing waits any more."""
     found = Later.found
     return [(Later, "found", lambda self, place, due_ms, *about: found(self, place, 0, *about))]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_messages_have_no_priority() -> list[Change]:
+    """All stand in one line."""
+    return keys_jobs_have_no_priority()
+
+
+@bug("queues of jobs by AMQP")
+def amqp_messages_outlive_their_lives() -> list[Change]:
+    """What is too old is delivered."""
+    return [(Lives, "end", lambda self, head, since: math.inf)]
+
+
+@bug("queues of jobs by AMQP")
+def amqp_messages_live_half_as_long() -> list[Change]:
+    """A life is over at its half."""
+    end = Lives.end
+    return [(Lives, "end", lambda self, head, since: (since + end(self, head, since)) / 2)]
 
 
 @bug("queues of jobs by AMQP")

@@ -1,8 +1,9 @@
 """Simulated clients of jobs of DMS: sent, put off, cancelled, repeated, delivered; what may not be is found.
 
-An acknowledged job is delivered or told where it is. None comes before its time, after its ACK or CANCEL, or
-while somebody holds it or another of its key. Of a name there is one, ever. A key's jobs come in their order,
-and where keys take turns none has two while another waits.
+An acknowledged job is delivered or told where it is. None comes before its time, after its ACK, its CANCEL or
+its life, or while somebody holds it or another of its key. Of a name there is one, ever. The highest priority
+comes first, and of it a key's jobs in their order; where keys take turns none has two while another waits. A
+delivery is its holder's until its deadline, which TOUCH begins anew, and no longer.
 """
 
 import json
@@ -15,6 +16,7 @@ import attrs
 import trio
 
 from tests.support import dms_spec as dms
+from tests.support.dms_model import Ages
 from tests.support.promises import BrokenPromiseError
 from tests.trials.sim import schedules
 from tests.trials.sim.dms_dialog import DmsDialog
@@ -27,9 +29,15 @@ BY_KEY, BY_TURNS = "jobs", "fair"
 """Queues: with one of a key at a time, and with keys that take turns."""
 WEIGHTS = {"produce": 4, "change": 2, "consume": 6}
 WINDOW_MS = 3_600_000
+PRIORITY_MAX = 2
+ACK_MS = 40
+"""Deadline of deliveries of `BY_KEY`."""
+TOUCHES_MS, OVERDUE_MS = 20, ACK_MS + 30
+"""Between TOUCHes; and after so long a delivery is overdue for certain."""
+_ALL = {"dedup_ms": WINDOW_MS, "loss_counts": "all", "priorities": PRIORITY_MAX + 1}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    BY_KEY: {"per_key": 1, "dedup_ms": WINDOW_MS, "loss_counts": "all"},
-    BY_TURNS: {"fair": True, "dedup_ms": WINDOW_MS, "loss_counts": "all"},
+    BY_KEY: {"per_key": 1, "ack_ms": ACK_MS, **_ALL},
+    BY_TURNS: {"fair": True, **_ALL},
     CLOCK: schedules.OPTIONS,
 }
 
@@ -44,59 +52,90 @@ class Asked:
 
 
 @attrs.define(eq=False)
-class Job(Asked):
-    """`earliest`: the time before which it may not come."""
+class Timed(Asked):
+    """A PRODUCE_WITH or RESCHEDULE, and the time before which the job may not come."""
 
+    delay_ms: int = 0
+    earliest: float = 0.0
+    at_ms: int = 0
+    """The time of the wall clock before which it may not come."""
+
+
+@attrs.define(eq=False)
+class Job(Timed):
     queue: str = ""
     name: str = ""
     body: bytes = b""
     key: str = ""
-    delay_ms: int = 0
-    at_ms: int = 0
-    """The time of the wall clock before which it may not come."""
-    earliest: float = 0.0
+    priority: int = 0
+    ttl_ms: int = 0
+    life_ms: int = 0
+    """Its life is over after so long for certain; 0: never."""
     moved: bool = False
-    """It may have another time, or nobody knows whether it is this one of its name."""
+    """It waits for a next try, or nobody knows whether it is this one of its name."""
+    moves: list[Timed] = attrs.Factory(list)
+    """Its RESCHEDULEs."""
     shown: bool = False
     leaves: list[Asked] = attrs.Factory(list)
     """Its ACKs and CANCELs."""
     holder: Wire | None = None
     held_since: int = 0
+    held_until: float = math.inf
+    """When the holder's deadline is not over yet."""
 
     def __str__(self) -> str:
         return f"job {self.body!r} of the name {self.name}"
 
-    @property
-    def held(self) -> bool:
+    def held(self, now: float) -> bool:
+        """Whether somebody does for certain."""
         holder = self.holder
-        return holder is not None and not holder.left and not holder.server_done.is_set()
+        mine = holder is not None and not holder.left and not holder.server_done.is_set()
+        return mine and now < self.held_until
+
+    def times(self, until: float = math.inf) -> list[Timed]:
+        """Those of which one counts at this tick."""
+        moves = [each for each in self.moves if not each.refused]
+        sure = [each.begun for each in moves if each.ended < until]
+        return [each for each in (self, *moves) if not any(each.ended < begun for begun in sure)]
 
     def of(self, other: "Job") -> bool:
         """Whether it has the key of the other, in its queue."""
         return bool(self.key) and self.key == other.key and self.queue == other.queue
 
     @property
+    def priority_asked(self) -> int:
+        """What is above the highest counts as that."""
+        return 9 if self.priority == PRIORITY_MAX else self.priority
+
+    @property
     def stays(self) -> bool:
-        """Whether it is there for certain, for the time that it was sent with."""
-        return self.ended < math.inf and not self.leaves and not self.moved
+        """Whether it is there for certain, for a time that it was sent with."""
+        return self.ended < math.inf and not (self.leaves or self.moved or self.ttl_ms)
 
     @property
     def plain(self) -> bool:
         """Whether it never waits for a time."""
-        return not (self.moved or self.delay_ms)
+        return not (self.moved or self.moves or self.delay_ms)
 
-    def passes(self, other: "Job") -> bool:
-        """Whether the other is older, of this one's key, and may not be passed: nothing takes it away."""
-        return (
-            other is not self and other.of(self) and other.ended < self.begun and other.plain and other.stays
-        )
+    def ready(self, since_ms: int) -> bool:
+        """Whether it is, at this time of the wall clock."""
+        times = self.times()
+        return len(times) == 1 and (not times[0].delay_ms or 0 < times[0].at_ms <= since_ms)
+
+    def passes(self, other: "Job", begun: float) -> bool:
+        """Whether the other has this one's key, may not be passed, since it is older or has more priority
+        (and was there at this tick), and nothing takes it away."""
+        before = self.begun if other.priority == self.priority else begun
+        goes_first = other.priority >= self.priority and other.ended < before
+        return other is not self and other.of(self) and goes_first and other.plain and other.stays
 
 
 class JobsModel:
     """What all clients know."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, ages: Ages) -> None:
         self._world = world
+        self.ages = ages
         self.names: dict[str, list[Job]] = {}
         """By name; all of one are in one queue."""
         self.bodies: dict[bytes, Job] = {}
@@ -111,6 +150,7 @@ class JobsModel:
             job.name = chance.choice([*self.names])
             job.queue = self.names[job.name][0].queue
         job.delay_ms, job.key = chance.choice((0, 0, 5, 30, 200)), chance.choice(("", "a", "b", "c"))
+        job.priority, job.ttl_ms = chance.choice((0, 0, 1, PRIORITY_MAX)), chance.choice((0, 0, 0, 20, 250))
         job.earliest = self._world.now() + job.delay_ms / 1000
         jobs = self.names.setdefault(job.name, [])
         jobs.append(job)
@@ -119,11 +159,16 @@ class JobsModel:
         self.bodies[body] = job
         return job
 
-    def moves(self, name: str, delay_ms: int) -> None:
+    def moves(self, name: str, delay_ms: int, *, by_clock: bool) -> Timed:
         """A RESCHEDULE is sent."""
+        asked = Timed(self._world.tick(), delay_ms=delay_ms)
+        if by_clock:
+            asked.at_ms = self._world.wall_ms() + delay_ms
+        else:
+            asked.earliest = self._world.now() + delay_ms / 1000
         for job in self.names[name]:
-            job.earliest = min(job.earliest, self._world.now() + delay_ms / 1000)
-            job.moved, job.at_ms = True, 0
+            job.moves.append(asked)
+        return asked
 
     def leaves(self, jobs: Sequence[Job]) -> Asked:
         """An ACK or a CANCEL is sent."""
@@ -143,10 +188,12 @@ class JobsModel:
         job = self.bodies.get(body)
         if job is None or job.queue != queue:
             raise BrokenPromiseError(f"delivered from {queue}, and nobody sent it there: {body!r}")
-        if self._world.now() < job.earliest:
-            raise BrokenPromiseError(f"{job} comes {job.earliest - self._world.now():.4f} s early")
-        if self._world.wall_peak_ms < job.at_ms:
-            raise BrokenPromiseError(f"{job} comes {job.at_ms - self._world.wall_peak_ms} ms before its time")
+        now, wall_ms, times = self._world.now(), self._world.wall_peak_ms, job.times(begun)
+        if all(now < time.earliest or wall_ms < time.at_ms for time in times):
+            due = [(time.earliest, time.at_ms) for time in times]
+            raise BrokenPromiseError(f"{job} comes at {now:.4f} and {wall_ms}, before its time: {due}")
+        if job.ended < math.inf and 0 < job.life_ms < 1000 * self._lived_at_least(job, begun):
+            raise BrokenPromiseError(f"{job} is delivered after its life of {job.life_ms} ms")
         if any(asked.ended < begun for asked in job.leaves):
             raise BrokenPromiseError(f"{job} was acknowledged or cancelled, and is delivered")
         if any(other is not job and other.shown for other in self.names[job.name]):
@@ -155,15 +202,22 @@ class JobsModel:
             raise BrokenPromiseError(f"{job} has the key {key!r}, not {job.key!r}")
         for other in self.bodies.values():
             alone = other is job or (queue == BY_KEY and other.of(job))
-            if alone and other.held and other.held_since < begun:
+            if alone and other.held_since < begun and other.held(now):
                 raise BrokenPromiseError(f"{job} is delivered while {other} of its key is held")
-            if queue == BY_KEY and job.passes(other):
+            if queue == BY_KEY and job.passes(other, begun):
                 raise BrokenPromiseError(f"{job} is delivered before {other} of its key")
         if not job.shown:
             job.shown = True
             self._world.on_sight()
         job.holder, job.held_since = wire, self._world.tick()
+        if "ack_ms" in OPTIONS[queue] and wire.port == "dms":
+            job.held_until = self._world.time_of(begun) + ACK_MS / 1000
         return job
+
+    def _lived_at_least(self, job: Job, until: int) -> float:
+        """Seconds of its life."""
+        time_of = self._world.time_of
+        return self.ages.least(time_of(int(job.ended)), time_of(until), ())
 
     def took(self, jobs: Sequence[Job], since_ms: int) -> None:
         """What is ready of `BY_TURNS`, in the order in which it came to the only one who takes.
@@ -171,17 +225,22 @@ class JobsModel:
         `since_ms`: the wall clock when it was asked for.
         """
         for job in self.bodies.values():
-            ready = job.stays and (not job.delay_ms or 0 < job.at_ms <= since_ms)
-            if ready and job.queue == BY_TURNS and job not in jobs:
+            if job.queue == BY_TURNS and job.stays and job.ready(since_ms) and job not in jobs:
                 raise BrokenPromiseError(f"{job} should be ready, and does not come")
         for at, job in enumerate(jobs):
-            behind = jobs[at + 1 :]
-            if job.plain and any(job.passes(other) for other in behind):
+            if any(other.plain and other.priority > job.priority for other in jobs[at:]):
+                raise BrokenPromiseError(f"{job} is delivered before one of a higher priority")
+            behind = [other for other in jobs[at + 1 :] if other.priority == job.priority]
+            if job.plain and any(job.passes(other, math.inf) for other in behind):
                 raise BrokenPromiseError(f"{job} is delivered before an older one of its key")
             again = next((number for number, other in enumerate(behind) if other.key == job.key), len(behind))
             waited = {other.key for other in behind[again:] if other.plain} - {job.key}
             if passed := waited - {other.key for other in behind[:again]}:
                 raise BrokenPromiseError(f"the key {job.key!r} has two turns while others wait: {passed}")
+
+    def _may_be_dead(self, job: Job) -> bool:
+        lived = self.ages.most(self._world.time_of(job.begun), self._world.now())
+        return 0 < job.ttl_ms <= 1000 * lived
 
     def saw(self, name: str, body: bytes | None) -> None:
         """Nobody is connected: the body of the job of this name; None: there is none."""
@@ -190,7 +249,8 @@ class JobsModel:
         if body is None:
             for job in jobs:
                 promised = job.ended < math.inf or job.shown
-                if promised and not any(asked for each in jobs for asked in each.leaves if not asked.refused):
+                left = any(asked for each in jobs for asked in each.leaves if not asked.refused)
+                if promised and not (left or any(map(self._may_be_dead, jobs))):
                     raise BrokenPromiseError(f"{job} is lost")
             return
         job_there = self.bodies.get(body)
@@ -246,10 +306,15 @@ class JobClient(ProbeClient):
                 job = model.draws(chance, f"{self._number}.{self._made}")
                 said: dict[str, Any] = {"dedup": job.name, "headers": {"n": self._made}}
                 said |= {"key": job.key} if job.key else {}
+                said |= {"priority": job.priority_asked} if job.priority else {}
                 if chance.random() < 0.2:
                     job.delay_ms = chance.choice((5, 30, 200, 50_000))
                     job.earliest, job.at_ms = 0.0, self._world.wall_ms() + job.delay_ms
                 said |= {"at": job.at_ms} if job.at_ms else {"delay_ms": job.delay_ms}
+                if job.at_ms or job.ttl_ms < job.delay_ms:  # the clock may be set back meanwhile
+                    job.ttl_ms = 0
+                job.life_ms = job.ttl_ms
+                said |= {"ttl_ms": job.ttl_ms} if job.ttl_ms else {}
                 self._ids += 1
                 jobs.append((self._ids, job))
                 requests.append(
@@ -270,10 +335,9 @@ class JobClient(ProbeClient):
                 asked = model.leaves(model.names[name])
                 await self._ask(dialog, dms.CANCEL, dms.with_object(queue, {"dedup": name}), asked)
                 continue
-            delay_ms = chance.choice((0, 5, 50))
-            model.moves(name, delay_ms)
-            said = {"dedup": name, "delay_ms": delay_ms}
-            await self._ask(dialog, dms.RESCHEDULE, dms.with_object(queue, said), Asked(self._world.tick()))
+            time = model.moves(name, chance.choice((0, 5, 50, 3000)), by_clock=chance.random() < 0.5)
+            said = {"at": time.at_ms} if time.at_ms else {"delay_ms": time.delay_ms}
+            await self._ask(dialog, dms.RESCHEDULE, dms.with_object(queue, {"dedup": name, **said}), time)
 
     async def _consume(self, dialog: DmsDialog) -> None:
         chance, model = self._chance, self._model
@@ -294,6 +358,9 @@ class JobClient(ProbeClient):
             else:
                 jobs.append(model.delivered(queue, body, about.get("key", ""), dialog.wire, begun))
             draw = chance.random()
+            if queue == BY_KEY and draw < 0.1:
+                await self._keep(dialog, delivery_id, jobs[0])
+                continue
             if draw < 0.2:
                 continue  # it is held until we leave
             for job in jobs:
@@ -310,6 +377,25 @@ class JobClient(ProbeClient):
                 await dialog.send(dms.frame(dms.NACK, delivery_id, rest), f"NACK {body!r}")
                 await self._answered(dialog, dms.NACK, delivery_id, Asked(self._world.tick()))
 
+    async def _keep(self, dialog: DmsDialog, delivery_id: int, job: Job) -> None:
+        """Touched, it is ours for so long again; then no more."""
+        for touches in range(self._chance.randint(1, 3)):
+            sent, asked = self._world.now(), Asked(self._world.tick())
+            await dialog.send(dms.frame(dms.TOUCH, delivery_id), "TOUCH")
+            await self._answered(dialog, dms.TOUCH, delivery_id, asked)
+            if asked.refused and touches and self._world.now() < job.held_until:
+                raise BrokenPromiseError(f"{job} was touched, and returned before its deadline")
+            if asked.refused:
+                return
+            job.held_until = sent + ACK_MS / 1000
+            await trio.sleep(TOUCHES_MS / 1000)
+        await trio.sleep(OVERDUE_MS / 1000)
+        acked = self._model.leaves([job])
+        await dialog.send(dms.frame(dms.ACK, delivery_id), "ACK of what is overdue")
+        await self._answered(dialog, dms.ACK, delivery_id, acked)
+        if not acked.refused:
+            raise BrokenPromiseError(f"{job} was acknowledged behind its deadline")
+
 
 @attrs.define(eq=False)
 class JobsVerifier:
@@ -323,6 +409,7 @@ class JobsVerifier:
 
     async def verify(self, accept: Callable[[Wire], None]) -> None:
         self._schedules.serves()
+        self._model.ages.serves(self._world.now())
         async with verifying(DmsDialog, self._world, self._network, accept, "dms", "verifier") as dialog:
             await dialog.shake_hands()
             depths = await self._depths(dialog)
@@ -334,11 +421,6 @@ class JobsVerifier:
                 status, payload = await dialog.answer(dms.GET_JOB, number)
                 self._model.saw(name, None if status else dms.split_object(payload)[1])
                 counts[queue] += not status
-            for queue, count in counts.items():
-                if count != depths.get(queue, 0):
-                    raise BrokenPromiseError(
-                        f"{queue}: {count} jobs have names, and {depths.get(queue)} are there"
-                    )
             for queue, options in OPTIONS.items():
                 if queue not in depths:
                     said = json.dumps(options).encode()
@@ -348,7 +430,12 @@ class JobsVerifier:
                         raise BrokenPromiseError(f"{queue} cannot be made: {status} {payload!r}")
             self._schedules.made()
             await trio.sleep(LATE_MS / 1000)
-            depths = await self._depths(dialog)
+            before, depths = depths, await self._depths(dialog)
+            for queue, count in counts.items():  # some may have died meanwhile
+                if not depths[queue] <= count <= before.get(queue, 0):
+                    raise BrokenPromiseError(
+                        f"{queue}: {count} jobs have names, and {depths[queue]} are there"
+                    )
             for about, body in await self._take(dialog, CLOCK, depths[CLOCK]):
                 self._schedules.delivered(body, about)
             for text in self._schedules.missing():

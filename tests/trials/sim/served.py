@@ -12,6 +12,7 @@ import dms.engine
 import dms.expiry
 import dms.jobs
 import dms.queue_log
+import dms.settings
 from dmp.plugin import plugin as dmp_plugin
 from dmp.settings import DmpSettings, Users
 from dms.plugin import plugin as dms_plugin
@@ -86,6 +87,7 @@ def small_queues(snapshot_bytes: int) -> Iterator[None]:
         patch.multiple(core, HOT_LEAST_BYTES=500),
         patch.multiple(dms.engine, POSITION_BYTES=500, FETCH_BYTES=2000),
         patch.multiple(dms.expiry, TRY_AGAIN_MS=20, RETURNED_MAX=12, RUN_MOST=5),
+        patch.multiple(dms.settings, ACK_MS_MIN=1),
         patch.multiple(dms.jobs, TRY_AGAIN_MS=20, CLOCK_LOOK_MS=LOOK_MS),
         patch.multiple(dmp.queue_log, SLACK_BYTES=1000, READ_BYTES=1500),
         patch.multiple(dmp.row, HOT_LEAST_BYTES=500),
