@@ -68,7 +68,8 @@ class Later(DamageTeller):
         """What the memory of messages was charged for those in the log alone."""
         self._read_at = -math.inf
         """When some were last read back."""
-        self._clock = ClockWatch()
+        self._clock: ClockWatch | None = None
+        """None: no message came for a time of the wall clock."""
 
     # -- times
 
@@ -126,7 +127,7 @@ class Later(DamageTeller):
         head, log = run.head, self._queue.log
         due = max(head.due_ms - self.ahead(), 0)
         if head.by_clock:
-            self._clock.begin(self.ahead())
+            self._clock = self._clock or ClockWatch(self.ahead())
         self.count += len(run.bodies)
         for message in run.singles() if len(run.bodies) > 1 else (run,):
             if log is None or head.large or not log.wait(message, due, self._texts(head, head.tries)):
@@ -177,7 +178,7 @@ class Later(DamageTeller):
             by_clock = noted is None and header is not None and head.eta_ms(header, self.now_ms) == due_ms
             texts = self._texts(head, tries)
             if by_clock:
-                self._clock.begin(self.ahead())
+                self._clock = self._clock or ClockWatch(self.ahead())
         return cold_message(
             place,
             max(due_ms - self.ahead(), 0),
@@ -229,7 +230,7 @@ class Later(DamageTeller):
 
     def take_due(self) -> tuple[list[Run], bool]:
         """Take out messages whose time has come: very many in turns. Returns whether more are due."""
-        if more_ms := self._clock.moved_ms(self.ahead()):
+        if self._clock is not None and (more_ms := self._clock.moved_ms(self.ahead())):
             self._context.work.add(self._reckon_anew(more_ms))
         self._read_ahead()
         runs: list[Run] = []

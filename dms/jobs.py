@@ -99,7 +99,8 @@ class Jobs:
         self._seen = SeenKeys(KNOWN_BYTES, self._charge)
         self.coming = 0
         """Jobs that the disk does not have yet."""
-        self._clock = ClockWatch()
+        self._clock: ClockWatch | None = None
+        """None: no job came for a time of the wall clock."""
         self.memory_bytes = 0
         """Of the queue's memory: what its jobs take however cold they are."""
         self._since_row = 0
@@ -298,9 +299,9 @@ class Jobs:
 
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
-        if _AT in job:
+        if _AT in job and self._clock is None:
             times = self.queue.engine.times
-            self._clock.begin(times.wall_ms() - times.now_ms())
+            self._clock = ClockWatch(times.wall_ms() - times.now_ms())
         self._waits(seq, job)
         self._charge(WAITING_BYTES + len(job))
 
@@ -504,7 +505,7 @@ class Jobs:
     def arm(self) -> None:
         """Have `on_time` called when something is due."""
         due = min(self.waiting.next, self._lives.next, self._seen.next + FORGET_MS)
-        if self._clock.on and self.waiting:
+        if self._clock is not None and self.waiting:
             due = min(due, self.queue.engine.times.now_ms() + CLOCK_LOOK_MS)
         if due < float("inf"):
             self.queue.wake_by(int(due))
@@ -513,10 +514,10 @@ class Jobs:
         """Jobs whose time has come are ready, and those whose life has ended are dead."""
         queue, turn = self.queue, Turn()
         assert queue.expiry is not None
-        if self._clock.moved_ms(queue.engine.times.wall_ms() - now):
+        if self._clock is not None and self._clock.moved_ms(queue.engine.times.wall_ms() - now):
             queue.engine.upkeep.add(self._reckon_anew())
         while (due := self.waiting.pop(now)) is not None:
-            if not (self._clock.on and self._reckon(*due, now)):
+            if not (self._clock and self._reckon(*due, now)):
                 self._make_ready(self._no_longer_waiting(*due))
             if turn.over():
                 break

@@ -23,24 +23,18 @@ _GONE = -1
 
 
 class ClockWatch:
-    """Tells when the wall clock was set, once a message waits for a time of it (`on`). `ahead_ms`: how much
-    it is ahead of the protocol's clock."""
+    """Tells when the wall clock was set, from when a message waits for a time of it. `ahead_ms`: how much it
+    is ahead of the protocol's clock."""
 
-    __slots__ = ("_ahead_ms", "on")
+    __slots__ = ("_ahead_ms",)
 
-    def __init__(self) -> None:
-        self.on = False
-        self._ahead_ms = 0
-
-    def begin(self, ahead_ms: int) -> None:
-        """Some message waits for a time of the wall clock."""
-        if not self.on:
-            self.on, self._ahead_ms = True, ahead_ms
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
 
     def moved_ms(self, ahead_ms: int) -> int:
         """How much later such times come than when this was asked last; 0: the clock was not set."""
         more_ms = self._ahead_ms - ahead_ms
-        if not self.on or abs(more_ms) <= CLOCK_STEP_MS:
+        if abs(more_ms) <= CLOCK_STEP_MS:
             return 0
         self._ahead_ms = ahead_ms
         return more_ms
