@@ -89,6 +89,7 @@ class Wanted:
     def __init__(self, only: Sequence[str]) -> None:
         """Raises UsageError."""
         self.all = not only
+        self._only = only
         globs: dict[str, list[str]] = {}
         for text in only:
             protocol, colon, glob = text.partition(":")
@@ -103,6 +104,14 @@ class Wanted:
         protocol, _, part = line.namespace.partition("-")
         named = self._named.get(protocol)
         return named is not None and (part not in ("", "queues") or bool(named(line.name)))
+
+    def unmet(self, lines: Sequence[LogLine]) -> list[str]:
+        """What was asked for by a name that nothing has."""
+        return [text for text in self._only if not any(map(Wanted([text]).names, lines))]
+
+    def names(self, line: LogLine) -> bool:
+        """Whether the log is asked for by its name."""
+        return line.namespace.partition("-")[2] in ("", "queues") and self(line)
 
 
 @attrs.frozen
@@ -297,6 +306,7 @@ class Restore:
             await store.close()
         self.missing += await self._in_thread(self._still_missing)
         catalog = await self._in_thread(self._mark, found, lsn)
+        self.missing += [f"{text}: nothing has such a name" for text in self._wanted.unmet(catalog.logs)]
         report = await self._in_thread(check, self._folder) if verify_full else None
         return Restored(
             folder=str(self._folder),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from brokers.commands import cli
+from brokers.commands import cli, control
 from brokers.ship.formats import SHIP_PATH
 from shared.access import parse_users
 from tests.brokers.conftest import Run
@@ -35,6 +35,12 @@ def queues(command: Run, server: Server) -> dict[str, int]:
     """The queues that a server lists, with how much is ready in each."""
     out = command("queues", "--json", "--data-dir", str(server.data))[1]
     return {row["name"]: row["ready"] for row in map(json.loads, out.splitlines())}
+
+
+def figure(server: Server, name: str) -> float:
+    """A metric without labels."""
+    lines = str(control.request(server.data, "GET", "/metrics")).splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
 def ready(server: Server) -> dict[str, Any]:
@@ -78,6 +84,9 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             assert command("dmp", "declare", "queue", "work", *where)[0] == 0
             assert command("logmq", "create", "kept", "--retention-bytes", "5", *where)[0] == 0
             until(lambda: queues(command, second) == {"jobs": 3, "work": 0})
+            figures = (figure(second, "brokers_dms_messages_ready"), figure(second, "brokers_dmp_queues"))
+            assert figures == (3, 1)
+            assert figure(second, "brokers_dms_messages_produced_total") == 0, "here, by clients"
             assert command("dms", "purge", "jobs", *where)[0] == 0
             until(lambda: queues(command, second) == {"jobs": 0, "work": 0})
             topics = command("topics", "kept", "--json", "--data-dir", str(second.data))[1]
@@ -114,6 +123,23 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
     with pytest.raises(NotReadyError) as refused:
         first.start()
     assert refused.value.code == 78
+
+
+def test_a_folder_that_was_restored_follows_nothing_and_takes_no_bucket(tmp_path: Path, command: Run) -> None:
+    url, back = f"file://{tmp_path}/bucket", tmp_path / "back"
+    with Server(tmp_path, *LOGMQ, environ=shipping(url)) as server:
+        at = str(server.address("logmq")[1])
+        assert command("logmq", "produce", "orders", "one", "--port", at)[0] == 0
+        until(lambda: command("restore", url, "--data-dir", str(back), "--dry-run")[0] == 0)
+        assert command("restore", url, "--data-dir", str(back))[0] == 0
+        before = (tmp_path / "bucket/manifest.json").read_bytes()
+        (tmp_path / "other").mkdir()
+        follower = Server(tmp_path / "other", url, *LOGMQ, data=back, command=("follow",))
+        with pytest.raises(NotReadyError, match="begins with an empty folder") as refused:
+            follower.start()
+        assert refused.value.code == 73
+        manifest = json.loads((tmp_path / "bucket/manifest.json").read_bytes())
+        assert manifest["epoch"] == json.loads(before)["epoch"]
 
 
 def test_a_start_waits_for_no_bucket(tmp_path: Path, command: Run) -> None:

@@ -74,7 +74,8 @@ async def test_a_part_is_asked_for_by_protocol_and_name(
     apart: Apart, store: FakeStore, tmp_path: Path
 ) -> None:
     there = apart.instants[-1][1]
-    await restore(store, tmp_path / "some", only=("one:ma*", "two:*"))
+    report = await restore(store, tmp_path / "some", only=("one:ma*", "two:*", "one:mad", "three:*"))
+    assert report.missing == ["one:mad: nothing has such a name", "three:*: nothing has such a name"]
     assert await restored(tmp_path / "some") == {name: there[name] for name in ("one/made", "two/b")}
     assert not (tmp_path / "some" / SHIP_PATH).exists()
     with pytest.raises(UsageError):
