@@ -576,6 +576,16 @@ class Jobs:
     # -- what the log has
 
     @property
+    def all_that_came(self) -> int:
+        """How many ever came."""
+        return self.tail - JOB_FIRST
+
+    @property
+    def ready_for_longest(self) -> Run | None:
+        """The job that has been ready for longest, but for those that came back since; it may be cold."""
+        return next(iter(self._runs.values()), None)
+
+    @property
     def _visible(self) -> int:
         """How many there are."""
         return len(self.waiting) + len(self._runs) + len(self.held) + len(self._aside)
