@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dmp.cold_records import cold_message
+from dmp.cold_records import ColdRecords, cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.refusals import shown
@@ -25,7 +25,7 @@ from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import CLOCK_STEP_MS, Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.lost import Lost
-from shared.turns import Turn, batched, taken_out
+from shared.turns import Turn, batched
 
 if TYPE_CHECKING:
     import structlog
@@ -194,10 +194,11 @@ class Later(DamageTeller):
         """All that a start has found waits."""
         self.count += len(log.waiting)
         self._charge_cold(log)
-        for run in log.waiting.known():
-            self._queue.row.waits((run,))
+        for runs in log.waiting.known():
+            self._queue.row.waits(runs)
             if self._queue.once is not None:
-                self._queue.once.found(run)
+                for run in runs:
+                    self._queue.once.found(run)
 
     # -- out
 
@@ -255,18 +256,16 @@ class Later(DamageTeller):
             left = min(left, soon if soon or self._may_read else SCARCE_SECONDS * 1000)
         return min(max(left / 1000, 0.0), LOOK_AGAIN_SECONDS)
 
-    def clear(self) -> list[Run]:
-        """Take out all; those in the log alone leave that, too. Returns those in memory."""
-        runs, log = [*self], self._queue.log
-        self._warm, self.count = None, 0
-        if log is not None and log.waiting:
-            for run in log.waiting.known():
-                self._queue.row.waits_no_more((run,))
-                if self._queue.once is not None:
-                    self._queue.once.left((run,))
-            self._context.work.add(_freed(log.take_waiting()))
-            self._charge_cold(log)
-        return runs
+    def clear(self) -> tuple[Waiting[Run], ColdRecords]:
+        """Nothing waits any more. Returns what did, in memory and in the log alone, whose record `take_all`
+        writes. It is still to be freed."""
+        warm: Waiting[Run] = self._warm or Waiting()
+        self._warm, self.count, log = None, 0, self._queue.log
+        if log is None:
+            return warm, ColdRecords()
+        cold = log.clear_waiting()
+        self._charge_cold(log)
+        return warm, cold
 
     # -- what is in the log alone
 
@@ -277,13 +276,15 @@ class Later(DamageTeller):
 
     @property
     def _may_read(self) -> bool:
-        row = self._queue.row
+        queue, row = self._queue, self._queue.row
         if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES or row.front() is None:
             return True
         if row.cold is not None or self._context.memory.full:
             return False
-        # All of its row is in memory, however much: what is due is not to wait until that has gone.
-        return self._context.timers.now() >= self._read_at + SCARCE_SECONDS
+        # All of its row is in memory, however much: what is due is not to wait until that has gone, where
+        # somebody takes at all.
+        in_use = queue.takers.in_use or queue.used >= self._read_at
+        return in_use and self._context.timers.now() >= self._read_at + SCARCE_SECONDS
 
     def _read_ahead(self) -> None:
         """Read back some of what is due soon."""
@@ -401,9 +402,3 @@ class Later(DamageTeller):
                 log.waiting.shift(number, more_ms)
             yield
         self._queue.arm()
-
-
-def _freed(waiting: Waiting[bytes]) -> Iterator[None]:
-    """Very many are freed in turns."""
-    for _ in taken_out(waiting.pop_any, waiting):
-        yield

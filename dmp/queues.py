@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -26,6 +27,7 @@ import attrs
 from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.capacity import Capacity
+from dmp.cold_records import ColdRecords
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
 from dmp.lives import Lives
@@ -46,8 +48,9 @@ from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
+from shared.queues.waiting import Waiting
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, LongWork, Turn
+from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
     import structlog
@@ -749,31 +752,18 @@ class Queue(RunQueue):
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        They are gone at once, and what comes from now on stays. Very many are freed in turns. `whole`: they
-        are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
-        takes back all of it or nothing.
+        They are gone at once, and what comes from now on stays. Very many leave the log, and are freed, in
+        turns. `whole`: they are gone on disk, too, and who waits may be told. A crash takes back all of it
+        or nothing.
         """
-        count, log, context = len(self.row) + self.later.count, self.log, self._context
-        if self.lost and log is not None:
-            log.lost_is_known()
+        count = len(self.row) + self.later.count
+        if self.lost and self.log is not None:
+            self.log.lost_is_known()
             self.lost = False
-        cold, large = self.row.drop_cold()
         self.lives.behind = False
-        later = self.later.clear()
-        self.row.waits_no_more(later)
-        ready = [*self.row.clear(), *later]
-        if self.once is not None:  # whoever sends it again now is not told that it is there
-            self.once.left(ready)
-        if log is not None:
-            log.take(ready)
-            if cold is not None:
-                log.take_cold(*cold)
-            context.log_changed(log)
-        for reference in large:  # these go at the next flush, behind the record
-            context.bodies.drop(reference)
-        context.work.add(_freed(self, ready))
-        if whole is not None:
-            resolve_when_written(whole, log)
+        self._context.work.add(
+            _purged(self, self.row.drop_cold(), self.row.clear(), self.later.clear(), whole)
+        )
         return count
 
     def delete(self) -> None:
@@ -782,7 +772,7 @@ class Queue(RunQueue):
         context = self._context
         self.forget(self.arrivals.clear(), taken=False)
         _, large = self.row.drop_cold()
-        context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
+        context.work.add(_freed(self, self.row.clear(), *self.later.clear()))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()
@@ -806,11 +796,44 @@ def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
 
-def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
-    """Very many messages are freed in turns, with their large bodies."""
-    while runs:
-        queue.forget((runs.pop(),), taken=False)
+def _purged(
+    queue: Queue,
+    cold: tuple[tuple[int, int] | None, list[bytes]],
+    ready: list[Run],
+    later: tuple[Waiting[Run], ColdRecords],
+    whole: Ticket | None,
+) -> Iterator[None]:
+    """What a purge has taken out of a queue: cold messages and their large bodies, ready ones, and those that
+    waited, in memory and not."""
+    context, log, row, once = queue._context, queue.log, queue.row, queue.once
+    (numbers, large), (warm, waiting) = cold, later
+    for runs in taken_out(warm.pop_any, warm):
+        row.waits_no_more(runs)
+        ready += runs
         yield
+    for runs in chain(batched(ready) if once is not None else (), waiting.known()):
+        row.waits_no_more(runs)
+        if once is not None:  # whoever sends it again now is not told that it is there
+            once.left(runs)
+        yield
+    if row.keys is not None:
+        queue.free_keys(())
+    if log is not None:
+        yield from log.take_all(ready, waiting, numbers)
+        context.log_changed(log)
+    for reference in large:  # these go at the next flush, behind the record
+        context.bodies.drop(reference)
+    if whole is not None:
+        resolve_when_written(whole, log)
+    yield from _freed(queue, ready, warm, waiting)
+
+
+def _freed(queue: Queue, runs: list[Run], warm: Waiting[Run], cold: ColdRecords) -> Iterator[None]:
+    """Very many messages are freed in turns, with their large bodies."""
+    for some in chain(taken_out(runs.pop, runs), taken_out(warm.pop_any, warm)):
+        queue.forget(some, taken=False)
+        yield
+    yield from cold.freed()
 
 
 def resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:
