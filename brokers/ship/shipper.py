@@ -77,7 +77,14 @@ def opened_with(settings: ShipSettings) -> Ships:
         mark = _mark_of(read_file(disk, SHIP_PATH), settings.url)
         return None if mark is None or mark.anew else mark.lsn
 
-    return Ships(held_from, lambda namespace, name: matches(f"{namespace}:{name}"))
+    def acks(namespace: str, name: str) -> bool:
+        protocol, _, part = namespace.partition("-")
+        names = (
+            (f"{namespace}:{name}", f"{protocol}:{name}") if part == "queues" else (f"{namespace}:{name}",)
+        )
+        return any(map(matches, names))
+
+    return Ships(held_from, acks)
 
 
 def _mark_of(data: bytes | None, url: str) -> FolderMark | None:

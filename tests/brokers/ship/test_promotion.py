@@ -1,6 +1,7 @@
 """Real servers: one ships and is killed, one follows and is promoted; a bucket is restored."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,52 @@ def test_a_folder_that_was_restored_follows_nothing_and_takes_no_bucket(tmp_path
         assert refused.value.code == 73
         manifest = json.loads((tmp_path / "bucket/manifest.json").read_bytes())
         assert manifest["epoch"] == json.loads(before)["epoch"]
+
+
+def test_a_follower_gives_out_nothing_that_another_server_gives_out(tmp_path: Path, command: Run) -> None:
+    url = f"file://{tmp_path}/bucket"
+    queues = ("--enable", "dms,dmp", "--port", "dms=0", "--port", "dmp=0")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with Server(tmp_path / "first", *queues, environ=shipping(url, BROKERS_SHIP_ACK="bucket")) as first:
+        where = ("--data-dir", str(first.data))
+        assert command("dms", "create", "jobs", *where)[0] == 0
+        assert command("dms", "produce", "jobs", "one", *where)[0] == 0
+        assert command("dmp", "declare", "queue", "work", *where)[0] == 0
+        assert command("dmp", "put", "amq.default", "two", "--key", "work", *where)[0] == 0
+        careless = {"BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_DMS_DISK_FAILED": "best-effort"}
+        second = Server(tmp_path / "second", url, *queues, command=("follow",), environ=careless)
+        with second:
+            there = ("--data-dir", str(second.data))
+            for protocol, queue in (("dms", "jobs"), ("dmp", "work")):
+                code, out, said = command(protocol, "consume", queue, "-n", "1", "--timeout", "0.3", *there)
+                assert (code, out) == (75, ""), said
+            code, _, said = command("dms", "produce", "jobs", "lost", *there)
+            assert (code != 0, "read-only" in said) == (True, True), said
+            code, _, said = command("ship", "status", *there)
+            assert (code, f"follows {url} and ships nothing: it is following" in said) == (78, True), said
+            first.kill()
+            before = second.ready["addresses"]
+            assert command("promote", *there)[0] == 0
+            until(lambda: ready(second).get("addresses", before) != before)
+            assert command("dms", "consume", "jobs", *there)[:2] == (0, "one\n")
+            assert command("dmp", "consume", "work", "-n", "1", *there)[:2] == (0, "two\n")
+
+
+def test_an_empty_folder_is_made_from_the_bucket_where_a_start_is_told_so(
+    tmp_path: Path, command: Run
+) -> None:
+    environ, told = shipping(f"file://{tmp_path}/bucket", BROKERS_SHIP_ACK="bucket"), "--restore-if-empty"
+    with Server(tmp_path, *LOGMQ, told, environ=environ) as first:  # nor is there a bucket
+        port = str(first.address("logmq")[1])
+        assert command("logmq", "produce", "orders", "one", "--port", port)[0] == 0
+        first.kill()
+        shutil.rmtree(first.data)
+        first.start()
+        until_there(command, first, "orders", ["one"])
+        assert first.stop() == 0
+        first.start()  # it is not empty
+        until_there(command, first, "orders", ["one"])
 
 
 def test_a_start_waits_for_no_bucket(tmp_path: Path, command: Run) -> None:

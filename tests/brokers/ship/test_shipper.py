@@ -25,6 +25,8 @@ from brokers.ship.formats import (
     unpack_wal,
     wal_key,
 )
+from brokers.ship.settings import ShipSettings
+from brokers.ship.shipper import opened_with
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
@@ -585,6 +587,17 @@ async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: obj
         bucket.away = False
         await ours.append("orders", b"last")
         assert assembled(bucket.objects).logs == await ours.contents()
+
+
+def test_who_waits_for_the_bucket_is_said_by_protocol_or_namespace() -> None:
+    acks = opened_with(ShipSettings(ack_bucket=("dmp:orders*", "dms:*"))).acks
+    assert acks("dmp-queues", "orders.new")
+    assert acks("dms", "jobs")
+    assert not acks("dmp-queues", "other")
+    assert opened_with(ShipSettings(ack_bucket=("dmp-queues:other",))).acks("dmp-queues", "other")
+    for wrong in (("payments*",), ("dms:jobs", "x")):
+        with pytest.raises(ValueError, match="no answer would wait"):
+            ShipSettings(ack_bucket=wrong)
 
 
 async def test_many_who_wait_share_an_object(autojump_clock: object) -> None:
