@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -340,14 +341,17 @@ class Restore:
 
     async def _fetch_parts(self, parts: dict[str, list[Section]]) -> None:
         send, receive = trio.open_memory_channel[_PartRange](FETCHES)
-        async with trio.open_nursery() as nursery:
-            for _ in range(FETCHES):
-                nursery.start_soon(self._place_pieces, receive.clone())
-            receive.close()
-            async with send:
-                for key, sections in parts.items():
-                    for piece in await self._pieces(key, sorted(sections, key=lambda section: section.at)):
-                        await send.send(piece)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(FETCHES):
+                    nursery.start_soon(self._place_pieces, receive.clone())
+                receive.close()
+                async with send:
+                    for key, sections in parts.items():
+                        for piece in await self._pieces(key, sorted(sections, key=attrgetter("at"))):
+                            await send.send(piece)
+        except ExceptionGroup as group:  # they ask the same bucket, and write to the same disk
+            raise group.exceptions[0] from None
 
     async def _pieces(self, key: str, sections: list[Section]) -> Sequence[_PartRange]:
         """Read the index entries of an object's sections, and cut what they cover into pieces."""
