@@ -47,7 +47,7 @@ from dms.queue_log import Arrival, QueueLog
 from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
-from dms.wire import Refusal, Status, malformed, refusal_for
+from dms.wire import NOT_HELD, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import core, pausing
@@ -1677,7 +1677,7 @@ def deleted(queue: Queue) -> Refusal:
 
 
 def not_held() -> Refusal:
-    return malformed("this connection holds no delivery of that id")
+    return malformed(NOT_HELD)
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:
