@@ -302,13 +302,6 @@ class Broker:
     def queue_unused(self, queue: Queue) -> None:
         self.topology.delete_unused(queue)
 
-    def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        self.log.error(
-            "a queue cannot be read on: messages that are only on disk wait; look at the disk, then restart",
-            queue=shown(name),
-            reason=str(error),
-        )
-
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         self.log.error(
             "a queue's log is damaged: the messages there are lost, the others are served; look at the disk",

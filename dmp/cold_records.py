@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, ClassVar
 
 import attrs
@@ -16,9 +17,11 @@ import attrs
 from shared.queues.cold import PLAIN_BYTES, due_of, moved, packed, place_of, tries_of
 from shared.queues.runs import Run
 from shared.queues.waiting import WAITING_BYTES, Waiting
+from shared.turns import batched, taken_out
 
 _NOTED, _SEEN, _BY_CLOCK = 1 << 23, 1 << 22, 1 << 21
 _TRIES_MAX = _BY_CLOCK - 1
+_MORE = bytes(PLAIN_BYTES + 1)
 
 
 @attrs.define(eq=False)
@@ -69,9 +72,13 @@ class ColdRecords:
     def __contains__(self, number: object) -> bool:
         return number in self._waiting or number in self.reading
 
+    def __iter__(self) -> Iterator[int]:
+        """Their numbers, in no order. None may come or go meanwhile."""
+        return chain(self._waiting.numbers, self.reading)
+
     @property
     def numbers(self) -> list[int]:
-        return [*self._waiting.numbers, *self.reading]
+        return [*self]
 
     @property
     def next(self) -> float:
@@ -164,21 +171,20 @@ class ColdRecords:
                 number, due, packed(place_of(message), due, tries_of(message), message[PLAIN_BYTES:])
             )
 
-    def clear(self) -> Waiting[bytes]:
-        """Nothing is here any more. What was has still to be freed."""
-        waiting, self._waiting = self._waiting, Waiting()
-        self.reading = {}
-        self.record_bytes, self.memory_bytes = 0.0, 0
-        return waiting
+    def known(self) -> Iterator[list[Run]]:
+        """Those of which more is known than numbers: in lists, some of which are empty."""
+        for numbers in batched(self):
+            yield [
+                run
+                for number in numbers
+                if len(self._waiting.get(number) or _MORE) > PLAIN_BYTES
+                and (run := self.get(number)) is not None
+            ]
 
-    def known(self) -> Iterator[Run]:
-        """Those of which more is known than numbers."""
-        for number in self.numbers:
-            message = self._waiting.get(number)
-            if message is None or len(message) > PLAIN_BYTES:
-                run = self.get(number)
-                assert run is not None
-                yield run
+    def freed(self) -> Iterator[None]:
+        """Forget all, some in each step."""
+        for _ in taken_out(self._waiting.pop_any, self._waiting):
+            yield
 
     def _run(self, number: int, message: bytes) -> Run:
         numbers = tries_of(message)

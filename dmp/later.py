@@ -14,19 +14,22 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dmp.cold_records import cold_message
+from dmp.cold_records import ColdRecords, cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
+from dmp.refusals import shown
 from dmp.tries import tried
-from shared.errors import CorruptRecord, LogDeleted, StoreError
-from shared.queues.cold import LOST, ColdMessages, is_lost
+from shared.errors import CorruptRecord, StoreError
+from shared.queues.cold import LOST, ColdMessages, DamageTeller, is_lost
 from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.waiting import CLOCK_STEP_MS, Waiting
 from shared.storage.format import LENGTH_BYTES, length_at
 from shared.storage.lost import Lost
-from shared.turns import Turn, batched, taken_out
+from shared.turns import ITEMS, Turn, batched
 
 if TYPE_CHECKING:
+    import structlog
+
     from dmp.message import Head
     from dmp.queue_log import QueueLog
     from dmp.queues import Queue, QueueContext
@@ -34,8 +37,9 @@ if TYPE_CHECKING:
 
 AHEAD_MS, SOON_MS = 1000, 250
 """What is due within the one is read back once some of it is due within the other."""
-READ_MOST, READ_BYTES = 256, 1 << 20
-"""Messages that are read back at once, and about how many bytes of them."""
+READ_BYTES = 1 << 20
+"""Of messages that are read back at once, about; and `ITEMS` at most. What is due meanwhile waits: where they
+are in no order in a log of 100 MB, one takes 0.1 ms."""
 SCARCE_SECONDS = 0.1
 """While memory is scarce: whether there is room is looked at so often."""
 LOOK_AGAIN_SECONDS = 60.0
@@ -45,15 +49,14 @@ _NUMBERS_END = 1 << 62
 or below 0."""
 
 
-class Later:
-    """All that waits in one queue: `count` messages."""
+class Later(DamageTeller):
+    """All that waits in one queue: `count` messages. It also says what of the queue's log cannot be read."""
 
     def __init__(self, queue: Queue, context: QueueContext) -> None:
+        super().__init__(context.timers)
         self._queue = queue
         self._context = context
         self.count = 0
-        self.ended = False
-        """Nothing more can be read back: what is in the log alone waits for a restart."""
         self._warm: Waiting[Run] | None = None
         """Those in memory. None: there was none yet. An empty one is 400 bytes, and most queues need none."""
         self._others = _NUMBERS_END
@@ -192,10 +195,11 @@ class Later:
         """All that a start has found waits."""
         self.count += len(log.waiting)
         self._charge_cold(log)
-        for run in log.waiting.known():
-            self._queue.row.waits((run,))
+        for runs in log.waiting.known():
+            self._queue.row.waits(runs)
             if self._queue.once is not None:
-                self._queue.once.found(run)
+                for run in runs:
+                    self._queue.once.found(run)
 
     # -- out
 
@@ -248,23 +252,21 @@ class Later:
             return float("inf")
         now, log = self._clock_ms, self._queue.log
         left = float("inf") if self._warm is None else self._warm.next - now
-        if log is not None and not (self.ended or log.waiting.reading):
+        if log is not None and not (self.error or log.waiting.reading):
             soon = max(log.waiting.next - now - (0 if self._scarce else SOON_MS), 0)
             left = min(left, soon if soon or self._may_read else SCARCE_SECONDS * 1000)
         return min(max(left / 1000, 0.0), LOOK_AGAIN_SECONDS)
 
-    def clear(self) -> list[Run]:
-        """Take out all; those in the log alone leave that, too. Returns those in memory."""
-        runs, log = [*self], self._queue.log
-        self._warm, self.count = None, 0
-        if log is not None and log.waiting:
-            for run in log.waiting.known():
-                self._queue.row.waits_no_more((run,))
-                if self._queue.once is not None:
-                    self._queue.once.left((run,))
-            self._context.work.add(_freed(log.take_waiting()))
-            self._charge_cold(log)
-        return runs
+    def clear(self) -> tuple[Waiting[Run], ColdRecords]:
+        """Nothing waits any more. Returns what did, in memory and in the log alone, whose record `take_all`
+        writes. It is still to be freed."""
+        warm: Waiting[Run] = self._warm or Waiting()
+        self._warm, self.count, log = None, 0, self._queue.log
+        if log is None:
+            return warm, ColdRecords()
+        cold = log.clear_waiting()
+        self._charge_cold(log)
+        return warm, cold
 
     # -- what is in the log alone
 
@@ -275,23 +277,25 @@ class Later:
 
     @property
     def _may_read(self) -> bool:
-        row = self._queue.row
+        queue, row = self._queue, self._queue.row
         if not self._scarce or row.cost_bytes < HOT_LEAST_BYTES or row.front() is None:
             return True
         if row.cold is not None or self._context.memory.full:
             return False
-        # All of its row is in memory, however much: what is due is not to wait until that has gone.
-        return self._context.timers.now() >= self._read_at + SCARCE_SECONDS
+        # All of its row is in memory, however much: what is due is not to wait until that has gone, where
+        # somebody takes at all.
+        in_use = queue.takers.in_use or queue.used >= self._read_at
+        return in_use and self._context.timers.now() >= self._read_at + SCARCE_SECONDS
 
     def _read_ahead(self) -> None:
         """Read back some of what is due soon."""
         log, now = self._queue.log, self._clock_ms
-        if log is None or self.ended or log.waiting.reading or not self._may_read:
+        if log is None or self.error or log.waiting.reading or not self._may_read:
             return
         scarce = self._scarce
         if log.waiting.next > now + (0 if scarce else SOON_MS):
             return
-        most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, READ_MOST)
+        most = min((HOT_LEAST_BYTES if scarce else READ_BYTES) // log.waiting.mean_bytes + 1, ITEMS)
         found = log.waiting.read_next(now if scarce else now + AHEAD_MS, most)
         self._read_at = self._context.timers.now()
         if self._reader is None:
@@ -357,15 +361,22 @@ class Later:
         message.tries = cold.tries
         return message
 
+    @property
+    def named(self) -> tuple[structlog.stdlib.BoundLogger, str]:
+        return self._context.log, shown(self._queue.name)
+
     def lose(self, lost: Lost) -> None:
         if not self._queue.lost:
             self._queue.lost = True
             self._context.queue_lost(self._queue.name, lost)
 
-    def cannot_read(self, error: StoreError) -> None:
-        if not isinstance(error, LogDeleted):
-            self.ended = True
-            self._context.queue_damaged(self._queue.name, error)
+    def refuse(self, error: StoreError) -> None:
+        self._context.counts.failed_reads += 1
+
+    def read_again(self) -> None:
+        if not self._queue.deleted:
+            self._queue.on_cold_read()
+            self._queue.arm()
 
     # -- the wall clock
 
@@ -392,9 +403,3 @@ class Later:
                 log.waiting.shift(number, more_ms)
             yield
         self._queue.arm()
-
-
-def _freed(waiting: Waiting[bytes]) -> Iterator[None]:
-    """Very many are freed in turns."""
-    for _ in taken_out(waiting.pop_any, waiting):
-        yield

@@ -46,6 +46,7 @@ class Counts:
         "messages_dead_lettered_total", "Messages passed on to a dead-letter exchange."
     )
     dead_letters_lost: int = counter("dead_letters_lost_total", "Dead letters that no queue wanted.")
+    failed_reads: int = counter("failed_reads_total", "Reads of a queue's log that failed and come again.")
     recovered: int = counter(
         "messages_recovered_total", "Messages that the start found in the logs of queues."
     )

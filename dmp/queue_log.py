@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -38,13 +38,15 @@ from shared.queues.runs import Run, join
 from shared.queues.undoing import Undoing
 from shared.storage.format import LENGTH_BYTES
 from shared.storage.lost import Lost
+from shared.turns import batched
 
 if TYPE_CHECKING:
-    from shared.queues.waiting import Waiting
     from shared.storage.store import Ticket
 
 SLACK_BYTES = 256 << 10  # dead bytes that nobody minds; also the least that is dropped at once
 READ_BYTES = 256 << 10  # of what is cold, read back at once
+TAKEN_MOST = 8192
+"""Numbers in a record of very many that leave at once: 0.3 ms to write."""
 _EXPIRY_SECONDS = 0.01
 """Messages whose lives end within this of each other are noted as one run; they may live so much longer."""
 
@@ -174,6 +176,8 @@ class QueueLog(Copying):
     _live_bytes: int = attrs.field(default=0, init=False)
     _cold_bytes: int = attrs.field(default=0, init=False)  # of these, on the disk alone, or lost there
     _taken: list[int] = attrs.field(factory=list, init=False)
+    _taking: int = attrs.field(default=0, init=False)
+    """How many `take_all` are under way: until what they take is written its records stay."""
     _tried: list[tuple[int, int, list[int]]] = attrs.field(factory=list, init=False)
     """What is to be written of failed tries: how many, when the messages are due, and their numbers."""
     tried: dict[int, tuple[int, int]] = attrs.field(factory=dict, init=False)
@@ -284,18 +288,23 @@ class QueueLog(Copying):
     def take(self, runs: Iterable[Run]) -> None:
         """The messages leave the queue; `flush` writes that down. Those that have no record are passed
         over."""
-        places, taken = self._places, self._taken
+        self._taken += self._forget(runs)
+
+    def _forget(self, runs: Iterable[Run]) -> list[int]:
+        """The messages are not here any more. Returns the numbers of those that have a record."""
+        places, numbers = self._places, list[int]()
         if self.tried:
             runs = [*runs]
             for run in runs:
                 for number in run.numbers:
                     self.tried.pop(number, None)
         if not places:
-            return  # a purge of 100,000 that are not persistent
+            return numbers  # a purge of 100,000 that are not persistent
         for run in runs:
             if run.offset >= 0:
                 self._live_bytes -= run.stride * places.remove(run.first, run.end)
-                taken += run.numbers
+                numbers += run.numbers
+        return numbers
 
     def note_tried(self, runs: Iterable[Run]) -> None:
         """So many tries of the messages have failed, as their heads say; `flush` writes that down."""
@@ -305,16 +314,37 @@ class QueueLog(Copying):
                 self._tried.append((head.tries, head.due_ms or 0, numbers))
                 self.tried.update(dict.fromkeys(numbers, (head.tries, head.due_ms or 0)))
 
-    def take_waiting(self) -> Waiting[bytes]:
-        """All that waits in the log alone leaves the queue; `flush` writes that down. It is still to be
-        freed."""
-        self._taken += self.waiting.numbers
-        self._live_bytes -= round(self.waiting.record_bytes)
-        return self.waiting.clear()
+    def clear_waiting(self) -> ColdRecords:
+        """Nothing waits in the log alone any more; `take_all` writes down that what did has left."""
+        waiting = self.waiting
+        self._live_bytes -= round(waiting.record_bytes)
+        self.waiting = ColdRecords()
+        self.waiting.ahead_ms = waiting.ahead_ms
+        return waiting
 
-    def take_cold(self, first: int, end: int) -> None:
-        """What was cold leaves the queue, from the first number to the end, but for what has come out of the
-        midst; `flush` writes that down."""
+    def take_all(
+        self, runs: Sequence[Run], waiting: ColdRecords, cold: tuple[int, int] | None
+    ) -> Iterator[None]:
+        """Very many messages leave the queue, in turns: runs, what waited in the log alone, and what was
+        cold, from a first number to an end. What was taken is written at one flush, behind the last turn, so
+        that a crash takes back all of it or nothing."""
+        parts, numbers = list[bytes](), list[int]()
+        self._taking += 1
+        backward = batched(reversed(runs))  # what stands behind a place that goes is moved
+        for some in chain(map(self._forget, backward), batched(waiting)):
+            numbers += some
+            if len(numbers) >= TAKEN_MOST:
+                parts.append(records.taken(numbers))
+                numbers = []
+            yield
+        self._taking -= 1
+        self._refused += parts
+        self._taken += numbers
+        if cold is not None:
+            self._take_cold(*cold)
+
+    def _take_cold(self, first: int, end: int) -> None:
+        """What was cold leaves the queue, but for what has come out of the midst."""
         places = self._places
         stay = sorted([n for n in (*places.scattered, *places.copied) if first <= n < end])
         for start, stop in zip([first, *[number + 1 for number in stay]], [*stay, end], strict=True):
@@ -346,9 +376,7 @@ class QueueLog(Copying):
     def left(self, runs: Sequence[Run]) -> None:
         """The record of `leaving` is written: the messages have left."""
         self.stay(runs)
-        before = len(self._taken)
-        self.take(runs)
-        del self._taken[before:]
+        self._forget(runs)
 
     def stay(self, runs: Iterable[Run]) -> None:
         """The disk has refused it."""
@@ -370,8 +398,9 @@ class QueueLog(Copying):
         if self._taken:
             ticket = self._append(records.taken(self._taken))
             self._taken = []
-        with suppress(StoreError):  # tidying can wait; what was taken is written
-            self._tidy()
+        if not self._taking:
+            with suppress(StoreError):  # tidying can wait; what was taken is written
+                self._tidy()
         return ticket
 
     def rolled_back(self) -> bool:
@@ -453,7 +482,7 @@ class ColdOwner(Protocol):
     """The queue, as its cold part sees it."""
 
     def loaded(self, runs: list[Run]) -> None:
-        """The messages are in memory now; none where nothing can be read. An `expires` of inf says that this
+        """The messages are in memory now. An `expires` of inf says that this
         is not known here."""
 
     def on_cold_read(self) -> None:
@@ -472,9 +501,6 @@ class Cold(ColdReader):
     end: int = attrs.field(default=0, init=False)
     large: dict[int, bytes] = attrs.field(factory=dict, init=False)
     """References of large bodies, by number. The queue has these, also of messages that cannot be read."""
-    lost: Lost | None = attrs.field(default=None, init=False)
-    """What was passed over because it cannot be read."""
-    damaged: StoreError | None = attrs.field(default=None, init=False)  # why nothing more can be read
     _reader: MessageReader = attrs.field(init=False)
     _ours: int = attrs.field(default=0, init=False)  # the first number of this process
     _started_ms: int = attrs.field(default=0, init=False)
@@ -520,34 +546,26 @@ class Cold(ColdReader):
 
     def fetch(self) -> None:
         """Read the first messages back, maybe at once."""
-        if self.count and not self._fetching and self.damaged is None:
+        if self.count and not self._fetching and self.teller.error is None:
             self._read_on(READ_BYTES)
 
-    def _takes_more(self, data: bytes | StoreError) -> bool:
+    def _takes_more(self, data: bytes | Lost) -> bool:
         runs: list[Run] = []
-        if isinstance(data, CorruptRecord) or data == b"":
-            self._pass_over()
-        elif isinstance(data, StoreError):
-            self.damaged = data
+        if isinstance(data, Lost):
+            self._move_to(data.end)
+            self.teller.lose(data)
+        elif data == b"":  # the newest are lost
+            self.teller.lose(Lost(self.offset, 0, self.count))
+            self.clear()
         else:
             runs = self._read(data)
-        if self.count and not runs and self.damaged is None:
+        if self.count and not runs:
             return True  # nothing but what is not there any more
         self._owner.loaded(runs)
         return False
 
     def _on_read(self) -> None:
         self._owner.on_cold_read()
-
-    def _pass_over(self) -> None:
-        """Go on behind what cannot be read, and count it as lost."""
-        log = self.log
-        if self.offset < log.visible:
-            self.lost = log.lost_at(self.offset)
-            self._move_to(self.lost.end)
-        else:
-            self.lost = self.lost or Lost(self.offset, 0, self.count)
-            self.clear()
 
     def messages_in(self, data: bytes, start: int, first: int) -> Iterator[Run | Lost]:
         """The messages of the queue, numbered `first` or more, in the records that stand at `start`: each as
@@ -593,7 +611,7 @@ class Cold(ColdReader):
         runs: list[Run] = []
         for message in self.messages_in(data, start, self.first):
             if isinstance(message, Lost):
-                self.lost = message
+                self.teller.lose(message)
                 continue
             self.large.pop(message.first, None)
             message.expires = self._expires_of(message.first)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -26,6 +27,7 @@ import attrs
 from dmp.arrivals import Arrivals
 from dmp.bodies import Bodies
 from dmp.capacity import Capacity
+from dmp.cold_records import ColdRecords
 from dmp.declarations import Binding, QueueKind
 from dmp.later import Later
 from dmp.lives import Lives
@@ -46,10 +48,13 @@ from shared.queues.core import SLACK_BYTES, RunQueue
 from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
+from shared.queues.waiting import Waiting
 from shared.storage.lost import Lost
-from shared.turns import ITEMS, LongWork, Turn
+from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
 
 if TYPE_CHECKING:
+    import structlog
+
     from shared.queues.timers import Timers
     from shared.queues.waits import Waits
     from shared.storage.store import Ticket
@@ -61,6 +66,7 @@ class QueueContext(Protocol):
     bodies: Bodies
     counts: Counts
     draining: bool
+    log: structlog.stdlib.BoundLogger
     memory: Memory
     settings: DmpSettings
     timers: Timers
@@ -78,9 +84,6 @@ class QueueContext(Protocol):
 
     def report_crash(self, error: Exception) -> None:
         """The queue's own code has failed where nobody waits for it: on the time of the store."""
-
-    def queue_damaged(self, name: bytes, error: StoreError) -> None:
-        """What the queue has on disk alone cannot be read."""
 
     def queue_lost(self, name: bytes, lost: Lost) -> None:
         """What the queue had on disk alone is damaged there, and passed over."""
@@ -215,7 +218,7 @@ class Queue(RunQueue):
         log.arriving_from = self.arrivals.first_offset
         log.log.rolled_back = rolled_back
         if self.row.ready.in_order and self.once is None:
-            self.row.cold = Cold(log.log, log, self)
+            self.row.cold = Cold(log.log, self.later, log, self)
 
     # -- in
 
@@ -380,18 +383,10 @@ class Queue(RunQueue):
     @property
     def damaged(self) -> bool:
         """Whether nothing can be given out though something is left."""
-        row = self.row
-        return not row.ready and (self.lost or (row.cold is not None and row.cold.damaged is not None))
+        return not self.row.ready and (self.lost or self.later.error is not None)
 
     def loaded(self, runs: list[Run]) -> None:
         """`Cold`'s: they are in memory now."""
-        cold, context = self.row.cold, self._context
-        assert cold is not None
-        if cold.damaged is not None:
-            context.queue_damaged(self.name, cold.damaged)
-        if cold.lost is not None and not self.lost:
-            self.lost = True
-            context.queue_lost(self.name, cold.lost)
         for run in runs:
             if run.tries:
                 run.expires = self.lives.end(run.head, self.lives.started)
@@ -757,31 +752,18 @@ class Queue(RunQueue):
         """Throw away what is ready; how many that were. What is lost is not missed any more. Raises
         StoreError.
 
-        They are gone at once, and what comes from now on stays. Very many are freed in turns. `whole`: they
-        are gone on disk, too, and who waits may be told. All leave the log at one flush, so that a crash
-        takes back all of it or nothing.
+        They are gone at once, and what comes from now on stays. Very many leave the log, and are freed, in
+        turns. `whole`: they are gone on disk, too, and who waits may be told. A crash takes back all of it
+        or nothing.
         """
-        count, log, context = len(self.row) + self.later.count, self.log, self._context
-        if self.lost and log is not None:
-            log.lost_is_known()
+        count = len(self.row) + self.later.count
+        if self.lost and self.log is not None:
+            self.log.lost_is_known()
             self.lost = False
-        cold, large = self.row.drop_cold()
         self.lives.behind = False
-        later = self.later.clear()
-        self.row.waits_no_more(later)
-        ready = [*self.row.clear(), *later]
-        if self.once is not None:  # whoever sends it again now is not told that it is there
-            self.once.left(ready)
-        if log is not None:
-            log.take(ready)
-            if cold is not None:
-                log.take_cold(*cold)
-            context.log_changed(log)
-        for reference in large:  # these go at the next flush, behind the record
-            context.bodies.drop(reference)
-        context.work.add(_freed(self, ready))
-        if whole is not None:
-            resolve_when_written(whole, log)
+        self._context.work.add(
+            _purged(self, self.row.drop_cold(), self.row.clear(), self.later.clear(), whole)
+        )
         return count
 
     def delete(self) -> None:
@@ -790,7 +772,7 @@ class Queue(RunQueue):
         context = self._context
         self.forget(self.arrivals.clear(), taken=False)
         _, large = self.row.drop_cold()
-        context.work.add(_freed(self, [*self.row.clear(), *self.later.clear()]))
+        context.work.add(_freed(self, self.row.clear(), *self.later.clear()))
         for reference in large:
             context.bodies.drop(reference)
         self.row.tell_loaded()
@@ -814,11 +796,44 @@ def _messages_in(runs: Sequence[Run]) -> int:
     return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
 
 
-def _freed(queue: Queue, runs: list[Run]) -> Iterator[None]:
-    """Very many messages are freed in turns, with their large bodies."""
-    while runs:
-        queue.forget((runs.pop(),), taken=False)
+def _purged(
+    queue: Queue,
+    cold: tuple[tuple[int, int] | None, list[bytes]],
+    ready: list[Run],
+    later: tuple[Waiting[Run], ColdRecords],
+    whole: Ticket | None,
+) -> Iterator[None]:
+    """What a purge has taken out of a queue: cold messages and their large bodies, ready ones, and those that
+    waited, in memory and not."""
+    context, log, row, once = queue._context, queue.log, queue.row, queue.once
+    (numbers, large), (warm, waiting) = cold, later
+    for runs in taken_out(warm.pop_any, warm):
+        row.waits_no_more(runs)
+        ready += runs
         yield
+    for runs in chain(batched(ready) if once is not None else (), waiting.known()):
+        row.waits_no_more(runs)
+        if once is not None:  # whoever sends it again now is not told that it is there
+            once.left(runs)
+        yield
+    if row.keys is not None:
+        queue.free_keys(())
+    if log is not None:
+        yield from log.take_all(ready, waiting, numbers)
+        context.log_changed(log)
+    for reference in large:  # these go at the next flush, behind the record
+        context.bodies.drop(reference)
+    if whole is not None:
+        resolve_when_written(whole, log)
+    yield from _freed(queue, ready, warm, waiting)
+
+
+def _freed(queue: Queue, runs: list[Run], warm: Waiting[Run], cold: ColdRecords) -> Iterator[None]:
+    """Very many messages are freed in turns, with their large bodies."""
+    for some in chain(taken_out(runs.pop, runs), taken_out(warm.pop_any, warm)):
+        queue.forget(some, taken=False)
+        yield
+    yield from cold.freed()
 
 
 def resolve_when_written(whole: Ticket, log: QueueLog | None) -> None:

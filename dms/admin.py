@@ -66,7 +66,7 @@ class Admin:
                 (self._create, self._import),
                 begin="brokers dms create jobs",
                 totals=_totals,
-                values={**_VALUES, "oldest_seconds": self._recovered_age},
+                values={**_VALUES, "oldest_seconds": self._known_age},
             ),
             Objects(
                 CONSUMERS,
@@ -95,15 +95,21 @@ class Admin:
             return None
         return {
             **{name: read(queue) for name, read in _VALUES.items()},
-            "oldest_seconds": self._recovered_age(queue),
+            "oldest_seconds": self._known_age(queue),
             "settings": _settings(queue),
         }
 
-    def _recovered_age(self, queue: Queue) -> float | None:
-        """Seconds that the next message of the row has been there, if it came before this process; by its
-        log's index, to 64 KiB.
+    def _known_age(self, queue: Queue) -> float | None:
+        """Seconds that a job has been ready, or that the next message of the row has been there, if that came
+        before this process; of what is on disk alone by its log's index, to 64 KiB.
         """
-        cold = queue.cold
+        cold, jobs, times = queue.cold, queue.jobs, self._engine.times
+        if jobs is not None and (run := jobs.ready_for_longest) is not None:
+            came: int | None = run.head.produced_ms
+            if not came and cold is not None and run.offset >= 0:
+                came = RecordTimes(cold.log, run.offset, run.offset + 1).at(run.offset)
+            since = max(came or times.unix_ms(), times.unix_ms_of(run.head.due) if run.head.due else 0)
+            return max(times.unix_ms() - since, 0) / 1000
         if (
             cold is None
             or queue.ready.requeued
@@ -112,7 +118,7 @@ class Admin:
             return None
         start = cold.row_start()
         came = RecordTimes(cold.log, start, start + 1).at(start)
-        return None if came is None else max(self._engine.times.unix_ms() - came, 0) / 1000
+        return None if came is None else max(times.unix_ms() - came, 0) / 1000
 
     @changing(
         "create",
@@ -364,10 +370,11 @@ def _holders(engine: Engine) -> Iterator[tuple[Consumer, int, Mapping[Any, int]]
 
 
 def _totals(queue: Queue) -> tuple[int, int, int | None]:
-    """A queue's totals, for `Objects`. Sequences count arrivals."""
-    oldest = None
+    """A queue's totals, for `Objects`. Sequences count arrivals, those of the row and of jobs apart: so where
+    there are both, a message of the row may have come earlier than its number says."""
+    oldest, jobs = None, 0 if queue.jobs is None else queue.jobs.all_that_came
     if queue.end > queue.head < queue.released:
-        oldest = queue.head
+        oldest = queue.head + jobs
     if queue.ready.requeued:
-        oldest = queue.ready.requeued[0][0]  # older than the row
-    return queue.tail, queue.tail - queue.depth, oldest
+        oldest = queue.ready.requeued[0][0] + jobs  # older than the row
+    return queue.tail + jobs, queue.tail + jobs - queue.depth, oldest

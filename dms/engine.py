@@ -47,11 +47,11 @@ from dms.queue_log import Arrival, QueueLog
 from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
-from dms.wire import Refusal, Status, malformed, refusal_for
+from dms.wire import NOT_HELD, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
-from shared.errors import CorruptRecord, LogDeleted, StoreError, StoreReadOnly
+from shared.errors import StoreError, StoreReadOnly
 from shared.queues import core, pausing
-from shared.queues.cold import ColdReader
+from shared.queues.cold import ColdReader, DamageTeller
 from shared.queues.core import (
     HELD_BYTES,
     MESSAGE_BYTES,
@@ -917,22 +917,19 @@ class ColdRow(ColdReader):
     the row is: one entry every few dozen KiB. Jobs are cold by themselves (`dms.cold_jobs`), and are read
     back in any order.
 
-    If the log is damaged, what cannot be read is skipped, and a consumer that asks is told once.
+    If the log is damaged, what cannot be read is skipped, and a consumer that asks is told once (`teller`).
     """
 
+    teller: LossTeller
+
     def __init__(self, queue: Queue, log: Log) -> None:
-        super().__init__(log)
+        super().__init__(log, LossTeller(queue, log))
         self._queue = queue
         self.positions: deque[tuple[int, int]] = deque()
         """(sequence, offset of its record) of messages of the row, from its head on."""
         self.waiting: list[tuple[Sequence[bytes], int]] = []
         """Messages that came after the disk failed: they wait until the cold ones before them are read back.
         """
-        self.damage: StoreError | None = None
-        """What the next consumer that asks is told."""
-        self.ended = False
-        """Nothing more can be read."""
-        self._lost: list[Lost] = []
 
     # -- where the row is
 
@@ -958,7 +955,7 @@ class ColdRow(ColdReader):
 
     def fetch(self) -> None:
         """Read more of the row into memory, maybe at once; the queue dispatches when it is there."""
-        if not (self._fetching or self.ended or self._queue.deleted):
+        if not (self._fetching or self.teller.error or self._queue.deleted):
             self._queue.engine.counts.fetches += 1
             self._read_on(FETCH_BYTES)
 
@@ -966,26 +963,21 @@ class ColdRow(ColdReader):
         if self._queue.line and not self._queue.deleted:
             self._queue.dispatch()
 
-    def _takes_more(self, data: bytes | StoreError) -> bool:
+    def _takes_more(self, data: bytes | Lost) -> bool:
         """Process what was read; whether more must be read."""
         queue = self._queue
         if queue.deleted:
             return False
-        if isinstance(data, CorruptRecord):
-            lost = self.log.lost_at(self.offset)
-            self.offset = lost.end
-            self.lose(lost)
+        if isinstance(data, Lost):
+            self.offset = data.end
+            self.teller.lose(data)
             return queue.is_cold and not queue.ready.loaded
-        if isinstance(data, StoreError):
-            self.cannot_read(data)
-            return False
         if not data and queue.is_cold and not queue.ready.loaded:  # the newest of the row are lost
             self._skip_lost(queue.end - queue.head)
         try:
             self._take_in(data)
         except (NotOurs, ValueError, KeyError) as error:
-            self.cannot_read(StoreError(f"a record that cannot be read: {error}"))
-            return False
+            return self._fails(StoreError(f"a record that cannot be read: {error}"))
         while self.waiting and not queue.is_cold:
             waiting, self.waiting = self.waiting, []
             for bodies, size in waiting:
@@ -1026,10 +1018,23 @@ class ColdRow(ColdReader):
             at = record.end
         self.offset = start + len(data)
 
-    # -- damage
+
+class LossTeller(DamageTeller):
+    """Says what of one queue's log cannot be read: to who is in line, or else to the next that asks."""
+
+    def __init__(self, queue: Queue, log: Log) -> None:
+        super().__init__(queue.engine.times.timers)
+        self._queue = queue
+        self._log = log
+        self._lost: list[Lost] = []
+        self.untold: StoreError | None = None
+        """What the next consumer that asks is told of damage."""
+
+    @property
+    def named(self) -> tuple[structlog.stdlib.BoundLogger, str]:
+        return logger, self._queue.text
 
     def lose(self, *lost: Lost) -> None:
-        """Note damage of the log. Consumers in line are told, or else the next that asks."""
         queue, known = self._queue, self._lost
         new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
         if not new:
@@ -1039,36 +1044,29 @@ class ColdRow(ColdReader):
             "a queue's log is damaged: messages there are lost, or come again that had gone; the others are "
             "served; look at the disk",
             queue=queue.text,
-            path=self.log.file.path,
+            path=self._log.file.path,
             **describe_lost(new),
         )
         queue.engine.counts.damaged_ranges += len(new)
-        self.damage = StoreError(
+        self.untold = StoreError(
             f"messages of {queue.text} are lost to damage of its log; ask again for the others"
         )
         if queue.line:
-            queue.end_credits(refusal_for(self.tell_damage()))
+            queue.end_credits(self.tell())
 
-    def tell_damage(self) -> StoreError:
-        """What a consumer that asks is told: once, or always if nothing more can be read."""
-        error = self.damage
+    def tell(self) -> Refusal:
+        """What a consumer that asks is told: of damage once, and else while nothing is read."""
+        error, self.untold = self.untold or self.error, None
         assert error is not None
-        if not self.ended:
-            self.damage = None
-        return error
+        return refusal_for(error)
 
-    def cannot_read(self, error: StoreError) -> None:
-        """Nothing more is read: whoever asks is told."""
-        if isinstance(error, LogDeleted):
-            return
-        self.damage = error
-        self.ended = True
-        logger.error(
-            "a queue's messages cannot be read: they stay, and asking is refused; look at the disk",
-            queue=self._queue.text,
-            reason=str(error),
-        )
+    def refuse(self, error: StoreError) -> None:
+        self._queue.engine.counts.failed_reads += 1
         self._queue.end_credits(refusal_for(error))
+
+    def read_again(self) -> None:
+        if not self._queue.deleted:
+            self._queue.wake_by(self._queue.engine.times.now_ms())
 
 
 class Engine:
@@ -1122,7 +1120,9 @@ class Engine:
         them."""
         self.observers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with messages that arrive in a queue, while somebody traces."""
-        self.best_effort = settings.disk_failed == "best-effort"
+        self.follows = settings.persist and store is not None and store.follows
+        """Another server writes what is here, and gives it out."""
+        self.best_effort = settings.disk_failed == "best-effort" and not self.follows
         self._warned_of_disk = False
         self._warned_held_back_ms = -HELD_BACK_WARNED_MS
         self._sources: Counter[str] = Counter()
@@ -1677,7 +1677,7 @@ def deleted(queue: Queue) -> Refusal:
 
 
 def not_held() -> Refusal:
-    return malformed("this connection holds no delivery of that id")
+    return malformed(NOT_HELD)
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:

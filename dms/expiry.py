@@ -384,10 +384,12 @@ class Expiry:
             return self._reading
         self._reading = True
         queue.jobs.load(cold, partial(self._dead_read, cold))
-        return self._reading
+        return self._reading or self.parked
 
     def _dead_read(self, runs: Sequence[Run]) -> None:
-        self._reading = any(map(is_cold, runs))  # nothing more can be read, and they stay
+        self._reading = False
+        if any(map(is_cold, runs)):  # they cannot be read now
+            self._park()
         for dead in self._dead.values():
             lost = [run for run in dead if is_lost(run)]
             for run in lost:

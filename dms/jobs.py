@@ -82,7 +82,9 @@ class Jobs:
         self.held: dict[int, Run] = {}
         self._aside: dict[int, Run] = {}
         """Those that were taken out, and nobody holds."""
-        self._reader = None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold, read_back)
+        self._reader = (
+            None if queue.cold is None else ColdMessages(queue.cold.log, queue.cold.teller, read_back)
+        )
         self._reads_front = False
         self.not_yet = False
         """The next one is on its way from the log; or some were lost, and who asked was told."""
@@ -572,6 +574,16 @@ class Jobs:
         return True
 
     # -- what the log has
+
+    @property
+    def all_that_came(self) -> int:
+        """How many ever came."""
+        return self.tail - JOB_FIRST
+
+    @property
+    def ready_for_longest(self) -> Run | None:
+        """The job that has been ready for longest, but for those that came back since; it may be cold."""
+        return next(iter(self._runs.values()), None)
 
     @property
     def _visible(self) -> int:

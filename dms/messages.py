@@ -125,7 +125,7 @@ class Messages(MessageActions[Queue]):
         if cold is None or not queue.is_cold:
             return False
         cold.fetch()
-        while queue.is_cold and not queue.ready.loaded and not cold.ended and not queue.deleted:
+        while queue.is_cold and not (queue.ready.loaded or cold.teller.error or queue.deleted):
             await self._engine.store.in_thread(_nothing)
             cold.fetch()
         return queue.ready.loaded > 0

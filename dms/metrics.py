@@ -38,6 +38,7 @@ class Counts:
     unkept: int = counter("changes_unkept_total", "Changes answered though the disk has failed.")
     """With durability `best-effort` only."""
     damaged_ranges: int = counter("damaged_ranges_total", "Places of queues' logs whose messages are lost.")
+    failed_reads: int = counter("failed_reads_total", "Reads of a queue's log that failed and come again.")
     snapshots: int = counter("snapshots_total", "Snapshots of queues.")
     fetches: int = counter("cold_reads_total", "Reads of messages that were not in memory.")
     refusals: Counter[int] = counter_by(

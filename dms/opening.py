@@ -265,6 +265,8 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
             )
     tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
+        if engine.follows:
+            queue.stops += 1
         queue.schedules.begin()
         if queue.expiry is not None:  # now that the dead-letter queues exist
             queue.expire(engine.times.now_ms())
@@ -295,7 +297,7 @@ async def open_log(queue: Queue, log: Log, snapshot: int) -> None:
     queue.schedules.restore(replay.scheduled)
     if replay.jobs or replay.seen or replay.job_tail > JOB_FIRST:
         queue.made_for_jobs().restore(replay.jobs, replay.job_tail, replay.seen, replay.job_bytes)
-    queue.cold.lose(*lost)
+    queue.cold.teller.lose(*lost)
 
 
 async def _replay(log: Log, start: int) -> tuple[LogReplay, list[Lost]]:

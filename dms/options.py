@@ -67,8 +67,9 @@ class Options:
         """The delay after a NACK of a message that has been delivered `deliveries` times."""
         if not self.retry_ms:
             return 0
-        most = self.retry_max_ms or self.retry_ms
-        return int(min(self.retry_ms << min(deliveries - 1, 40), max(most, self.retry_ms)))
+        # A queue that an earlier version made may have the second below the first.
+        most = max(self.retry_max_ms, self.retry_ms)
+        return int(min(self.retry_ms << min(deliveries - 1, 40), most))
 
 
 def options_untrusted(text: bytes, name: str) -> dict[str, Any]:

@@ -435,8 +435,9 @@ class Session(SessionBase):
             text = f"{consumer.user} holds his share of memory for deliveries: acknowledge some"
             self.refuse_all(ids, Refusal(Status.INTERNAL, text, limit="memory"))
             return
-        if queue.cold is not None and queue.cold.damage is not None:
-            self.refuse_all(ids, refusal_for(queue.cold.tell_damage()))
+        cold = queue.cold
+        if cold is not None and (cold.teller.untold is not None or cold.teller.error is not None):
+            self.refuse_all(ids, cold.teller.tell())
             return
         waiting = consumer.waiting + count
         if waiting > consumer.credits_room and not consumer.may_wait(count):

@@ -109,6 +109,8 @@ def contradiction(ttl_ms: int, delay_ms: int, retry_ms: int, retry_max_ms: int) 
         return f"ttl_ms ({ttl_ms}) is below delay_ms ({delay_ms}): each message would die undelivered"
     if retry_max_ms and not retry_ms:
         return f"retry_max_ms ({retry_max_ms}) needs retry_ms, the first delay after a NACK"
+    if 0 < retry_max_ms < retry_ms:
+        return f"retry_max_ms ({retry_max_ms}) is below retry_ms ({retry_ms}), the first delay after a NACK"
     return ""
 
 

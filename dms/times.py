@@ -33,7 +33,7 @@ class Times:
         self.wall_ms = unix_ms
         """The wall clock as it is now, which may jump."""
         self._age_ms = 0
-        self.timers = Timers(self.now_ms, _report_crash, self._loop_time)
+        self.timers = Timers(self.now_ms, _report_crash, self._loop_time, second=1000)
 
     @property
     def seconds(self) -> Callable[[], float]:

@@ -411,8 +411,10 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
             raise NotYet(queue.row.when_loaded)
         _await_disk(channel, queue)
         if queue.damaged:
-            text = f"queue {shown(queue.name)} has lost messages to damage; purge it to go on without them"
-            raise Refusal(Code.INTERNAL_ERROR, text)
+            why = "has lost messages to damage; purge it to go on without them"
+            if not queue.lost:
+                why = f"cannot be read now: {queue.later.error}"
+            raise Refusal(Code.INTERNAL_ERROR, f"queue {shown(queue.name)} {why}")
         channel.reply(commands.Basic.GetEmpty())
         return
     channel.disk_awaited = False

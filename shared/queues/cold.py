@@ -7,18 +7,22 @@ Whoever delivers, moves or shows it reads it back first (`ColdMessages`).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 
 from shared.errors import CorruptRecord, LogDeleted, OutOfRange, StoreError
+from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
+    import structlog
+
     from shared.queues.runs import Run
-    from shared.storage.lost import Lost
+    from shared.queues.timers import Timers
     from shared.storage.store import Log
 
 MESSAGES_BYTES = 32 << 10
@@ -69,11 +73,75 @@ def is_lost(run: Run) -> bool:
     return run.offset == LOST
 
 
+class DamageTeller:
+    """Who says what of one queue's log cannot be read, for all that read it back.
+
+    What is damaged is lost. After any other error, which may pass, nothing is read for a second (`error`
+    says why), and then it is tried again. The first of such errors in a row is logged, and that they have
+    passed.
+    """
+
+    error: StoreError | None = None
+    """Why nothing is read now; None: something may be."""
+    deadline = math.inf
+    scheduled = math.inf
+    _fails = False
+    """The last read has failed."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+
+    @property
+    def named(self) -> tuple[structlog.stdlib.BoundLogger, str]:
+        """Where to log, and the queue's name there."""
+        raise NotImplementedError
+
+    def lose(self, lost: Lost, /) -> None:
+        """Messages in this range are lost."""
+        raise NotImplementedError
+
+    def refuse(self, error: StoreError) -> None:
+        """A read has failed: count it, and tell who waits for a message."""
+        raise NotImplementedError
+
+    def read_again(self) -> None:
+        """What was not read may be asked for again. The queue may be deleted by now."""
+        raise NotImplementedError
+
+    def cannot_read(self, error: StoreError) -> None:
+        """Nothing can be read, for another reason than damage."""
+        self.error = error
+        self._timers.set(self, self._timers.now() + self._timers.second)
+        if not self._fails:
+            self._fails = True
+            log, name = self.named
+            log.error(
+                "a queue's messages cannot be read: they stay, and it is tried again every second; look at "
+                "the disk",
+                queue=name,
+                reason=str(error),
+            )
+        self.refuse(error)
+
+    def can_read(self) -> None:
+        """Something was read."""
+        if self._fails:
+            self._fails = False
+            log, name = self.named
+            log.info("a queue's messages can be read again", queue=name)
+
+    def expire(self, now: float) -> None:
+        """The timers': a second has passed."""
+        self.error = None
+        self.read_again()
+
+
 @attrs.define(eq=False)
 class ColdReader:
     """The cold part of a queue. `offset`: where in the log to read next. At most one read is under way."""
 
     log: Log
+    teller: DamageTeller
     offset: int = attrs.field(default=attrs.Factory(lambda self: self.log.end, takes_self=True), init=False)
     _fetching: object | None = attrs.field(default=None, init=False)
     """The reading under way. Batches of another one are not wanted any more."""
@@ -83,9 +151,16 @@ class ColdReader:
         """Whether something is on its way."""
         return self._fetching is not None
 
-    def _takes_more(self, data: bytes | StoreError) -> bool:
-        """Take what was read at `offset`, and move that. Returns whether to read on."""
+    def _takes_more(self, data: bytes | Lost) -> bool:
+        """Take what was read at `offset`, or what is lost there, and move that. Returns whether to read
+        on."""
         raise NotImplementedError
+
+    def _fails(self, error: StoreError) -> bool:
+        """Nothing can be read there. Returns whether to read on."""
+        if not self.log.deleted:
+            self.teller.cannot_read(error)
+        return False
 
     def _on_read(self) -> None:
         """The reading has ended, later than the call that began it."""
@@ -102,7 +177,17 @@ class ColdReader:
             nonlocal more
             if self._fetching is not fetching:
                 return
-            more = self._takes_more(data)
+            read: bytes | Lost | StoreError = data
+            if isinstance(data, CorruptRecord):
+                try:
+                    read = self.log.lost_at(self.offset)
+                except StoreError as error:  # nor can its index be read
+                    read = error
+            if isinstance(read, StoreError):
+                more = self._fails(read)
+            else:
+                self.teller.can_read()
+                more = self._takes_more(read)
             if inside:
                 return
             if more:
@@ -124,25 +209,11 @@ class ColdReader:
             self._fetching = None
 
 
-class DamageTeller(Protocol):
-    """Who says what of a queue's log cannot be read."""
-
-    ended: bool
-    """Nothing more can be read."""
-
-    def lose(self, lost: Lost, /) -> None:
-        """Messages in this range are lost."""
-
-    def cannot_read(self, error: StoreError) -> None:
-        """Nothing more can be read: `ended`, unless the log was deleted."""
-
-
 @attrs.define(eq=False)
 class ColdMessages(ColdReader):
     """Reads cold messages of one queue back from its log, in any order. `read_back`: have a message's body
     and head from its record, in records that stand at an offset; else it is `LOST`."""
 
-    _damage: DamageTeller
     _read_back: Callable[[Run, bytes, int], None]
     _left: deque[Run] = attrs.field(factory=deque, init=False)
     _then: list[Callable[[], None]] = attrs.field(factory=list, init=False)
@@ -150,8 +221,8 @@ class ColdMessages(ColdReader):
     def load(self, runs: Iterable[Run], then: Callable[[], None]) -> None:
         """Have the bodies and heads of these messages in memory, as far as they are cold; `then` is called
         when they are, maybe at once. One that is lost, or has left meanwhile, is `is_lost` then. One that
-        cannot be read is cold still: reading has `ended`."""
-        if not self._damage.ended:
+        cannot be read now is cold still."""
+        if self.teller.error is None:
             self._left += sorted([run for run in runs if is_cold(run)], key=attrgetter("offset"))
         self._then.append(then)
         if not self.reading:
@@ -166,24 +237,21 @@ class ColdMessages(ColdReader):
         for then in done:
             then()
 
-    def _takes_more(self, data: bytes | StoreError) -> bool:
+    def _fails(self, error: StoreError) -> bool:
+        if isinstance(error, LogDeleted | OutOfRange):
+            return self._takes_more(b"")
+        self._left.clear()
+        return super()._fails(error)
+
+    def _takes_more(self, data: bytes | Lost) -> bool:
         left = self._left
-        lost: Lost | None = None
-        if isinstance(data, CorruptRecord):
-            try:
-                lost = self.log.lost_at(self.offset)
-            except StoreError as error:  # nor can its index be read
-                data = error
-        if lost is not None:
-            while left and self.offset <= left[0].offset < lost.end:
+        if isinstance(data, Lost):
+            while left and self.offset <= left[0].offset < data.end:
                 left.popleft().offset = LOST
-            self._damage.lose(lost)
-        elif isinstance(data, LogDeleted | OutOfRange) or data == b"":
+            self.teller.lose(data)
+        elif data == b"":
             if left[0].offset == self.offset:  # else its record was moved meanwhile
                 left.popleft().offset = LOST
-        elif isinstance(data, StoreError):
-            left.clear()
-            self._damage.cannot_read(data)
         else:
             while left and 0 <= left[0].offset - self.offset < len(data):
                 self._read_back(left.popleft(), data, self.offset)

@@ -23,7 +23,8 @@ class Timers:
     """All deadlines of one broker.
 
     `now`: its clock. `on_crash` gets the exception of an item, so that a bug in one does not delay the
-    others. `loop_time` converts a deadline to the loop's clock, where the two clocks differ.
+    others. `loop_time` converts a deadline to the loop's clock, where the two clocks differ. `second`: how
+    much a second is by the broker's.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Timers:
         now: Callable[[], float],
         on_crash: Callable[[Exception], None],
         loop_time: Callable[[float], float] = lambda deadline: deadline,
+        second: float = 1,
     ) -> None:
         self.now = now
+        self.second = second
         self._on_crash = on_crash
         self._loop_time = loop_time
         self._deadlines: Deadlines[Expiring] = Deadlines()

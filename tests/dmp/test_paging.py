@@ -276,12 +276,54 @@ async def test_a_get_that_waits_is_answered_when_the_queue_goes(slow: list[Calla
 async def test_what_cannot_be_read_is_an_error_and_no_empty_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     world, queue = await deep(60)
     peer = at_the_cold(world, queue)
-    monkeypatch.setattr(Log, "read", lambda log, offset, most, done: done(CorruptRecord("q.log", offset)))
+
+    def damaged(log: Log, offset: int, _: int, done: Callable[[bytes | StoreError], None]) -> None:
+        done(CorruptRecord("q.log", offset) if offset < log.visible else b"")
+
+    monkeypatch.setattr(Log, "read", damaged)
     assert peer.say(C.Basic.Get(0, "q", True))[0][1].reply_code == 541
     other = Peer(world).login()
     other.ask(C.Queue.Declare(0, "fine"))
     other.publish("", "fine", b"x")
     assert other.ask_get("fine") == b"x"
+
+
+async def test_a_read_that_fails_is_tried_again_in_a_second_and_logged_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world, queue = await deep(60)
+    hot = len(queue.row.ready)
+    peer = at_the_cold(world, queue)
+    counts = world.broker.counts
+    reads: list[int] = []
+
+    def unreadable(log: Log, offset: int, _: int, done: Callable[[StoreError], None]) -> None:
+        reads.append(offset)
+        done(StoreError("the disk fails"))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", unreadable)
+        taker = Taker(no_ack=False, room=100)
+        queue.add_consumer(taker)
+        for seconds in range(1, 4):
+            for _ in range(3):
+                queue.dispatch()
+            assert (len(reads), counts.failed_reads, queue.damaged, queue.lost) == (
+                seconds,
+                seconds,
+                True,
+                False,
+            )
+            if seconds < 3:
+                world.advance(1.1)
+        refused = peer.say(C.Basic.Get(0, "q", True))[0][1]
+        assert (refused.reply_code, "the disk fails" in refused.reply_text) == (541, True)
+    assert not taker.messages
+    world.advance(1.1)
+    assert (len(taker.messages) + hot, queue.damaged) == (60, False)
+    logged = capsys.readouterr().out
+    assert logged.count("a queue's messages cannot be read") == 1
+    assert logged.count("a queue's messages can be read again") == 1
 
 
 async def test_a_purge_of_what_is_cold_leaves_the_log_no_longer_than_what_lives() -> None:

@@ -7,10 +7,12 @@ import trio
 
 from dmp import queue_log
 from dmp.cold_records import cold_message
+from dmp.once import HEADER
 from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
 from shared.objects import ObjectMissing
-from shared.queues.cold import LOST, due_of, place_of
+from shared.queues.cold import LOST, ColdMessages, due_of, place_of
+from shared.queues.runs import Run
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from tests.dmp.amqp_peer import Peer
@@ -18,6 +20,7 @@ from tests.dmp.test_admin import call
 from tests.dmp.test_named import declared, publish, with_cold
 from tests.dmp.test_times import deliver_and, nack, properties
 from tests.dmp.world import Taker, World, ready
+from tests.support.turns import short_turns
 
 
 def delayed(world: World, body: bytes, *, persistent: bool = True) -> None:
@@ -38,6 +41,28 @@ async def test_one_that_is_not_persistent_and_came_behind_cold_ones_is_delivered
     assert (shown["text"], shown["state"]) == ("late", "waiting")
     world.advance(6)
     assert taker.bodies[-1] == b"late"
+
+
+async def test_some_are_read_back_at_once_and_all_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due while others are read waits for that."""
+    read: list[int] = []
+    load = ColdMessages.load
+
+    def loaded(self: ColdMessages, runs: list[Run], then: Callable[[], None]) -> None:
+        read.append(len(runs))
+        load(self, runs, then)
+
+    monkeypatch.setattr(ColdMessages, "load", loaded)
+    world = await World.open(DmpSettings())
+    queue = world.queue(durable=True)
+    taker = Taker(no_ack=True)
+    for number in range(100):
+        delayed(world, b"%d" % number)
+    queue.add_consumer(taker)
+    world.advance(4.9)
+    assert read == [32, 32, 32, 4]
+    world.advance(0.2)
+    assert taker.bodies == [b"%d" % number for number in range(100)]
 
 
 async def test_what_was_purged_is_not_found_on_the_disk(
@@ -168,6 +193,59 @@ async def test_while_memory_is_scarce_a_failed_try_comes_again_before_what_its_k
     assert run.first == 0
 
 
+async def test_while_memory_is_scarce_a_queue_with_keys_that_nobody_takes_from_does_not_grow() -> None:
+    world = await World.open(DmpSettings(hot_bytes=0))
+    queue = declared(world, per_key=1)
+    many = 1000
+    for number in range(many):
+        message = properties(True, **{"x-delay": 1000, "x-key": str(number)})
+        world.publish(b"", b"q", b"%04d" % number * 500, properties=message)
+    world.settle()
+    world.advance(1.1)
+    found = queue.depth
+    for _ in range(100):
+        world.advance(0.1)
+    assert queue.depth <= found + 20 < many
+    taker = Taker(no_ack=True)
+    queue.add_consumer(taker)
+    queue.dispatch()
+    for _ in range(2000):
+        world.advance(0.1)
+    assert len(taker.bodies) == many
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+async def test_very_many_that_are_purged_leave_in_turns_and_on_the_disk_all_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, crashes: bool
+) -> None:
+    monkeypatch.setattr(queue_log, "TAKEN_MOST", 10)
+    queue, taker = world.queue(durable=True, once=True, per_key=1), Taker(no_ack=False, room=1)
+    queue.add_consumer(taker)
+    for number in range(300):
+        headers: dict[str, object] = {HEADER.decode(): f"{number}", "x-key": f"{number}"}
+        if number >= 100:
+            headers["x-delay"] = 5000
+        world.publish(b"", b"q", b"%d" % number, properties=properties(True, **headers))
+        world.settle()
+    assert (queue.held, queue.depth, queue.later.count) == (1, 99, 200)
+    short_turns(monkeypatch, 3)
+    count, whole = world.topology.purge_queue(queue)
+    assert (count, queue.depth, queue.later.count) == (299, 0, 0)
+    assert whole is not None
+    turns = 0
+    assert queue.log is not None
+    while not (whole.done or (crashes and turns == 4)):
+        queue.log.flush()  # as for what is acknowledged meanwhile
+        world.settle()
+        world.broker.timers.run_due()
+        turns += 1
+    assert turns >= 4
+    assert queue.once is not None
+    assert crashes or queue.once.number_of("250") is None
+    left = (await world.again()).broker.queues[b"q"]
+    assert left.depth + left.later.count == (300 if crashes else 1)
+
+
 async def test_what_its_record_is_not_in_is_said_to_be_lost(world: World) -> None:
     queue = world.queue(durable=True)
     delayed(world, b"x")
@@ -180,7 +258,7 @@ async def test_what_its_record_is_not_in_is_said_to_be_lost(world: World) -> Non
     assert (ready(queue), queue.later.count, queue.lost) == ([b"y"], 0, True)
 
 
-async def test_where_not_even_the_index_can_be_read_what_waits_waits_on(
+async def test_where_not_even_the_index_can_be_read_what_waits_waits_on_until_it_can(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = world.queue(durable=True)
@@ -192,7 +270,12 @@ async def test_where_not_even_the_index_can_be_read_what_waits_waits_on(
     def unreadable(log: Log, offset: int) -> Lost:
         raise StoreError("the index cannot be read")
 
-    monkeypatch.setattr(Log, "read", damaged)
-    monkeypatch.setattr(Log, "lost_at", unreadable)
-    world.advance(6)
-    assert (queue.later.ended, queue.later.count, queue.lost) == (True, 1, False)
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", damaged)
+        failing.setattr(Log, "lost_at", unreadable)
+        world.advance(6)
+        assert (queue.later.count, queue.lost, world.broker.counts.failed_reads) == (1, False, 1)
+        world.advance(1.1)
+        assert world.broker.counts.failed_reads == 2
+    world.advance(1.1)
+    assert (ready(queue), queue.later.count) == ([b"x"], 0)

@@ -20,6 +20,7 @@ from dms.settings import DmsSettings
 from dms.wire import Status, Type
 from shared.budget import Account
 from shared.errors import OutOfRange, StoreError
+from shared.queues import core
 from shared.queues.cold import ColdMessages, due_of, moved, place_of, tries_of
 from shared.storage.log import Log
 from tests.dms.world import World, deliveries, deliveries_with, statuses, with_queue
@@ -262,10 +263,10 @@ class OddLog:
 
 def test_a_job_whose_record_was_moved_while_it_was_read_is_read_where_it_is() -> None:
     log: Any = OddLog()
-    row: Any = SimpleNamespace(ended=False)
+    teller: Any = SimpleNamespace(error=None, can_read=lambda: None)
     head, done = JobHead(), list[bytes]()
     run = cold_run(JOB_FIRST, cold_job(100, 0, 0, head))
-    ColdMessages(log, row, read_back).load([run], lambda: done.extend(run.bodies))
+    ColdMessages(log, teller, read_back).load([run], lambda: done.extend(run.bodies))
     run.offset = 900
     log.reads[0][1](OutOfRange(500))
     assert [offset for offset, _ in log.reads] == [100, 900]
@@ -290,10 +291,39 @@ def test_dead_jobs_that_cannot_be_read_keep_nobody_busy(monkeypatch: pytest.Monk
     peer = with_queue(world, options=b'{"dead_letter": "dead"}')
     peer.create("dead")
     peer.produce_with("orders", b"dies", ttl_ms=1000)
-    monkeypatch.setattr(Log, "read", lambda log, offset, size, done: done(StoreError("the disk fails")))
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", lambda log, offset, size, done: done(StoreError("the disk fails")))
+        world.advance(1.1)
+        assert world.depths() == {"orders": 1, "dead": 0}
+        assert queue_of(world).deadline > world.times.now_ms() + 500
+        world.advance(1.1)
+        assert world.engine.counts.failed_reads == 2
     world.advance(1.1)
-    assert world.depths() == {"orders": 1, "dead": 0}
-    assert queue_of(world).deadline > world.times.now_ms() + 500
+    assert world.depths() == {"orders": 0, "dead": 1}
+
+
+@pytest.mark.parametrize("jobs", [False, True])
+def test_who_asks_while_the_disk_fails_is_refused_and_a_second_later_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, jobs: bool
+) -> None:
+    monkeypatch.setattr(core, "HOT_LEAST_BYTES", 1000)
+    world = World(COLD)
+    peer = with_queue(world)
+    big = bytes(2000)  # what comes behind it is on disk alone
+    for body in (big, b"one"):
+        if jobs:
+            peer.produce_with("orders", body)
+        else:
+            peer.produce("orders", body)
+    assert bodies(world, 1) == [big]
+    with monkeypatch.context() as failing:
+        failing.setattr(Log, "read", lambda log, offset, size, done: done(StoreError("the disk fails")))
+        for seconds, failed in ((0, 1), (0, 1), (1.1, 2)):
+            world.advance(seconds)
+            assert statuses(peer.ask(Type.CONSUME, wire.pack_name("orders"))) == [Status.INTERNAL]
+            assert world.engine.counts.failed_reads == failed
+    world.advance(1.1)
+    assert bodies(world, 1) == [b"one"]
 
 
 def test_jobs_stand_as_they_did_where_options_say_nothing_of_their_order(world: World) -> None:

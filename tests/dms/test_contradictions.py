@@ -14,6 +14,7 @@ BAD = [
     ({"ttl_ms": 100, "delay_ms": 101}, "ttl_ms"),
     ({"retry_max_ms": 100}, "retry_max_ms"),
     ({"retry_max_ms": 100, "retry_ms": 0}, "retry_max_ms"),
+    ({"retry_max_ms": 100, "retry_ms": 101}, "retry_max_ms"),
 ]
 
 

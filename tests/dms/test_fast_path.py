@@ -150,7 +150,7 @@ def test_of_a_damaged_queue_the_fast_path_gives_nothing_either() -> None:
     ((held, _),) = peer.consume("q")
     cold = world.engine.queues[b"q"].cold
     assert cold is not None
-    cold.damage = StoreError("a bit has turned over")
+    cold.teller.untold = StoreError("a bit has turned over")
     peer.send(turn(held, 2))
     assert statuses(peer.take()) == [Status.OK, Status.INTERNAL]
 

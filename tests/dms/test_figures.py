@@ -61,3 +61,32 @@ def test_deliveries_after_the_first_are_counted_by_number_and_ready_keys_where_k
     assert (by_number["2"], by_number["9"], rows["plain"]["redelivered"]) == (3, 3, {})
     assert dict(world.engine.counts.redelivered) == by_number
     assert world.engine.counts.delivered - by_number.total() == 3, "the rest were first ones"
+
+
+def test_jobs_count_among_what_comes_and_goes_and_have_an_age_since_they_are_ready(world: World) -> None:
+    peer = with_queue(world)
+    (queue,) = world.engine.queues.values()
+    queues, _ = Admin(world.engine).objects
+    assert queues.totals is not None
+    came, left, _ = queues.totals(queue)
+    peer.produce_with("orders", b"late", delay_ms=3000)
+    peer.produce("orders", b"row")
+    assert queues.totals(queue)[:2] == (came + 2, left)
+    assert queues.values["oldest_seconds"](queue) is None
+    world.advance(5)
+    assert queues.values["oldest_seconds"](queue) == pytest.approx(2, abs=0.1)
+    for number, _ in peer.consume("orders", 2):
+        peer.ack(number)
+    assert queues.values["oldest_seconds"](queue) is None
+    assert queues.totals(queue)[:2] == (came + 2, left + 2)
+
+
+def test_a_job_that_is_on_disk_alone_has_an_age() -> None:
+    world = World()
+    with_queue(world).produce_with("orders", b"job")
+    world.advance(4)
+    world.unix_ms += int(1000 * world.now)  # the world's clock begins at the start
+    world.kill()
+    queues, _ = Admin(world.engine).objects
+    (queue,) = world.engine.queues.values()
+    assert queues.values["oldest_seconds"](queue) == 4
