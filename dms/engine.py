@@ -1120,7 +1120,9 @@ class Engine:
         them."""
         self.observers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with messages that arrive in a queue, while somebody traces."""
-        self.best_effort = settings.disk_failed == "best-effort"
+        self.follows = settings.persist and store is not None and store.follows
+        """Another server writes what is here, and gives it out."""
+        self.best_effort = settings.disk_failed == "best-effort" and not self.follows
         self._warned_of_disk = False
         self._warned_held_back_ms = -HELD_BACK_WARNED_MS
         self._sources: Counter[str] = Counter()
