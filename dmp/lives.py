@@ -34,8 +34,9 @@ class Lives:
     """Some message may expire."""
     behind: bool = attrs.field(default=False, init=False)
     """The next one out has expired, and waits for its turn to go."""
-    started: float = attrs.field(default=0.0, init=False)
-    """From then on those live that a start has found."""
+    _started: float = attrs.field(default=0.0, init=False)
+    _started_ms: int = attrs.field(default=0, init=False)
+    """When the queue's messages were found in its log, by the broker's clock and in Unix ms."""
 
     def define(self, ttl_ms: int | None) -> None:
         """Each message that comes lives so long, at most."""
@@ -49,6 +50,16 @@ class Lives:
             return math.inf
         self.some = True
         return since + min(ttls_ms) / 1000
+
+    def start(self, now_ms: int) -> None:
+        """What stands in the queue's log was found at this Unix time."""
+        self._started, self._started_ms = self._now(), now_ms
+
+    def end_of_found(self, head: Head) -> float:
+        """As `end`, of messages that a start has found: they live since they came, or were due. An older
+        version did not write that down: then since the start."""
+        age_ms = self._started_ms - max(head.came_ms, head.due_ms or 0) if head.came_ms else 0
+        return self.end(head, self._started - max(age_ms, 0) / 1000)
 
     def expire(self) -> None:
         """Messages at the front that are too old leave, some at a time: the timers bring the next."""

@@ -8,6 +8,7 @@ once, too. So a message costs a slice of the receive buffer, and where it waits 
 
 import struct
 from contextlib import suppress
+from copy import copy
 from typing import Any, ClassVar
 
 import attrs
@@ -25,6 +26,8 @@ messages that all differ have them."""
 KEY = b"x-key"
 """The header with a message's key, unless its queue names another."""
 KEY_BYTES_MAX = 128
+_DATED_MS = 100
+"""Messages that come within this time share a head, also where it says when they came."""
 _U32 = struct.Struct(">I")
 
 
@@ -54,6 +57,8 @@ class Head:
     """When its messages may be delivered, in Unix ms; 0: at once. None: their queue is to say (`timing`)."""
     by_clock: bool = attrs.field(default=False, init=False)
     """That is a time of the wall clock, whatever is done to that meanwhile."""
+    came_ms: int = attrs.field(default=0, init=False)
+    """When its messages came, in Unix ms, where a log says it: they may expire. 0: it does not."""
     tries: int = attrs.field(default=0, init=False)
     """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
@@ -70,6 +75,7 @@ class Head:
     payer: UserMemory | None = attrs.field(default=None, init=False)
     """What its messages count in while they are in memory: its publisher's. It never changes once they do."""
     cold: ClassVar[bool] = False
+    _dated: "Head | None" = attrs.field(default=None, init=False)
     _headers: dict[str, Any] | None = attrs.field(default=None, init=False)
     _texts: dict[bytes, str] | None = attrs.field(default=None, init=False)
 
@@ -91,6 +97,15 @@ class Head:
         sent = Head(exchange, new_key, self.body_bytes, properties, reference_bytes=self.reference_bytes)
         sent.trail, sent.died, sent.payer, sent.due_ms = self.trail, self.died, self.payer, self.due_ms
         return sent
+
+    def dated(self, now_ms: int) -> "Head":
+        """The head of such messages that come now. Those of a tenth of a second have one head."""
+        came_ms = -(-now_ms // _DATED_MS) * _DATED_MS
+        head = self._dated
+        if head is None or head.came_ms != came_ms:
+            head = self._dated = copy(self)
+            head.came_ms, head.record, head._dated = came_ms, None, None
+        return head
 
     def in_time(self, now_ms: int, eta_header: bytes | None) -> "Head":
         """The head of such messages in a queue with this header of a time: with `due_ms`, where it is to

@@ -16,7 +16,8 @@ says that what cannot be read before it is known to be lost. The last TRIED of a
 
 The last bit of the property flags says that the message has died, and that its `x-death` is the broker's own.
 The bit before it says that a time stands behind the properties (u64, Unix ms), and is counted in their
-length: the message is not to be delivered before. On the wire no message has these bits.
+length: the message is not to be delivered before; 0: at once. With the time's first bit another one stands
+before it: when the message came, if it may expire. On the wire no message has these bits.
 """
 
 import struct
@@ -40,6 +41,7 @@ _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
 _DIED, _DUE = 1, 2  # in the second byte of the property flags
 _TIME = struct.Struct(">Q")
+_CAME = 1 << 63  # in the time
 _TRIED = struct.Struct(">BIQ")
 _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
@@ -89,10 +91,12 @@ def _common(head: Head) -> bytes:
     """What all records of these messages have."""
     if head.record is None:
         properties = head.properties
-        bits = _DIED * head.died + _DUE * bool(head.due_ms)
+        bits = _DIED * head.died + _DUE * bool(head.due_ms or head.came_ms)
         if bits:
             properties = bytes((properties[0], properties[1] | bits)) + properties[2:]
-        if head.due_ms:
+        if head.came_ms:
+            properties += _TIME.pack(head.came_ms) + _TIME.pack(_CAME | (head.due_ms or 0))
+        elif head.due_ms:
             properties += _TIME.pack(head.due_ms)
         names = short(head.exchange) + short(head.key)
         head.record = b"".join((names, _LENGTH.pack(len(properties)), properties))
@@ -156,7 +160,7 @@ def due_in(data: bytes, start: int) -> int:
         return 0
     end = properties + _LENGTH.unpack_from(data, at)[0]
     due_ms: int = _TIME.unpack_from(data, end - _TIME.size)[0]
-    return due_ms
+    return due_ms & ~_CAME
 
 
 def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
@@ -189,17 +193,21 @@ class MessageReader:
                 exchange = data[exchange_at + 1 : key_at]
                 key = data[key_at + 1 : length_at_]
                 properties = data[length_at_ + 4 : body_at]
-                died, due_ms = properties[1] & _DIED, 0
+                died, due_ms, came_ms = properties[1] & _DIED, 0, 0
                 if properties[1] & _DUE:
                     (due_ms,) = _TIME.unpack(properties[-_TIME.size :])
                     properties = properties[: -_TIME.size]
+                    if due_ms & _CAME:
+                        due_ms ^= _CAME
+                        (came_ms,) = _TIME.unpack(properties[-_TIME.size :])
+                        properties = properties[: -_TIME.size]
                 if properties[1] & (_DIED | _DUE):
                     properties = bytes((properties[0], properties[1] & ~(_DIED | _DUE))) + properties[2:]
                 body_bytes, reference_bytes = end - body_at, 0
                 if large:
                     body_bytes, reference_bytes = length_in(data[body_at:end]), end - body_at
                 head = Head(exchange, key, body_bytes, properties, reference_bytes=reference_bytes)
-                head.record, head.died, head.due_ms = common, died > 0, due_ms
+                head.record, head.died, head.due_ms, head.came_ms = common, died > 0, due_ms, came_ms
                 if len(self._heads) >= _HEADS_MAX:
                     self._heads.clear()
                 self._heads[like] = head

@@ -265,6 +265,8 @@ class Queue(RunQueue):
             self.arm()
         if self.lives.some or head.ttl_ms is not None:
             run.expires = self.lives.end(head, self._context.timers.now())
+            if self.log is not None and head.persistent and not head.came_ms and run.expires < math.inf:
+                run.head = head.dated(self.later.now_ms)
         return run
 
     def admit(self, run: Run, ticket: Ticket | None) -> None:
@@ -290,13 +292,12 @@ class Queue(RunQueue):
             ticket.when_done(self._synced)
 
     def recovered(self, runs: Sequence[Run], following: int, *, lost: bool) -> None:
-        """What the log held, as `load` has found it; times to live begin anew. Nothing leaves before
-        `dispatch_new` is called."""
-        self.lives.started = self._context.timers.now()
+        """What the log held, as `load` has found it. Nothing leaves before `dispatch_new` is called."""
+        self.lives.start(self.later.now_ms)
         self.numbered = following
         self.lost = lost
         for run in runs:
-            run.expires = self.lives.end(run.head, self.lives.started)
+            run.expires = self.lives.end_of_found(run.head)
             if self.once is not None:
                 self.once.found(run)
         self.charge_runs(runs)
@@ -389,7 +390,7 @@ class Queue(RunQueue):
         """`Cold`'s: they are in memory now."""
         for run in runs:
             if run.tries:
-                run.expires = self.lives.end(run.head, self.lives.started)
+                run.expires = self.lives.end_of_found(run.head)
         self.charge_runs(runs)
         self.memory.changed()
         self.row.load(self.later.keep_those(runs))

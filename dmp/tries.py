@@ -122,6 +122,6 @@ def tried(head: Head, tries: int, due_ms: int = 0) -> Head:
             new = head.sent_to(head.exchange, None, with_headers(head.properties, counted))
     if new is None:
         new = head.sent_to(head.exchange, None, head.properties)
-    new.tries, new.due_ms = tries, due_ms
+    new.tries, new.due_ms, new.came_ms = tries, due_ms, head.came_ms
     new.cost_bytes = head.cost_bytes  # what was charged for them
     return new

@@ -180,12 +180,28 @@ async def test_messages_expire_at_their_time_wherever_they_are() -> None:
     assert queue.depth == 50
     assert drained(queue)[0] == 50
     world, queue = await deep(100, {"x-message-ttl": 10_000})
+    world.advance(5)
     world = await world.again()
-    world.advance(9)
+    world.advance(4.5)
     assert world.broker.queues[b"q"].depth == 100
-    world.advance(1.1)
+    world.advance(0.7)
     assert world.broker.queues[b"q"].depth == 0
     assert world.broker.memory.total_bytes == 0
+
+
+async def test_restarts_prolong_no_life_be_it_the_queues_the_messages_own_or_one_behind_a_delay() -> None:
+    world, queue = await deep(0, {"x-message-ttl": 10_000})
+    delayed = commands.Basic.Properties(delivery_mode=2, headers={"x-delay": 4000}).marshal()
+    fill(world, 0, 1, commands.Basic.Properties(delivery_mode=2, expiration="6000").marshal())
+    fill(world, 1, 2)
+    fill(world, 2, 3, delayed)
+    left = []
+    for _ in range(7):
+        world.advance(0.3)
+        world = await world.again(later_seconds=1.8)
+        world.advance(0)
+        left.append(world.broker.queues[b"q"].depth + world.broker.queues[b"q"].later.count)
+    assert left == [3, 3, 2, 2, 1, 1, 0]
 
 
 async def test_what_is_cold_expires_in_its_time_though_the_last_before_it_is_got() -> None:
