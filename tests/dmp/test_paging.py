@@ -190,7 +190,7 @@ async def test_messages_expire_at_their_time_wherever_they_are() -> None:
 
 
 async def test_restarts_prolong_no_life_be_it_the_queues_the_messages_own_or_one_behind_a_delay() -> None:
-    world, queue = await deep(0, {"x-message-ttl": 10_000})
+    world, _ = await deep(0, {"x-message-ttl": 10_000})
     delayed = commands.Basic.Properties(delivery_mode=2, headers={"x-delay": 4000}).marshal()
     fill(world, 0, 1, commands.Basic.Properties(delivery_mode=2, expiration="6000").marshal())
     fill(world, 1, 2)

@@ -5,13 +5,14 @@ confirm says that they were taken.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import trio
 from pamqp import base, body, commands, frame, header, heartbeat
 
+from tests.support.dms_model import Ages
 from tests.support.promises import BrokenPromiseError
 from tests.trials.sim.jobs import BY_KEY, BY_TURNS, PRIORITY_MAX, WINDOW_MS, Asked, Job, JobsModel
 from tests.trials.sim.machine import Machine
@@ -30,6 +31,16 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 _PEEKED_MAX = 1000
 _STOPPING = 320
 """The code with which a server that stops closes connections."""
+
+
+class WallAges(Ages):
+    """Messages age while no server runs, too. Their log says to a tenth of a second when they came."""
+
+    def most(self, since: float, until: float) -> float:
+        return until - since
+
+    def least(self, since: float, until: float, kept: Sequence[float]) -> float:
+        return until - since - 0.1
 
 
 @attrs.define(eq=False)
@@ -208,7 +219,6 @@ class AmqpJobsVerifier:
 
     async def verify(self, accept: Callable[[Wire], None], machine: Machine) -> None:
         model = self._model
-        model.ages.serves(self._world.now())
         async with verifying(AmqpDialog, self._world, self._network, accept, "dmp", "verifier") as dialog:
             await dialog.log_in()
             await dialog.declare()

@@ -861,6 +861,12 @@ def amqp_messages_live_half_as_long() -> list[Change]:
 
 
 @bug("queues of jobs by AMQP")
+def amqp_lives_begin_anew_with_the_server() -> list[Change]:
+    """A start does not ask when messages came."""
+    return [(Lives, "end_of_found", lambda self, head: self.end(head, self._started))]
+
+
+@bug("queues of jobs by AMQP")
 def amqp_acknowledgements_are_not_written() -> list[Change]:
     """What leaves a durable queue is not written."""
     return [(AmqpQueueLog, "flush", lambda self: None)]

@@ -14,7 +14,7 @@ from tests.support.commits import batches_of
 from tests.support.dms_model import DmsModel
 from tests.trials.logmq_model import Model
 from tests.trials.sim import amqp_jobs
-from tests.trials.sim.amqp_jobs import AmqpJobClient, AmqpJobsVerifier
+from tests.trials.sim.amqp_jobs import AmqpJobClient, AmqpJobsVerifier, WallAges
 from tests.trials.sim.bridged import BridgeVerifier
 from tests.trials.sim.clients import Client
 from tests.trials.sim.disk import CALM
@@ -84,7 +84,7 @@ class Simulation:
         self._dms_verifier = DmsVerifier(
             world, self._network, self._dms_model, self._queues, world.source("dms verifier")
         )
-        self._jobs_model = JobsModel(world, self._dms_model.ages)
+        self._jobs_model = JobsModel(world, self._dms_model.ages if "dms" in self._protocols else WallAges())
         self._schedules = SchedulesModel(world)
         if chosen.jobs and "dms" in self._protocols:
             world.on_wall_set = self._schedules.set
