@@ -149,7 +149,7 @@ class Admin:
         return self._broker.queues.get(parts[0].encode())
 
     def _oldest_seconds(self, queue: Queue) -> float | None:
-        front = queue.row.front()
+        front = queue.row.oldest()
         arrived = arrived_ms(queue, front) if front is not None else None
         if arrived is None:
             return None
@@ -516,7 +516,7 @@ def _totals(queue: Queue) -> tuple[int, int, int | None]:
     """As of `Objects`: messages are numbered as they come."""
     arrived = queue.numbered
     oldest = None
-    if (front := queue.row.front()) is not None:
+    if (front := queue.row.oldest()) is not None:
         oldest = front.first
     elif queue.row.cold is not None and queue.row.has_cold:
         oldest = queue.row.cold.first

@@ -46,6 +46,8 @@ async def open_broker(
         known_keys.table = await Table.open(tables, KNOWN)
     broker = Broker(context, settings, topology_table, known_keys, now, lambda: clock.wall_ms() / 1000)
     await broker.topology.restore(topology_table.load())
+    for queue in broker.queues.values() if context.store.follows else ():
+        queue.stops += 1
     return broker
 
 

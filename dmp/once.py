@@ -34,8 +34,12 @@ class Once:
     _charge: Callable[[int], None]
     kept: KnownKeys | None = None
     """Where windows outlive the process."""
-    _seen: SeenKeys = attrs.Factory(SeenKeys)
-    _charged: int = 0
+    _seen: SeenKeys = attrs.field(
+        default=attrs.Factory(
+            lambda self: SeenKeys(KNOWN_BYTES if self.window_ms else 0, self._charge), takes_self=True
+        ),
+        init=False,
+    )
 
     def unseen(self, head: Head, bodies: Sequence[bytes]) -> Sequence[bytes]:
         """Those of messages that come which are not known: all without a key, or else the first at most."""
@@ -71,27 +75,22 @@ class Once:
             self._seen.add(key, number if inside is None else inside, until_ms)
             if inside is None:
                 self._seen.leave(key)
-        self._count()
 
     def left(self, runs: Iterable[Run]) -> None:
         """Messages are there no more. Another with the key of one may have come since."""
         for key in self._keys_of(runs):
             self._seen.leave(key)
-        self._count()
 
     def refused(self, runs: Iterable[Run]) -> None:
         """The disk has refused messages: they never came."""
         for key in self._keys_of(runs):
             self._seen.undo(key)
-        self._count()
 
     def forget(self) -> None:
         """Forget the keys whose windows have ended, and whose messages have left."""
         ended = self._seen.forget(self._now_ms()) if self.window_ms else ()
-        if ended:
-            if self.kept is not None:
-                self.kept.drop(self._queue, ended)
-            self._count()
+        if ended and self.kept is not None:
+            self.kept.drop(self._queue, ended)
 
     @property
     def next_seconds(self) -> float:
@@ -102,13 +101,11 @@ class Once:
     def clear(self) -> None:
         """The queue is deleted."""
         self._seen.clear()
-        self._count()
 
     def _add(self, run: Run, until_ms: int) -> None:
         key = run.head.text_in(HEADER)
         if key and self._seen.number_of(key, 0) is None:
             self._seen.add(key, run.first, until_ms)
-            self._count()
 
     def _keys_of(self, runs: Iterable[Run]) -> Iterable[str]:
         """The keys by which these messages are known."""
@@ -116,9 +113,3 @@ class Once:
             key = run.head.text_in(HEADER)
             if key and self._seen.number_of(key, 0) == run.first:
                 yield key
-
-    def _count(self) -> None:
-        if self.window_ms:
-            size = KNOWN_BYTES * len(self._seen)
-            self._charge(size - self._charged)
-            self._charged = size

@@ -121,6 +121,12 @@ class Row:
         """The run of the next message that may be taken, as far as it is in memory; None: there is none."""
         return self.ready.first() if self.ready.count else None
 
+    def oldest(self) -> Run | None:
+        """About the oldest run in memory: the next one out, or where none may be taken one that waits for its
+        key."""
+        front = self.front()
+        return self.keys.held_up() if front is None and self.keys is not None else front
+
     def put_back(self, runs: Iterable[Run]) -> None:
         """Messages that were taken return to their places."""
         for run in runs:

@@ -282,9 +282,10 @@ async def consume(
 
 
 async def _ack(consumer: Consumer, messages: Sequence[Message], *, go_on: bool) -> None:
-    """Acknowledge. Where the connection was lost meanwhile, say so and `go_on`, or raise Disconnected."""
+    """Acknowledge. Where they are not held any more, say so and `go_on`, or raise Disconnected."""
     if not await consumer.ack(*messages):
-        text = f"the connection was lost: some of the last {len(messages)} messages may be delivered again"
+        why = "the connection was lost, or the queue's ack_ms is over"
+        text = f"{why}: some of the last {len(messages)} messages may be delivered again"
         if not go_on:
             raise Disconnected(text)
         warn(text)

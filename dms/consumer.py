@@ -7,7 +7,7 @@ from typing import Any, Self
 import attrs
 
 from dms import wire
-from dms.errors import DmsError, Timeout
+from dms.errors import DmsError, NotHeld, Timeout
 from dms.link import Answer, Link, leave, reconnecting
 from dms.wire import Type
 from shared.client.dial import Address, Disconnected, Unreachable
@@ -37,9 +37,9 @@ class Message:
     async def ack(self) -> bool:
         """Acknowledge: the message leaves the queue. Returns once the server has confirmed it.
 
-        False: the connection that delivered the message is lost. Unless this ACK had reached the server, the
-        message is delivered again. Raises QueueNotFound where the queue was deleted meanwhile, and
-        Unreachable where the client is closed.
+        False: the connection that delivered the message is lost, or the time for it (`ack_ms`) is over.
+        Unless this ACK had reached the server, the message is delivered again. Raises QueueNotFound where the
+        queue was deleted meanwhile, and Unreachable where the client is closed.
 
         Where it was cancelled, call it again: an ACK that was sent is not sent twice, and its answer is
         waited for. The server refuses a NACK behind an ACK (ProtocolError), and an ACK behind a NACK.
@@ -160,8 +160,9 @@ class Consumer:
         touched = True
         for message in messages:
             answer = Answer(Type.TOUCH, [message.id])
+            answer.again = message._answer is not None
             touched &= await _reaches(message._link.ask(wire.pack(Type.TOUCH, message.id), answer))
-            touched = touched and await _reaches(answer.wait(self._loop))
+            touched = touched and await self._was_held(answer)
         return touched
 
     async def give_back(self, message: Message) -> None:
@@ -178,6 +179,7 @@ class Consumer:
         settled = True
         for link, unsettled in by_link.items():
             answer = Answer(type_, [message.id for message in unsettled])
+            answer.again = any(message._answer is not None for message in unsettled)
             requests = b"".join(wire.pack(type_, each, payload) for each in answer.ids)
             if await _reaches(link.ask(requests, answer)):
                 for message in unsettled:
@@ -186,8 +188,17 @@ class Consumer:
                 settled = False
         for each in dict.fromkeys(message._answer for message in messages):
             if each is not None:
-                settled &= await _reaches(each.wait(self._loop))
+                settled &= await self._was_held(each)
         return settled
+
+    async def _was_held(self, answer: Answer) -> bool:
+        """Whether the server still had the deliveries as this connection's."""
+        try:
+            return await _reaches(answer.wait(self._loop))
+        except NotHeld:
+            if answer.again:
+                raise
+            return False
 
     # What the link calls (`link.DeliveryTaker`).
 

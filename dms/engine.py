@@ -47,7 +47,7 @@ from dms.queue_log import Arrival, QueueLog
 from dms.records import NotOurs, Reason, RecordKind
 from dms.runs import counted
 from dms.settings import DmsSettings, LossCounts
-from dms.wire import Refusal, Status, malformed, refusal_for
+from dms.wire import NOT_HELD, Refusal, Status, malformed, refusal_for
 from shared.budget import Account, OverBudget, unbounded
 from shared.errors import StoreError, StoreReadOnly
 from shared.queues import core, pausing
@@ -1120,7 +1120,9 @@ class Engine:
         them."""
         self.observers: list[Callable[[bytes, Sequence[bytes]], None]] = []
         """Called with messages that arrive in a queue, while somebody traces."""
-        self.best_effort = settings.disk_failed == "best-effort"
+        self.follows = settings.persist and store is not None and store.follows
+        """Another server writes what is here, and gives it out."""
+        self.best_effort = settings.disk_failed == "best-effort" and not self.follows
         self._warned_of_disk = False
         self._warned_held_back_ms = -HELD_BACK_WARNED_MS
         self._sources: Counter[str] = Counter()
@@ -1675,7 +1677,7 @@ def deleted(queue: Queue) -> Refusal:
 
 
 def not_held() -> Refusal:
-    return malformed("this connection holds no delivery of that id")
+    return malformed(NOT_HELD)
 
 
 def _end_in_slices(line: deque[Credit], refusal: Refusal) -> Iterator[None]:

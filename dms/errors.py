@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from dms.wire import NO_JOB, Status
+from dms.wire import NO_JOB, NOT_HELD, Status
 from shared.errors import EXIT_MISSING, EXIT_TEMPORARY, BrokerError
 
 
@@ -30,6 +30,8 @@ class DmsError(BrokerError):
         kind = _BY_STATUS.get(status)
         if kind is ProtocolError and text.startswith(NO_JOB):
             kind = JobNotFound
+        if kind is ProtocolError and text == NOT_HELD:
+            kind = NotHeld
         return DmsError(text, status) if kind is None else kind(text)
 
 
@@ -70,6 +72,10 @@ class JobNotFound(ProtocolError):
     """The job is in the queue no more, or never was."""
 
     exit_code = EXIT_MISSING
+
+
+class NotHeld(ProtocolError):
+    """The connection holds no such delivery: it was settled, or the time for it is over."""
 
 
 class BadMagic(DmsError):

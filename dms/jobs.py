@@ -43,7 +43,7 @@ from shared.queues.cold import (
 from shared.queues.dedup import SeenKeys
 from shared.queues.keys import Keys
 from shared.queues.runs import Run
-from shared.queues.waiting import CLOCK_STEP_MS, WAITING_BYTES, Waiting
+from shared.queues.waiting import WAITING_BYTES, ClockWatch, Waiting
 from shared.schedules import Due
 from shared.turns import Turn, batched
 
@@ -96,18 +96,13 @@ class Jobs:
         """Ready and held jobs of which `ready` does not know yet, while options change."""
         self._lives: Waiting[bool] = Waiting()
         """When each is too old."""
-        self._seen = SeenKeys()
+        self._seen = SeenKeys(KNOWN_BYTES, self._charge)
         self.coming = 0
         """Jobs that the disk does not have yet."""
-        self._by_clock = False
-        """Some job came for a time of the wall clock."""
-        times = queue.engine.times
-        self._wall_ahead_ms = times.wall_ms() - times.now_ms()
-        """What the wall clock was ahead of the age when it was last looked at."""
+        self._clock: ClockWatch | None = None
+        """None: no job came for a time of the wall clock."""
         self.memory_bytes = 0
         """Of the queue's memory: what its jobs take however cold they are."""
-        self._known_bytes = 0
-        """What the memory of messages was charged for known keys."""
         self._since_row = 0
         """Where keys take turns: jobs that were delivered since the row had its turn."""
         self._unconfirmed: dict[int, Ticket] = {}
@@ -237,16 +232,10 @@ class Jobs:
         queue.depth += 1
         if dedup:
             self._seen.add(dedup, self.tail, known_until)
-            self._charge_known()
             if ticket is not None:
                 self._unconfirmed[self.tail] = ticket
         self.tail += 1
         self.coming += 1
-
-    def _charge_known(self) -> None:
-        known_bytes = KNOWN_BYTES * len(self._seen)
-        self._charge(known_bytes - self._known_bytes)
-        self._known_bytes = known_bytes
 
     def _charge(self, size: int) -> None:
         """Memory that jobs take in a durable queue too: so much more, or less."""
@@ -281,7 +270,6 @@ class Jobs:
             place += size
         if plain:
             self._charge((WAITING_BYTES + PLAIN_BYTES) * plain)
-        self._charge_known()
         self.arm()
 
     def refused(self, first: int, forms: Sequence[bytes]) -> None:
@@ -292,7 +280,6 @@ class Jobs:
             self._unconfirmed.pop(seq, None)
             if _ONCE in form:
                 self._seen.undo(unpack_job(form)[1].dedup)
-        self._charge_known()
 
     def _enter(self, seq: int, job: bytes, now: int, place: int = NO_RECORD) -> None:
         """A job waits from now on, or is ready; `place`: of its record, unless it is cold."""
@@ -312,7 +299,9 @@ class Jobs:
 
     def _wait(self, seq: int, due: int, job: bytes) -> None:
         self.waiting.add(seq, due, job)
-        self._by_clock = self._by_clock or _AT in job
+        if _AT in job and self._clock is None:
+            times = self.queue.engine.times
+            self._clock = ClockWatch(times.wall_ms() - times.now_ms())
         self._waits(seq, job)
         self._charge(WAITING_BYTES + len(job))
 
@@ -496,7 +485,6 @@ class Jobs:
                     self._seen.leave(run.head.dedup)
                 if run.head.expires:
                     self._lives.take(run.first)
-        self._charge_known()
 
     def came_back(self, run: Run) -> None:
         """A job has not left after all: the disk has refused that."""
@@ -517,7 +505,7 @@ class Jobs:
     def arm(self) -> None:
         """Have `on_time` called when something is due."""
         due = min(self.waiting.next, self._lives.next, self._seen.next + FORGET_MS)
-        if self._by_clock and self.waiting:
+        if self._clock is not None and self.waiting:
             due = min(due, self.queue.engine.times.now_ms() + CLOCK_LOOK_MS)
         if due < float("inf"):
             self.queue.wake_by(int(due))
@@ -526,9 +514,10 @@ class Jobs:
         """Jobs whose time has come are ready, and those whose life has ended are dead."""
         queue, turn = self.queue, Turn()
         assert queue.expiry is not None
-        self._look_at_clock(now)
+        if self._clock is not None and self._clock.moved_ms(queue.engine.times.wall_ms() - now):
+            queue.engine.upkeep.add(self._reckon_anew())
         while (due := self.waiting.pop(now)) is not None:
-            if not (self._by_clock and self._reckon(*due, now)):
+            if not (self._clock and self._reckon(*due, now)):
                 self._make_ready(self._no_longer_waiting(*due))
             if turn.over():
                 break
@@ -539,17 +528,10 @@ class Jobs:
             if turn.over():
                 break
         self._seen.forget(now)
-        self._charge_known()
         self.arm()
 
-    def _look_at_clock(self, now: int) -> None:
-        """Where the wall clock was set, jobs for a time of it are due at another age."""
-        ahead_ms = self.queue.engine.times.wall_ms() - now
-        if self._by_clock and abs(ahead_ms - self._wall_ahead_ms) > CLOCK_STEP_MS:
-            self.queue.engine.upkeep.add(self._reckon_anew())
-            self._wall_ahead_ms = ahead_ms
-
     def _reckon_anew(self) -> Iterator[None]:
+        """The wall clock was set: jobs for a time of it are due at another age."""
         for seqs in batched([*self.waiting.numbers]):
             for seq in seqs:
                 job = self.waiting.get(seq)
@@ -666,7 +648,6 @@ class Jobs:
                     due = due_at(now, head.at_ms - wall_ms) if head.at_ms > wall_ms else 0
                     job = timed(job, tries_of(job), due)
             self._enter(seq, job, now)
-        self._charge_known()
         self.arm()
 
 

@@ -27,11 +27,13 @@ CLOSE_SECONDS = 1.0
 class Answer:
     """The replies to a run of requests of one type with these `ids`. `payload`: that of the last reply."""
 
-    __slots__ = ("count", "error", "errors", "event", "ids", "payload", "type")
+    __slots__ = ("again", "count", "error", "errors", "event", "ids", "payload", "type")
 
     def __init__(self, type_: Type, ids: Sequence[int]) -> None:
         self.type = type_
         self.ids = ids
+        self.again = False
+        """Some of the deliveries were settled in another way before."""
         self.count = 0
         """Replies so far."""
         self.errors: list[tuple[int, DmsError]] = []

@@ -265,6 +265,8 @@ async def open_engine(context: Context, settings: DmsSettings, times: Times | No
             )
     tell_paused(context.log, [queue.text for queue in engine.queues.values() if queue.paused])
     for queue in tuple(engine.queues.values()):
+        if engine.follows:
+            queue.stops += 1
         queue.schedules.begin()
         if queue.expiry is not None:  # now that the dead-letter queues exist
             queue.expire(engine.times.now_ms())

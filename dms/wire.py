@@ -280,6 +280,7 @@ def refusal_for(error: StoreError) -> Refusal:
     return Refusal(Status.INTERNAL, " ".join(str(error).split()) or type(error).__name__)
 
 
+NOT_HELD = "this connection holds no delivery of that id"
 NO_JOB = "no job "
 """How the text of a refusal begins where what it is about is not there."""
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from brokers.commands.flags import Flag, ServeCommand, host_command, port_flags, with_host_flags
+from shared.cli.options import flag
 
 
 @host_command(
@@ -29,6 +30,9 @@ def serve(
         str | None,
         Parameter(help="Protocols whose messages are written down as they pass: names with commas."),
     ] = None,
+    restore_if_empty: Annotated[
+        bool, flag("Make an empty data folder from the bucket first (ship.url).")
+    ] = False,
 ) -> ServeCommand:
     """Serve protocols until told to stop.
 
@@ -40,4 +44,6 @@ def serve(
     chosen = [Flag(("serve", "enable"), enable, "--enable")] if enable is not None else []
     if record is not None:
         chosen.append(Flag(("record", "protocols"), record, "--record"))
+    if restore_if_empty:
+        chosen.append(Flag(("ship", "restore_if_empty"), "true", "--restore-if-empty"))
     return ServeCommand(flags=(*chosen, *port_flags(port)))

@@ -281,7 +281,11 @@ class SupervisedService:
     def _samples_of(self, service: Service) -> Iterator[Sample]:
         """Its own. They are read every few seconds, for the host, too, which a bug in them must not end."""
         try:
-            yield from service.samples()
+            if self._shown is None:
+                yield from service.samples()
+            else:  # what there is, from there
+                yield from (each for each in service.samples() if each.kind != "gauge")
+                yield from (each for each in self._shown.samples() if each.kind == "gauge")
         except Exception as error:
             if self._told_samples is not service:
                 self._told_samples = service

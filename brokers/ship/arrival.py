@@ -12,7 +12,7 @@ from brokers.ship.assembling import is_empty
 from brokers.ship.bucket import Bucket
 from brokers.ship.epochs import read_manifest
 from brokers.ship.follow import read_follow
-from brokers.ship.formats import SHIP_PATH
+from brokers.ship.formats import SHIP_PATH, unpack_mark
 from brokers.ship.names import UNFINISHED
 from brokers.ship.restore import Restore
 from brokers.ship.settings import ShipSettings
@@ -35,7 +35,7 @@ async def arrive(settings: ShipSettings, folder: Path, log: structlog.stdlib.Bou
         if found is None and empty:
             await _restored(open_bucket(settings), folder, log, follows=True)
             found = await in_thread(read_follow, folder)
-        elif found is None and not await in_thread((folder / SHIP_PATH).exists):
+        elif found is None and not await in_thread(_has_shipped, folder):
             raise Failure(
                 f"{folder} has data of its own, and follows nothing: a follower begins with an empty folder",
                 ExitCode.DATA_FOLDER,
@@ -52,6 +52,15 @@ async def arrive(settings: ShipSettings, folder: Path, log: structlog.stdlib.Bou
     elif await in_thread((folder / UNFINISHED).exists):
         raise Failure(f"a restore of {folder} was cut short: run it again", ExitCode.DATA_FOLDER)
     return None if found is None else found[1]
+
+
+def _has_shipped(folder: Path) -> bool:
+    """Whether it took its bucket at some time, as by a promotion: a folder that was restored did not."""
+    try:
+        mark = unpack_mark((folder / SHIP_PATH).read_bytes())
+    except FileNotFoundError:
+        return False
+    return mark is not None and bool(mark.writers)
 
 
 async def _restored(

@@ -198,7 +198,15 @@ def status(*, at: ServerAddress, json: Json = False) -> CommandResult:
     Lag, what is in the bucket and which instants it has, requests and their
     number a month at this pace, the last error. Exit code 1: nothing is shipped.
     """
-    found = at.client().request("GET", "/status").get("ship")
+    server = at.client().request("GET", "/status")
+    found = server.get("ship")
+    if found is None and "follow" in server:
+        follow = server["follow"]
+        raise Failure(
+            f"this server follows {follow['follows']} and ships nothing: it is {follow['state']}, "
+            f"{follow['lag_seconds']:.1f} s behind",
+            ExitCode.CONFIGURATION,
+        )
     if found is None:
         raise Failure("this server ships to no bucket: ship.url is not set", ExitCode.CONFIGURATION)
     code = ExitCode.OK if found["state"] in ("shipping", "starting") else ExitCode.FAILED

@@ -16,7 +16,7 @@ import attrs
 import trio
 from crc32c import crc32c
 
-from brokers.errors import ExitCode, Failure
+from brokers.errors import ExitCode, Failure, copy_errors
 from brokers.ship.assembling import Cut
 from brokers.ship.bucket import Bucket
 from brokers.ship.restore import Restore
@@ -67,7 +67,8 @@ async def drill(
         raise Failure(f"the bucket has nothing after LSN {shipped_lsn()} yet", ExitCode.TEMPORARY)
     place = Path(await store.in_thread(lambda: tempfile.mkdtemp(prefix="brokers-drill-", dir=below)))
     try:
-        report = await Restore(bucket, place / "data", cut=Cut(lsn=lsn), whole=False).run()
+        with copy_errors(place, "temporary folder"):
+            report = await Restore(bucket, place / "data", cut=Cut(lsn=lsn), whole=False).run()
         began = time.monotonic()
         differences = await store.in_thread(_compare, store.folder, place / "data", snapshots)
     finally:

@@ -53,8 +53,8 @@ ASKED_SECONDS = 0.2
 AWAY_SECONDS = 5.0
 """A bucket that does not answer is asked again so much later."""
 ANEW = "empty its folder and start it again"
-_CHUNK_BYTES, _CHUNK_ENTRIES = 1 * MIB, 2000
-"""What is applied at once: the loop is busy for some milliseconds."""
+_CHUNK_BYTES, _CHUNK_ENTRIES, _CHUNK_MS = 1 * MIB, 2000, 1000
+"""What is applied at once: the loop is busy for some milliseconds. It has one time, that of its end."""
 
 State = Literal["following", "away", "standing", "promoting", "promoted"]
 
@@ -194,7 +194,8 @@ class Follow:
                 continue  # it was applied before a restart
             chunk.append((batch, data))
             size, entries = size + batch.size, entries + batch.entries
-            if not has_gone and (size >= _CHUNK_BYTES or entries >= _CHUNK_ENTRIES):
+            full = size >= _CHUNK_BYTES or entries >= _CHUNK_ENTRIES
+            if not has_gone and (full or batch.time_ms - chunk[0][0].time_ms >= _CHUNK_MS):
                 end = self.position._replace(lsn=batch.lsn + batch.size, time_ms=batch.time_ms)
                 await self._write(chunk, referred, end)
                 chunk, size, entries = [], 0, 0

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import attrs
 from crc32c import crc32c
 
+from brokers.ship.cipher import MAGIC as ENCRYPTED
 from shared.errors import EXIT_LOST, BrokerError
 from shared.storage.catalog import Catalog
 from shared.storage.catalog import unpack as unpack_catalog
@@ -448,7 +449,8 @@ def unpack_manifest(data: bytes) -> Manifest:
         lines = tuple(SnapshotLine(**line) for line in fields.pop("snapshots"))
         return Manifest(**{name: value for name, value in fields.items() if name in known}, snapshots=lines)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadObject(f"{MANIFEST_KEY}: not a shipper's manifest") from error
+        advice = ": it is encrypted, and ship.encrypt is not set" if data.startswith(ENCRYPTED) else ""
+        raise BadObject(f"{MANIFEST_KEY}: not a shipper's manifest{advice}") from error
 
 
 # -- SHIP, in the data folder

@@ -155,9 +155,15 @@ class BucketLink:
             raise Failure(
                 "this server ships to no bucket: there is nothing to restore", ExitCode.CONFIGURATION
             )
+
+        def shipped_lsn() -> int:
+            if self.stands is not None:
+                raise Failure(self.stands, ExitCode.CONFIGURATION)
+            return shipper.shipping.shipped_lsn
+
         async with self._drilling:
             try:
-                found = await drill(shipper.store, self._bucket, lambda: shipper.shipping.shipped_lsn)
+                found = await drill(shipper.store, self._bucket, shipped_lsn)
             except (BucketError, BadObject) as error:
                 self.drilled = attrs.evolve(self.drilled or Drilled(), missing=[str(error)])
                 raise

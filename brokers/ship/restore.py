@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,7 @@ class Wanted:
     def __init__(self, only: Sequence[str]) -> None:
         """Raises UsageError."""
         self.all = not only
+        self._only = only
         globs: dict[str, list[str]] = {}
         for text in only:
             protocol, colon, glob = text.partition(":")
@@ -103,6 +105,14 @@ class Wanted:
         protocol, _, part = line.namespace.partition("-")
         named = self._named.get(protocol)
         return named is not None and (part not in ("", "queues") or bool(named(line.name)))
+
+    def unmet(self, lines: Sequence[LogLine]) -> list[str]:
+        """What was asked for by a name that nothing has."""
+        return [text for text in self._only if not any(map(Wanted([text]).names, lines))]
+
+    def names(self, line: LogLine) -> bool:
+        """Whether the log is asked for by its name."""
+        return line.namespace.partition("-")[2] in ("", "queues") and self(line)
 
 
 @attrs.frozen
@@ -297,6 +307,7 @@ class Restore:
             await store.close()
         self.missing += await self._in_thread(self._still_missing)
         catalog = await self._in_thread(self._mark, found, lsn)
+        self.missing += [f"{text}: nothing has such a name" for text in self._wanted.unmet(catalog.logs)]
         report = await self._in_thread(check, self._folder) if verify_full else None
         return Restored(
             folder=str(self._folder),
@@ -330,14 +341,17 @@ class Restore:
 
     async def _fetch_parts(self, parts: dict[str, list[Section]]) -> None:
         send, receive = trio.open_memory_channel[_PartRange](FETCHES)
-        async with trio.open_nursery() as nursery:
-            for _ in range(FETCHES):
-                nursery.start_soon(self._place_pieces, receive.clone())
-            receive.close()
-            async with send:
-                for key, sections in parts.items():
-                    for piece in await self._pieces(key, sorted(sections, key=lambda section: section.at)):
-                        await send.send(piece)
+        try:
+            async with trio.open_nursery() as nursery:
+                for _ in range(FETCHES):
+                    nursery.start_soon(self._place_pieces, receive.clone())
+                receive.close()
+                async with send:
+                    for key, sections in parts.items():
+                        for piece in await self._pieces(key, sorted(sections, key=attrgetter("at"))):
+                            await send.send(piece)
+        except ExceptionGroup as group:  # they ask the same bucket, and write to the same disk
+            raise group.exceptions[0] from None
 
     async def _pieces(self, key: str, sections: list[Section]) -> Sequence[_PartRange]:
         """Read the index entries of an object's sections, and cut what they cover into pieces."""

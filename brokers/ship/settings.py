@@ -1,5 +1,6 @@
 """Section `[ship]`: where everything acknowledged is shipped to, and how. Off unless `url` names a bucket."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,12 @@ def _is_url(_: Any, field: "attrs.Attribute[Any]", value: str) -> None:
     if value and (scheme not in SCHEMES or not separator or not rest.strip("/")):
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise ValueError(f"a bucket is named as s3://bucket/prefix; understood: {known}")
+
+
+def _are_patterns(_: Any, field: "attrs.Attribute[Any]", value: Sequence[str]) -> None:
+    for pattern in value:
+        if ":" not in pattern and pattern != "*":
+            raise ValueError(f"{pattern!r} is not PROTOCOL:NAME, as logmq:orders*: no answer would wait")
 
 
 @attrs.frozen
@@ -56,7 +63,7 @@ class ShipSettings:
     ack: Ack = attrs.field(default="disk", metadata=RESTART)
     """`bucket`: an answer waits until the bucket has what it acknowledges, and nothing is ever lost with the
     machine. `disk`: what came since the last object may be."""
-    ack_bucket: tuple[str, ...] = attrs.field(default=(), metadata=RESTART)
+    ack_bucket: tuple[str, ...] = attrs.field(default=(), validator=_are_patterns, metadata=RESTART)
     """Patterns of `protocol:name`, as `logmq:orders.*` or `dms:*`, that are acknowledged by the bucket where
     the server is not."""
     on_fenced: Literal["", "stop", "serve"] = attrs.field(default="", metadata=RESTART)

@@ -77,7 +77,14 @@ def opened_with(settings: ShipSettings) -> Ships:
         mark = _mark_of(read_file(disk, SHIP_PATH), settings.url)
         return None if mark is None or mark.anew else mark.lsn
 
-    return Ships(held_from, lambda namespace, name: matches(f"{namespace}:{name}"))
+    def acks(namespace: str, name: str) -> bool:
+        protocol, _, part = namespace.partition("-")
+        names = (
+            (f"{namespace}:{name}", f"{protocol}:{name}") if part == "queues" else (f"{namespace}:{name}",)
+        )
+        return any(map(matches, names))
+
+    return Ships(held_from, acks)
 
 
 def _mark_of(data: bytes | None, url: str) -> FolderMark | None:
@@ -90,7 +97,7 @@ def _mark_of(data: bytes | None, url: str) -> FolderMark | None:
 class ShipStatistics:
     """The shipper in numbers; fields with a text are metrics, `ship_<field>`."""
 
-    lag_seconds: float = current("Age of the oldest change that the bucket lacks; 0: it has everything.")
+    lag_seconds: float = current("Age of the oldest change that no restore would have; 0: there is none.")
     lag_bytes: int = current("Bytes of the journal that the bucket lacks.")
     held_bytes: int = current("Of the journal, kept on disk only because the bucket lacks it.")
     waiting: int = current("Commits whose answers wait for the bucket.")
@@ -142,7 +149,7 @@ class Shipper:
     _jump: int | None = None
     """Where shipping goes on anew, for which no object is made yet."""
     _even_at: float = attrs.Factory(trio.current_time)
-    """All that was written then is in the bucket."""
+    """All that was written then can be restored from the bucket."""
     _looked: tuple[float, int] = attrs.Factory(lambda: (trio.current_time(), 0))
     """When it was looked how much is written, and that LSN."""
     _marked_at: float = attrs.Factory(trio.current_time)
@@ -218,6 +225,8 @@ class Shipper:
             await work()
         except Fenced:
             self._stand("fenced", "another server ships to the bucket")
+        except ForeignBucket as error:
+            self._stand("refused", str(error))
         except Exception:
             self.log.exception("a bug in the shipper: it stands until a restart; report it")
             self._stand("refused", "a bug")
@@ -514,7 +523,7 @@ class Shipper:
         """Nothing below is left to be shipped."""
         self._reached_lsn = lsn
         looked_at, written_lsn = self._looked
-        if lsn >= written_lsn:
+        if lsn >= written_lsn and self._restorable:
             self._even_at = looked_at
             self._look()
         advanced, self._advanced = self._advanced, trio.Event()
@@ -633,8 +642,8 @@ class Shipper:
 
     @property
     def lag_seconds(self) -> float:
-        """How old the oldest is that the bucket lacks, at most."""
-        return 0.0 if self._even else trio.current_time() - self._even_at
+        """How old the oldest is that cannot be restored from the bucket, at most."""
+        return 0.0 if self.is_even else trio.current_time() - self._even_at
 
     @property
     def lag_bytes(self) -> int:

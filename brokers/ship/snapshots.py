@@ -18,9 +18,10 @@ from crc32c import crc32c
 
 from brokers.ship import epochs
 from brokers.ship.bucket import Bucket, Exists, Missing, Stale
-from brokers.ship.epochs import Fenced
+from brokers.ship.epochs import Fenced, ForeignBucket
 from brokers.ship.folding import Fold, Sections
 from brokers.ship.formats import (
+    MANIFEST_KEY,
     PARTS_PREFIX,
     SNAPSHOTS_PREFIX,
     BadObject,
@@ -146,7 +147,7 @@ class Snapshots:
         for log in lacking.values():
             self._log.error(
                 "the bucket lacks what this disk has no longer: reading that is an error; look whether "
-                "somebody deleted objects in the bucket",
+                "ship.url named another bucket before, or somebody deleted objects in this one",
                 log=log.name,
                 offset=_reach(self._sections.get(log.id, ()), log.first),
                 end=log.local,
@@ -166,7 +167,7 @@ class Snapshots:
     async def make(self, journal: "Shipper") -> int | None:
         """Make a snapshot, and have the manifest name it; its LSN, or None where it is of no use any more.
 
-        Raises Fenced, OSError.
+        Raises Fenced, ForeignBucket, OSError.
         """
         shipping = self._shipping
         began_lsn = shipping.synced_lsn
@@ -280,8 +281,10 @@ class Snapshots:
             self._etag = await self._asking(
                 partial(epochs.write_manifest, self._bucket, manifest, self._etag)
             )
-        except (Stale, Missing):
+        except Stale:
             raise Fenced from None
+        except Missing:
+            raise _without_manifest() from None
         self.manifest = manifest
         due = trio.current_time() + GRACE_SECONDS
         if names := [*doomed, *gone, *wal_gone]:
@@ -373,10 +376,11 @@ class Snapshots:
                     )
 
     async def _require_ours(self) -> None:
-        """Raise Fenced unless the bucket's manifest is still ours."""
+        """Raise Fenced or ForeignBucket unless the bucket's manifest is still ours."""
         found = await self._asking(partial(epochs.read_manifest, self._bucket))
-        ours = self.manifest.epoch, self.manifest.writer
-        if found is None or (found[0].epoch, found[0].writer) != ours:
+        if found is None:
+            raise _without_manifest()
+        if (found[0].epoch, found[0].writer) != (self.manifest.epoch, self.manifest.writer):
             raise Fenced
 
     def _may_be_joined(self, log: Log, section: Section) -> bool:
@@ -480,3 +484,10 @@ def kept_snapshots(
             break
         del kept[0]
     return tuple(kept)
+
+
+def _without_manifest() -> ForeignBucket:
+    return ForeignBucket(
+        f"somebody has deleted the bucket's {MANIFEST_KEY}: put it back from the bucket's versions, or name "
+        "an empty prefix"
+    )

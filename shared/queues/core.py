@@ -99,8 +99,8 @@ class RunQueue:
     paused: bool = attrs.field(default=False, init=False)
     """The queue takes messages and delivers none, until it is resumed. What waits expires."""
     stops: int = attrs.field(default=0, init=False)
-    """Reasons to deliver nothing: a pause; and messages that are on their way back, since some of them stand
-    before all there are."""
+    """Reasons to deliver nothing: a pause; messages that are on their way back, since some of them stand
+    before all there are; and another server that is followed, and gives them out."""
     deadline: float = attrs.field(default=math.inf, init=False)
     scheduled: float = attrs.field(default=math.inf, init=False)
     mark: int = attrs.field(default=NONE, init=False)

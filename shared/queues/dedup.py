@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shared.queues.waiting import Waiting
 
@@ -12,12 +12,15 @@ class SeenKeys:
 
     A key is known while its message is in the queue, and until its window ends. Times are whole numbers of
     the protocol's clock. What a restart needs: the messages that are in the queue, in their own records; and
-    those that have left it, as `left_keys` tells them.
+    those that have left it, as `left_keys` tells them. `charge`: memory of waiting messages, so much more, or
+    less: `key_bytes` for each key.
     """
 
-    __slots__ = ("_inside", "_numbers", "_windows")
+    __slots__ = ("_charge", "_inside", "_key_bytes", "_numbers", "_windows")
 
-    def __init__(self) -> None:
+    def __init__(self, key_bytes: int, charge: Callable[[int], None]) -> None:
+        self._key_bytes = key_bytes
+        self._charge = charge
         self._numbers: dict[str, int] = {}
         self._inside: set[int] = set()
         self._windows: Waiting[str] = Waiting()
@@ -43,8 +46,7 @@ class SeenKeys:
 
     def add(self, key: str, number: int, until: int) -> None:
         """A message comes with a key that was not known; `until`: when its window ends, 0: it has none."""
-        self._numbers[key] = number
-        self._inside.add(number)
+        self.back(key, number)
         if until:
             self._windows.add(number, until, key)
 
@@ -54,17 +56,20 @@ class SeenKeys:
         if number is not None:
             self._inside.discard(number)
             if number not in self._windows:
-                del self._numbers[key]
+                self._forget(key)
 
     def undo(self, key: str) -> None:
         """The disk has refused the message: its key was never seen."""
-        number = self._numbers.pop(key, None)
+        number = self._numbers.get(key)
         if number is not None:
+            self._forget(key)
             self._inside.discard(number)
             self._windows.take(number)
 
     def back(self, key: str, number: int) -> None:
         """The message has not left after all."""
+        if key not in self._numbers:
+            self._charge(self._key_bytes)
         self._numbers[key] = number
         self._inside.add(number)
 
@@ -76,8 +81,12 @@ class SeenKeys:
             number, key = ended
             keys.append(key)
             if number not in self._inside:
-                del self._numbers[key]
+                self._forget(key)
         return keys
+
+    def _forget(self, key: str) -> None:
+        del self._numbers[key]
+        self._charge(-self._key_bytes)
 
     def left_keys(self) -> Iterator[tuple[str, int, int]]:
         """Key, number and end of the window of each message that has left."""
@@ -86,4 +95,5 @@ class SeenKeys:
                 yield key, number, until
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self._charge(-self._key_bytes * len(self._numbers))
+        self._numbers, self._inside, self._windows = {}, set(), Waiting()

@@ -217,6 +217,12 @@ class Keys:
         lane = self._front()
         return None if lane is None else lane.first()
 
+    def held_up(self) -> Run | None:
+        """The first run of a key, about of the one that came first, whatever it has unacknowledged. None: of
+        the first 32 none has messages."""
+        lanes = (lane for key in islice(self._keys.values(), 32) for lane in key.lanes.values())
+        return next((lane.first() for lane in lanes if lane.count), None)
+
     def upcoming(self, most: int) -> list[Run]:
         """The run of the next message that may be taken, and about those behind it, as many as that."""
         if self._front() is None:

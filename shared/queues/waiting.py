@@ -22,6 +22,24 @@ _NUMBER = (1 << NUMBER_BITS) - 1
 _GONE = -1
 
 
+class ClockWatch:
+    """Tells when the wall clock was set, from when a message waits for a time of it. `ahead_ms`: how much it
+    is ahead of the protocol's clock."""
+
+    __slots__ = ("_ahead_ms",)
+
+    def __init__(self, ahead_ms: int) -> None:
+        self._ahead_ms = ahead_ms
+
+    def moved_ms(self, ahead_ms: int) -> int:
+        """How much later such times come than when this was asked last; 0: the clock was not set."""
+        more_ms = self._ahead_ms - ahead_ms
+        if abs(more_ms) <= CLOCK_STEP_MS:
+            return 0
+        self._ahead_ms = ahead_ms
+        return more_ms
+
+
 class Waiting(Generic[T]):
     """Items by number, each with the time at which it is due: a whole number, 0 or more.
 

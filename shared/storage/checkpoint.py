@@ -133,6 +133,10 @@ class Checkpointer:
                     await self._start_write_back(pinned)
                 await self._sync_files(snapshot, pinned)
                 nameless = await self._committer.in_thread(self._nameless, snapshot, limiter=self._limiter)
+                if self._committer.shipping is not None:
+                    # No power cut may leave less of the journal than the catalog has: shipping would begin
+                    # anew. Only a commit that waits for room goes before: it is what would sync.
+                    await self._committer.shipping.sync(lambda: self._waited_for > 0)
                 if not nameless:
                     put_in_place = partial(self._put_in_place, snapshot, clean)
                     await self._committer.in_thread(put_in_place, limiter=self._limiter)

@@ -520,6 +520,8 @@ class Committer:
     full: bool = False
     """Publishing is refused because space is short; see `set_full`."""
     refuses: StoreError | None = None
+    came_ms: int | None = None
+    """When another store wrote what comes from it: it has these times here, too."""
     """Why nothing is accepted outside of `applying`: the store has what another one wrote, and no more."""
     closed: bool = False
     congested: bool = False
@@ -870,7 +872,7 @@ class Committer:
         batches = self._batches[:count]
         del self._batches[:count]
         self._busy = True
-        commit = Commit(batches, self, self.clock.wall_ms())
+        commit = Commit(batches, self, self.clock.wall_ms() if self.came_ms is None else self.came_ms)
         try:
             self._sort(commit)
         except MemoryError as error:

@@ -89,6 +89,7 @@ class Follower:
         read-only then, as half of it would be worse than none."""
         size = sum(batch.payload_bytes for batch, _ in batches) + _RECORD_BYTES
         size += sum(len(data) for data in referred.values() if data is not None)
+        self._committer.came_ms = position.time_ms
         with self._committer.together(size) as whole:
             try:
                 for batch, data in batches:

@@ -294,10 +294,12 @@ class Shipping:
             await trio.sleep(_SYNC_LOOK_SECONDS)
         return self.synced_lsn
 
-    async def sync(self) -> None:
-        """Have all that is written synced, whatever the modes ask for."""
+    async def sync(self, gives_up: Callable[[], bool] = lambda: False) -> None:
+        """Have all that is written synced, whatever the modes ask for, unless one `gives_up` meanwhile."""
         position = self._journal.position
         while self._journal.unsynced and self._journal.synced < position and not self._stopped():
+            if gives_up():
+                return
             self._sync_soon()
             await trio.sleep(_SYNC_LOOK_SECONDS)
 

@@ -142,6 +142,24 @@ def test_a_message_is_acknowledged_once_however_often_that_is_called(end: End, u
     end.run(program)
 
 
+def test_what_is_overdue_is_not_acknowledged_and_raises_nothing(end: End, url: Url) -> None:
+    queue = f"slow-{end.name}"
+
+    async def program(connect: Connect) -> None:
+        async with connect(url("dms")) as client:
+            await client.create(queue, QueueOptions(ack_ms=100))
+            await client.produce(queue, b"slow")
+            async with client.consume(queue, prefetch=2) as messages:
+                first = await anext(messages)
+                await anext(messages)  # its time is over: here it is again
+                assert [await first.touch(), await first.ack(), await first.ack()] == [False, False, False]
+                with pytest.raises(ProtocolError):
+                    await first.nack()
+            await client.delete(queue)
+
+    end.run(program)
+
+
 def test_an_acknowledgement_that_was_cancelled_may_be_called_again(url: Url) -> None:
     async def program() -> None:
         async with aio.connect(url("dms")) as client:

@@ -32,6 +32,20 @@ async def test_the_oldest_held_delivery_is_known_by_queue_and_by_consumer(world:
     assert (given, oldest) == (4, {})
 
 
+async def test_what_waits_for_its_key_has_an_age(world: World) -> None:
+    queue = world.queue(durable=True, per_key=1)
+    publish(world, ("a", b"1"), ("a", b"2"))
+    world.settle()
+    totals = admin_of(world).objects[0].totals
+    assert totals is not None
+    assert totals(queue) == (2, 0, 0)
+    taken = queue.get(no_ack=False)
+    assert taken is not None
+    assert totals(queue) == (2, 0, 1)
+    queue.requeue([taken])
+    assert totals(queue) == (2, 0, 0)
+
+
 async def test_deliveries_after_the_first_are_counted_by_number_and_ready_keys_where_keys_count(
     world: World,
 ) -> None:

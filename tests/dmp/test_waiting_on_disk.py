@@ -11,7 +11,8 @@ from dmp.once import HEADER
 from dmp.settings import DmpSettings
 from shared.errors import CorruptRecord, StoreError
 from shared.objects import ObjectMissing
-from shared.queues.cold import LOST, due_of, place_of
+from shared.queues.cold import LOST, ColdMessages, due_of, place_of
+from shared.queues.runs import Run
 from shared.storage.log import Log
 from shared.storage.lost import Lost
 from tests.dmp.amqp_peer import Peer
@@ -40,6 +41,28 @@ async def test_one_that_is_not_persistent_and_came_behind_cold_ones_is_delivered
     assert (shown["text"], shown["state"]) == ("late", "waiting")
     world.advance(6)
     assert taker.bodies[-1] == b"late"
+
+
+async def test_some_are_read_back_at_once_and_all_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is due while others are read waits for that."""
+    read: list[int] = []
+    load = ColdMessages.load
+
+    def loaded(self: ColdMessages, runs: list[Run], then: Callable[[], None]) -> None:
+        read.append(len(runs))
+        load(self, runs, then)
+
+    monkeypatch.setattr(ColdMessages, "load", loaded)
+    world = await World.open(DmpSettings())
+    queue = world.queue(durable=True)
+    taker = Taker(no_ack=True)
+    for number in range(100):
+        delayed(world, b"%d" % number)
+    queue.add_consumer(taker)
+    world.advance(4.9)
+    assert read == [32, 32, 32, 4]
+    world.advance(0.2)
+    assert taker.bodies == [b"%d" % number for number in range(100)]
 
 
 async def test_what_was_purged_is_not_found_on_the_disk(

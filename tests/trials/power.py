@@ -227,7 +227,7 @@ def _losses(folder: PowerFolder, cut: float, control: Control) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = cuts.parser("power", __doc__)
     parser.add_argument("--cuts", type=int, default=500)
-    parser.add_argument("--control-cuts", type=int, default=10, help="of the server that leaves syncs out")
+    parser.add_argument("--control-cuts", type=int, default=30, help="of the server that leaves syncs out")
     options = parser.parse_args(arguments)
     try:
         kinds = usable_kinds()

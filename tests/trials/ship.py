@@ -185,6 +185,7 @@ class ShippedFolder(Folder):
 
     def lose_machine(self, how: How) -> Verification:
         """Load, the machine's end, and what another one serves. Raises BrokenPromiseError."""
+        self._await_snapshot()
         old, follower = self.machine, self._follower() if how != "restored" else None
         load = self._loaded()
         self._until_something_is_shipped(load.run)
@@ -219,13 +220,16 @@ class ShippedFolder(Folder):
         self._throw_away(old)
         return done
 
-    def _follower(self) -> Machine:
-        """One that follows. The bucket must have something to follow from."""
+    def _await_snapshot(self) -> None:
+        """The bucket must have something to restore, or to follow from."""
         give_up = time.monotonic() + _WAIT_SECONDS
         while self.machine.ships()["retained_from"] is None:
             if time.monotonic() > give_up:
                 raise BrokenPromiseError(["there is no snapshot", *self._said()])
             time.sleep(0.05)
+
+    def _follower(self) -> Machine:
+        """One that follows."""
         machine = self.new_machine(follows=True)
         try:
             machine.start()

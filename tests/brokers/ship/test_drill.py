@@ -8,13 +8,8 @@ from typing import Any
 
 from brokers.commands import control
 from tests.brokers.conftest import Run
-from tests.brokers.ship.test_promotion import LOGMQ, shipping
+from tests.brokers.ship.test_promotion import LOGMQ, figure, shipping
 from tests.support.server import Server, until
-
-
-def figure(server: Server, name: str) -> float:
-    lines = str(control.request(server.data, "GET", "/metrics")).splitlines()
-    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
 def test_a_drill_compares_what_is_served_and_finds_what_the_bucket_lost(tmp_path: Path, command: Run) -> None:
@@ -62,6 +57,8 @@ def test_a_server_that_is_fenced_says_so_where_it_is_asked_for_its_health(
             until(lambda: "fenced" in control.request(old.data, "GET", "/readyz"))
             assert control.request(old.data, "GET", "/readyz").startswith("ok; fenced: nothing is shipped")
             assert command("ship", "status", "--data-dir", str(old.data))[0] == 1
+            code, _, said = command("ship", "drill", "--data-dir", str(old.data))
+            assert (code, "fenced: nothing is shipped" in said) == (78, True), (code, said)
 
 
 def test_a_server_without_a_bucket_loads_nothing_that_ships(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from brokers.ship.assembling import Cut
 from shared.errors import StoreReadOnly
 from shared.storage.following import Diverged, Follower, Position
 from shared.storage.store import Retention, Store
-from tests.brokers.ship.apart import Apart, batch_lsn, content
-from tests.support.stores import ALWAYS, open_store, records, running
+from tests.brokers.ship.apart import TIME_MS, Apart, batch_lsn, content
+from tests.support.stores import ALWAYS, HandClock, open_store, records, running
 
 WHY = StoreReadOnly("this server follows another one")
 NOWHERE = Position(1, 0, 0, 0, 0, 0, 7)
@@ -20,7 +20,8 @@ def came(apart: Apart, at: int) -> tuple[list[tuple], dict[tuple[int, int], byte
     wal = apart.unpacked(at)
     referred = {(piece.log_id, piece.offset): bytes(piece.data or b"") for piece in wal.pieces()}
     head = wal.head
-    return [*wal.batches()], referred, Position(head.journal_id, 1, at, head.next_lsn, head.next_lsn, 0, 1)
+    position = Position(head.journal_id, 1, at, head.next_lsn, head.next_lsn, head.last_ms, 1)
+    return [*wal.batches()], referred, position
 
 
 async def follow(apart: Apart, folder: Path) -> tuple[Store, Follower]:
@@ -45,6 +46,18 @@ async def test_it_has_each_instant_in_turn(apart: Apart, tmp_path: Path) -> None
             follower = store.follow(WHY)
             assert (await follower.position(NOWHERE))._replace(next_id=1) == position
     assert await content(store) == apart.instants[-1][1]
+    await store.close()
+
+
+async def test_records_have_the_times_that_they_have_there(apart: Apart, tmp_path: Path) -> None:
+    (await follow(apart, tmp_path / "follower"))[0].abandon()
+    store = await open_store(folder=tmp_path / "follower", clock=HandClock(TIME_MS + 86_400_000))
+    follower = store.follow(WHY)
+    for at in range(len(apart.batches)):
+        await store.wait(follower.apply(*came(apart, at)))
+    assert await store.flush()
+    logs = [log for name in ("one", "two") for log in store.namespace(name, ALWAYS).logs.values()]
+    assert {log.last_ms for log in logs if log.end} == {TIME_MS}
     await store.close()
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.ship import formats
+from brokers.ship.cipher import Cipher
 from brokers.ship.formats import (
+    MANIFEST_KEY,
     BadObject,
     FolderMark,
     Manifest,
@@ -167,6 +169,8 @@ def test_a_manifest_is_read_back_and_a_newer_one_refused() -> None:
     line = SnapshotLine("snapshots/x", 1, 2, 3, 4, 5, "0a", 6)
     manifest = Manifest(7, "ab", "0a", 1, 2, 1, (line,), 10, 11, 12, "s3://b/p")
     assert unpack_manifest(manifest.pack()) == manifest
+    with pytest.raises(BadObject, match="it is encrypted, and"):
+        unpack_manifest(Cipher(bytes(32)).encrypt(MANIFEST_KEY, manifest.pack()))
     for bad in (b"", b"[]", b"{}", b'{"format": 2, "snapshots": []}', b'{"format": 1}', b"\xff"):
         with pytest.raises(BadObject):
             unpack_manifest(bad)

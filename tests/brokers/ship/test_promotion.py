@@ -1,13 +1,14 @@
 """Real servers: one ships and is killed, one follows and is promoted; a bucket is restored."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brokers.commands import cli
+from brokers.commands import cli, control
 from brokers.ship.formats import SHIP_PATH
 from shared.access import parse_users
 from tests.brokers.conftest import Run
@@ -35,6 +36,12 @@ def queues(command: Run, server: Server) -> dict[str, int]:
     """The queues that a server lists, with how much is ready in each."""
     out = command("queues", "--json", "--data-dir", str(server.data))[1]
     return {row["name"]: row["ready"] for row in map(json.loads, out.splitlines())}
+
+
+def figure(server: Server, name: str) -> float:
+    """A metric without labels."""
+    lines = str(control.request(server.data, "GET", "/metrics")).splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
 
 
 def ready(server: Server) -> dict[str, Any]:
@@ -78,6 +85,9 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
             assert command("dmp", "declare", "queue", "work", *where)[0] == 0
             assert command("logmq", "create", "kept", "--retention-bytes", "5", *where)[0] == 0
             until(lambda: queues(command, second) == {"jobs": 3, "work": 0})
+            figures = (figure(second, "brokers_dms_messages_ready"), figure(second, "brokers_dmp_queues"))
+            assert figures == (3, 1)
+            assert figure(second, "brokers_dms_messages_produced_total") == 0, "here, by clients"
             assert command("dms", "purge", "jobs", *where)[0] == 0
             until(lambda: queues(command, second) == {"jobs": 0, "work": 0})
             topics = command("topics", "kept", "--json", "--data-dir", str(second.data))[1]
@@ -114,6 +124,69 @@ def test_a_follower_has_what_is_shipped_and_takes_over(tmp_path: Path, command: 
     with pytest.raises(NotReadyError) as refused:
         first.start()
     assert refused.value.code == 78
+
+
+def test_a_folder_that_was_restored_follows_nothing_and_takes_no_bucket(tmp_path: Path, command: Run) -> None:
+    url, back = f"file://{tmp_path}/bucket", tmp_path / "back"
+    with Server(tmp_path, *LOGMQ, environ=shipping(url)) as server:
+        at = str(server.address("logmq")[1])
+        assert command("logmq", "produce", "orders", "one", "--port", at)[0] == 0
+        until(lambda: command("restore", url, "--data-dir", str(back), "--dry-run")[0] == 0)
+        assert command("restore", url, "--data-dir", str(back))[0] == 0
+        before = (tmp_path / "bucket/manifest.json").read_bytes()
+        (tmp_path / "other").mkdir()
+        follower = Server(tmp_path / "other", url, *LOGMQ, data=back, command=("follow",))
+        with pytest.raises(NotReadyError, match="begins with an empty folder") as refused:
+            follower.start()
+        assert refused.value.code == 73
+        manifest = json.loads((tmp_path / "bucket/manifest.json").read_bytes())
+        assert manifest["epoch"] == json.loads(before)["epoch"]
+
+
+def test_a_follower_gives_out_nothing_that_another_server_gives_out(tmp_path: Path, command: Run) -> None:
+    url = f"file://{tmp_path}/bucket"
+    queues = ("--enable", "dms,dmp", "--port", "dms=0", "--port", "dmp=0")
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with Server(tmp_path / "first", *queues, environ=shipping(url, BROKERS_SHIP_ACK="bucket")) as first:
+        where = ("--data-dir", str(first.data))
+        assert command("dms", "create", "jobs", *where)[0] == 0
+        assert command("dms", "produce", "jobs", "one", *where)[0] == 0
+        assert command("dmp", "declare", "queue", "work", *where)[0] == 0
+        assert command("dmp", "put", "amq.default", "two", "--key", "work", *where)[0] == 0
+        careless = {"BROKERS_SHIP_INTERVAL": "0.05", "BROKERS_DMS_DISK_FAILED": "best-effort"}
+        second = Server(tmp_path / "second", url, *queues, command=("follow",), environ=careless)
+        with second:
+            there = ("--data-dir", str(second.data))
+            for protocol, queue in (("dms", "jobs"), ("dmp", "work")):
+                code, out, said = command(protocol, "consume", queue, "-n", "1", "--timeout", "0.3", *there)
+                assert (code, out) == (75, ""), said
+            code, _, said = command("dms", "produce", "jobs", "lost", *there)
+            assert (code != 0, "read-only" in said) == (True, True), said
+            code, _, said = command("ship", "status", *there)
+            assert (code, f"follows {url} and ships nothing: it is following" in said) == (78, True), said
+            first.kill()
+            before = second.ready["addresses"]
+            assert command("promote", *there)[0] == 0
+            until(lambda: ready(second).get("addresses", before) != before)
+            assert command("dms", "consume", "jobs", *there)[:2] == (0, "one\n")
+            assert command("dmp", "consume", "work", "-n", "1", *there)[:2] == (0, "two\n")
+
+
+def test_an_empty_folder_is_made_from_the_bucket_where_a_start_is_told_so(
+    tmp_path: Path, command: Run
+) -> None:
+    environ, told = shipping(f"file://{tmp_path}/bucket", BROKERS_SHIP_ACK="bucket"), "--restore-if-empty"
+    with Server(tmp_path, *LOGMQ, told, environ=environ) as first:  # nor is there a bucket
+        port = str(first.address("logmq")[1])
+        assert command("logmq", "produce", "orders", "one", "--port", port)[0] == 0
+        first.kill()
+        shutil.rmtree(first.data)
+        first.start()
+        until_there(command, first, "orders", ["one"])
+        assert first.stop() == 0
+        first.start()  # it is not empty
+        until_there(command, first, "orders", ["one"])
 
 
 def test_a_start_waits_for_no_bucket(tmp_path: Path, command: Run) -> None:

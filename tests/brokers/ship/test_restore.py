@@ -1,5 +1,6 @@
 """A folder from a bucket: as of any instant, whole or in part; what is missing is named, never guessed."""
 
+import errno
 from collections import Counter
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from brokers.errors import Failure
 from brokers.ship.assembling import ALL, Cut
-from brokers.ship.formats import SHIP_PATH, unpack_directory, unpack_mark, wal_key
+from brokers.ship.bucket import Unusable
+from brokers.ship.formats import PARTS_PREFIX, SHIP_PATH, unpack_directory, unpack_mark, wal_key
 from brokers.ship.names import UNFINISHED
 from brokers.ship.restore import Restore, Restored
 from shared.errors import StoreFormat, UsageError
@@ -74,7 +76,8 @@ async def test_a_part_is_asked_for_by_protocol_and_name(
     apart: Apart, store: FakeStore, tmp_path: Path
 ) -> None:
     there = apart.instants[-1][1]
-    await restore(store, tmp_path / "some", only=("one:ma*", "two:*"))
+    report = await restore(store, tmp_path / "some", only=("one:ma*", "two:*", "one:mad", "three:*"))
+    assert report.missing == ["one:mad: nothing has such a name", "three:*: nothing has such a name"]
     assert await restored(tmp_path / "some") == {name: there[name] for name in ("one/made", "two/b")}
     assert not (tmp_path / "some" / SHIP_PATH).exists()
     with pytest.raises(UsageError):
@@ -109,6 +112,20 @@ async def test_damage_costs_what_it_covers_and_is_named(
     report = await restore(store, tmp_path / "wal")
     assert any("wal/00000000000000000009" in line for line in report.missing)
     assert await restored(tmp_path / "wal") == dict(apart.instants)[report.lsn]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), Unusable("no right")], ids=["disk", "bucket"]
+)
+async def test_what_ends_it_is_told_as_that(store: FakeStore, tmp_path: Path, error: Exception) -> None:
+    def before(operation: str, key: str) -> None:
+        if key.startswith(PARTS_PREFIX):
+            raise error
+
+    store.before = before
+    with pytest.raises(type(error)) as raised:
+        await restore(store, tmp_path / "back")
+    assert raised.value is error
 
 
 async def test_a_folder_that_is_not_empty_is_left_alone(store: FakeStore, tmp_path: Path) -> None:

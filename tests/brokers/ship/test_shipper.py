@@ -12,6 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 
+from brokers.ship.bucket import Away
 from brokers.ship.cipher import Cipher
 from brokers.ship.epochs import ForeignBucket
 from brokers.ship.folder_files import FolderFiles, put_back
@@ -24,10 +25,12 @@ from brokers.ship.formats import (
     unpack_wal,
     wal_key,
 )
+from brokers.ship.settings import ShipSettings
+from brokers.ship.shipper import opened_with
 from brokers.ship.snapshots import GRACE_SECONDS
 from shared.errors import StoreReadOnly
 from shared.storage import format
-from shared.storage.settings import Durability
+from shared.storage.settings import Durability, Retention
 from shared.units import KIB, MIB
 from tests.brokers.ship.fake_bucket import FAULTS, Crash, FakeStore, Fault, on_loop
 from tests.brokers.ship.reassembled import assembled
@@ -273,6 +276,77 @@ async def test_a_bucket_that_lost_something_is_not_written_to(autojump_clock: ob
     assert bucket.objects == before
 
 
+@pytest.mark.parametrize("keep", [0, 20_000], ids=["at a snapshot", "before bytes are left to it"])
+async def test_a_manifest_that_is_deleted_is_told_as_that(autojump_clock: object, keep: int) -> None:
+    bucket = FakeStore()
+    async with shipped(FakeDisk(), bucket, FOLDS, STORAGE, close=False) as ours:
+        log = ours.log("large")
+        for _ in range(8):
+            await ours.append("large", bytes(range(256)) * 100)
+        await ours.even()
+
+        def before(operation: str, key: str) -> None:
+            if keep and (operation, key) == ("get", MANIFEST_KEY):
+                bucket.objects.pop(MANIFEST_KEY, None)
+
+        bucket.before = before
+        if keep:
+            log.local_retention = Retention(bytes_kept=keep)
+        else:
+            del bucket.objects[MANIFEST_KEY]
+        await ours.append("large", b"more")
+        await trio.sleep(100)
+        assert ours.shipper.state == "refused"
+        assert "deleted the bucket's manifest.json" in ours.shipper.reason
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["a new bucket", "after too much waited"])
+async def test_what_no_snapshot_makes_restorable_is_shown_as_lag(autojump_clock: object, anew: bool) -> None:
+    bucket, standing = FakeStore(), not anew
+
+    def before(operation: str, key: str) -> None:
+        if standing and key.startswith("snapshots/"):
+            raise Away("503")
+
+    bucket.before = before
+    async with shipped(FakeDisk(), bucket, attrs.evolve(FOLDS, backlog=256 * KIB), STORAGE) as ours:
+        shipper = ours.shipper
+        await ours.append("orders", b"x")
+        if anew:
+            await ours.even()
+            standing = bucket.away = True
+            for _ in range(20):
+                await ours.append("orders", *[bytes(1000)] * 50)
+                await trio.sleep(1)
+            bucket.away = False
+        await trio.sleep(100)
+        await ours.append("orders", b"y")
+        await trio.sleep(3)
+        assert shipper.lag_bytes == 0, "all of the journal is there"
+        assert shipper.lag_seconds > 100, "and a restore would have nothing of it"
+        standing = False
+        await ours.even()
+        assert shipper.lag_seconds == 0
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
+async def test_a_checkpoint_leaves_no_hole_in_the_journal_at_a_power_cut(autojump_clock: object) -> None:
+    """Where nothing asks for a sync: the catalog has what it has, and the bucket gets all that led there."""
+    disk, bucket = FakeDisk(), FakeStore()
+    settings = attrs.evolve(FOLDS, interval=1000, fold=5000)
+    async with shipped(disk, bucket, settings, STORAGE, close=False) as ours:
+        ours.log("orders", Durability("none"))
+        await ours.even()
+        await ours.append("orders", b"one", b"two")
+        assert await ours.store.checkpoint()
+    disk = disk.power_cut().boot(lambda n, what: n - 1)
+    async with shipped(disk, bucket, FOLDS, STORAGE) as ours:
+        await ours.append("orders", b"three")
+        await ours.even()
+        assert ours.shipper.forgotten == 0
+        assert assembled(bucket.objects).logs == await ours.contents()
+
+
 async def test_another_folder_does_not_ship_to_a_bucket_that_is_in_use(autojump_clock: object) -> None:
     bucket = FakeStore()
     await run(FakeDisk(), bucket)
@@ -513,6 +587,17 @@ async def test_an_answer_waits_for_the_bucket_where_it_is_to(autojump_clock: obj
         bucket.away = False
         await ours.append("orders", b"last")
         assert assembled(bucket.objects).logs == await ours.contents()
+
+
+def test_who_waits_for_the_bucket_is_said_by_protocol_or_namespace() -> None:
+    acks = opened_with(ShipSettings(ack_bucket=("dmp:orders*", "dms:*"))).acks
+    assert acks("dmp-queues", "orders.new")
+    assert acks("dms", "jobs")
+    assert not acks("dmp-queues", "other")
+    assert opened_with(ShipSettings(ack_bucket=("dmp-queues:other",))).acks("dmp-queues", "other")
+    for wrong in (("payments*",), ("dms:jobs", "x")):
+        with pytest.raises(ValueError, match="no answer would wait"):
+            ShipSettings(ack_bucket=wrong)
 
 
 async def test_many_who_wait_share_an_object(autojump_clock: object) -> None:

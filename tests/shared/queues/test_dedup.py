@@ -4,7 +4,8 @@ from shared.queues.dedup import SeenKeys
 
 
 def test_the_window_of_a_message_that_the_disk_refused_ends_no_other() -> None:
-    seen = SeenKeys()
+    charged: list[int] = []
+    seen = SeenKeys(100, charged.append)
     for number, key in ((1, "refused"), (2, "refused and sent again")):
         seen.add(key, number, 10)
         seen.undo(key)
@@ -13,4 +14,5 @@ def test_the_window_of_a_message_that_the_disk_refused_ends_no_other() -> None:
     seen.leave("refused and sent again")
     assert seen.forget(11) == []
     assert seen.number_of("refused and sent again", 11) == 3
-    assert (seen.forget(20), len(seen)) == (["refused and sent again"], 0)
+    assert sum(charged) == 100
+    assert (seen.forget(20), len(seen), sum(charged)) == (["refused and sent again"], 0, 0)
