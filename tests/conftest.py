@@ -88,6 +88,7 @@ def pytest_collection_finish() -> None:
     # of the time of tests with very many queues.
     gc.set_threshold(50_000)
     gc.enable()
+    plain_tracebacks()
 
 
 class OneSparkSession(LoadScopeScheduling):
@@ -115,6 +116,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) * 3 // 2 or 1
 
 
+def plain_tracebacks() -> None:
+    """The usual ones, with colours, frames and every variable, take up to a second each."""
+    structlog.reset_defaults()
+    *others, last = structlog.get_config()["processors"]
+    assert isinstance(last, structlog.dev.ConsoleRenderer)
+    last = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*others, last])
+
+
 @pytest.fixture(autouse=True)
 def process_as_before() -> Iterator[None]:
     """Serving, and asking a folder that nobody serves, change logging, signals and the clock of a process.
@@ -126,6 +136,6 @@ def process_as_before() -> Iterator[None]:
     clock = turns.CLOCK.now
     yield
     turns.CLOCK.now = clock
-    structlog.reset_defaults()
+    plain_tracebacks()
     root.handlers[:], root.level = handlers, level
     signal.signal(signal.SIGTTIN, stop_reading)
