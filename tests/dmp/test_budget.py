@@ -106,7 +106,7 @@ async def test_who_takes_all_is_refused_a_neighbour_is_served_and_the_end_gives_
 async def test_what_is_charged_is_about_what_it_takes_or_more(world: World, what: str) -> None:
     world.queue(b"served")
     peer = Peer(world).login()
-    sent = [b"".join(commands_bytes(ATTACKS[what](number))) for number in range(60)]
+    sent = [b"".join(commands_bytes(ATTACKS[what](number))) for number in range(160)]
     for data in sent[:10]:
         peer.send(data)
     account = world.budget.account(_account_of(what))

@@ -171,7 +171,7 @@ async def test_space_stays_while_somebody_reads_there(tmp_path: Path) -> None:
 async def test_retention_passes_what_is_local_and_deletion_asks_no_bucket() -> None:
     store = await open_store(disk := FakeDisk())
     log, bucket, written = await filled(store, [20_000] * 30)
-    await leave(store, log, boundaries(log)[-3])
+    await leave(store, log, boundaries(log)[1])
     log.retention = Retention(bytes_kept=30_000)
     await store.retain()
     assert log.first > log.local
