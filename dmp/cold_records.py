@@ -27,7 +27,7 @@ _TRIES_MAX = _BY_CLOCK - 1
 _MORE = bytes(PLAIN_BYTES + 1)
 
 
-class Noted(NamedTuple):
+class TriesNote(NamedTuple):
     """What a log notes of a message apart from its record: failed tries, and a time, 0: at once."""
 
     tries: int
@@ -35,7 +35,7 @@ class Noted(NamedTuple):
     by_clock: bool
 
     @classmethod
-    def of(cls, head: Head | ColdHead) -> Noted:
+    def of(cls, head: Head | ColdHead) -> TriesNote:
         return cls(head.tries, head.due_ms or 0, head.by_clock)
 
 
@@ -164,10 +164,10 @@ class ColdRecords:
         run = self.reading.get(number)
         return None if run is None else run.offset
 
-    def noted(self, number: int) -> Noted | None:
+    def noted(self, number: int) -> TriesNote | None:
         """What the log has noted of a message apart from its record."""
         run = self.get(number)
-        return None if run is None or not run.head.noted else Noted.of(run.head)
+        return None if run is None or not run.head.noted else TriesNote.of(run.head)
 
     def move(self, number: int, place: int) -> None:
         """The record of a message that is here is there from now on."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dmp.cold_records import ColdRecords, Noted, cold_message
+from dmp.cold_records import ColdRecords, TriesNote, cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.refusals import shown
@@ -83,8 +83,8 @@ class Later(DamageTeller):
         return int(self._context.timers.now() * 1000)
 
     def ahead(self) -> int:
-        """How much the wall clock is ahead of the broker's."""
-        return self.now_ms - self._clock_ms
+        """How much the wall clock is ahead of the broker's, rounded down: no message is early."""
+        return math.floor(self.now_ms - self._context.timers.now() * 1000)
 
     @property
     def _eta_header(self) -> bytes | None:
@@ -169,7 +169,7 @@ class Later(DamageTeller):
         return self._queue.once is not None or self._queue.row.keys is not None
 
     def found(
-        self, place: int, due_ms: int, by_clock: bool, noted: Noted | None, message: Run | None
+        self, place: int, due_ms: int, by_clock: bool, noted: TriesNote | None, message: Run | None
     ) -> bytes:
         """A message that a start has found, whose time has not come."""
         tries = 0 if noted is None else noted.tries
@@ -353,7 +353,7 @@ class Later(DamageTeller):
         except CorruptRecord:
             return None
         if cold.head.noted:
-            message.head = tried(message.head, *Noted.of(cold.head))
+            message.head = tried(message.head, *TriesNote.of(cold.head))
         message.tries = cold.tries
         return message
 

@@ -28,7 +28,7 @@ from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
-    from dmp.cold_records import Noted
+    from dmp.cold_records import TriesNote
     from dmp.later import Later
     from dmp.queue_log import Cold, QueueLog
     from shared.queues.runs import Run
@@ -43,7 +43,7 @@ class _Past:
     mixed_to: int = -1
     following: int = 0
     known_lost_to: int = 0  # whatever is lost below this offset, a purge has done with
-    tried: dict[int, Noted] = attrs.Factory(dict)
+    tried: dict[int, TriesNote] = attrs.Factory(dict)
     _taken: array[int] = attrs.Factory(lambda: array("Q"))
     _ranges: list[tuple[int, int]] = attrs.Factory(list)
     _last: int = -1

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from dmp import queue_records as records
-from dmp.cold_records import ColdRecords, Noted, cold_message
+from dmp.cold_records import ColdRecords, TriesNote, cold_message
 from dmp.queue_records import PAGES, PUTS, MessageReader, due_in
 from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
@@ -178,9 +178,9 @@ class QueueLog(Copying):
     _taken: list[int] = attrs.field(factory=list, init=False)
     _taking: int = attrs.field(default=0, init=False)
     """How many `take_all` are under way: until what they take is written its records stay."""
-    _tried: list[tuple[Noted, list[int]]] = attrs.field(factory=list, init=False)
+    _tried: list[tuple[TriesNote, list[int]]] = attrs.field(factory=list, init=False)
     """What is to be written of failed tries and times, and of which numbers."""
-    tried: dict[int, Noted] = attrs.field(factory=dict, init=False)
+    tried: dict[int, TriesNote] = attrs.field(factory=dict, init=False)
     """Of messages that are there: their failed tries, and when they are due. Copies have it with them."""
     _appended: Undoing = attrs.field(factory=Undoing, init=False)
     """Records that messages have left: those that the disk refuses are appended again."""
@@ -268,7 +268,7 @@ class QueueLog(Copying):
         self._cold_bytes -= message.stride
         self._scatter(message, None)
 
-    def _scatter(self, message: Run, noted: Noted | None) -> None:
+    def _scatter(self, message: Run, noted: TriesNote | None) -> None:
         self._unordered(message.offset)
         self._places.scattered[message.first] = message.offset
         if noted is not None:
@@ -310,7 +310,7 @@ class QueueLog(Copying):
         """So many tries of the messages have failed, as their heads say; `flush` writes that down."""
         for run in runs:
             if run.offset >= 0:
-                noted, numbers = Noted.of(run.head), [*run.numbers]
+                noted, numbers = TriesNote.of(run.head), [*run.numbers]
                 self._tried.append((noted, numbers))
                 self.tried.update(dict.fromkeys(numbers, noted))
 

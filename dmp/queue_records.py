@@ -28,7 +28,7 @@ from enum import IntEnum
 import attrs
 
 from dmp.bodies import length_in
-from dmp.cold_records import Noted
+from dmp.cold_records import TriesNote
 from dmp.data_types import short
 from dmp.message import Head
 from dmp.refusals import Refusal
@@ -119,7 +119,7 @@ def taken(messages: Sequence[int]) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def tried(noted: Noted, numbers: Sequence[int]) -> bytes:
+def tried(noted: TriesNote, numbers: Sequence[int]) -> bytes:
     """A TRIED record."""
     tries, due_ms, by_clock = noted
     time = _BY_CLOCK * by_clock | due_ms
@@ -127,11 +127,11 @@ def tried(noted: Noted, numbers: Sequence[int]) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def tried_in(data: bytes, start: int, end: int) -> tuple[Noted, tuple[int, ...]]:
+def tried_in(data: bytes, start: int, end: int) -> tuple[TriesNote, tuple[int, ...]]:
     """What a TRIED record notes, and the messages' numbers."""
     _, tries, time = _TRIED.unpack_from(data, start)
     at = start + _TRIED.size
-    return Noted(tries, *_due(time)), struct.unpack_from(f">{(end - at) // 8}Q", data, at)
+    return TriesNote(tries, *_due(time)), struct.unpack_from(f">{(end - at) // 8}Q", data, at)
 
 
 def purged(first: int, end: int) -> bytes:
