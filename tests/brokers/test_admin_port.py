@@ -20,7 +20,7 @@ from brokers.access.logins import Logins
 from brokers.admin import api, application, definitions
 from brokers.admin import gate as admin_gate
 from brokers.admin import port as admin_port
-from brokers.admin.gate import HEADERS, TOKEN_USER, Gate, token_of
+from brokers.admin.gate import HEADERS, Gate, token_of
 from brokers.admin.port import AdminPort, listen
 from brokers.page import files
 from shared.access import Access, Rule, Secret, User
