@@ -899,12 +899,11 @@ class Queue(RunQueue):
         ]
         return held + [run for returning in engine.returning.values() for run in returning.get(self, ())]
 
-    def append_snapshot(self, parts: Sequence[tuple[bytes, int]], offset: int) -> Ticket:
+    def append_snapshot(self, data: bytes, count: int, offset: int) -> Ticket:
         engine = self.engine
         assert self.log is not None
         row = engine.table.put_record(self.name, engine.row(self, snapshot=offset))
-        log = self.log.log
-        _, ticket = engine.store.append_all([*((log, *part) for part in parts), row], reserved=True)
+        _, ticket = engine.store.append_all([(self.log.log, data, count), row], reserved=True)
         engine.counts.snapshots += 1
         return ticket
 
