@@ -21,7 +21,7 @@ from shared.net.tls import client_context
 from tests.brokers.asking import Api
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
-from tests.support.server import SHORT_LINGER, NotReadyError, Server, speak, until
+from tests.support.server import SHORT_LINGER, SMALL_JOURNAL, NotReadyError, Server, speak, until
 
 NewServer = Callable[..., Server]
 
@@ -194,7 +194,8 @@ def test_it_needs_no_terminal_and_not_even_standard_descriptors(tmp_path: Path) 
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "brokers", "serve", "--data-dir", str(tmp_path / "data")]
     command += ["--enable", "logmq", "--port", "logmq=0", "--ready-file", str(ready)]
-    process = subprocess.Popen(["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command])
+    shell = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-']
+    process = subprocess.Popen([*shell, *command], env=os.environ | SMALL_JOURNAL)
     try:
         until(lambda: ready.exists() or process.poll() is not None)
         bound = json.loads(ready.read_text())["addresses"][0]

@@ -264,6 +264,13 @@ def run_here(*arguments: str) -> Any:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture
+def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is opened in this process."""
+    for name, value in SMALL_JOURNAL.items():
+        monkeypatch.setenv(name, value)
+
+
 Command = Callable[..., tuple[int, str, str]]
 """What `commands` makes: it takes arguments, and returns exit code, standard output and standard error."""
 
