@@ -285,7 +285,7 @@ class Topology:
         )
         kind = QueueKind(auto_delete=True, arguments=arguments)
         check(self._names, _queue_bytes(name, kind), user=user)
-        queue = Queue(name, kind, broker, limited=False)
+        queue = Queue(name, kind, broker)
         broker.reply_queues[name] = queue
         self._count_queue(queue, user)
         return queue
