@@ -53,6 +53,7 @@ from dmp.wire import (
 from shared.errors import RemoteProtocolError, StoreError
 from shared.fanout import Route, Routes, piece_of
 from shared.net.session import SessionBase
+from shared.turns import ITEMS
 
 if TYPE_CHECKING:
     from dmp.broker import Broker
@@ -188,6 +189,9 @@ class Sink:
                 if route is None:
                     self._taken = at
                     at = start = self._odd(data, at, after)
+                    if self._session.turn.over(ITEMS):  # a key seen for the first time may take milliseconds
+                        self._session.yield_turn()
+                        break
                     continue
                 slow = self._slow_of(route)
             same = 1 if names != last else self._alike(slow, data, at, after, body_at)

@@ -64,9 +64,6 @@ TOPIC_BYTES, TOPIC_KEY_BYTES, WILD_WORD_BYTES = 700, 8, 80
 trie."""
 HEADERS_BYTES = 20
 """Each byte of the arguments of a binding to a headers exchange, which are decoded: 19 at most."""
-ANY_HEADER_BYTES = 30
-"""What each byte takes besides where any one header is enough, and the binding stands under each. In all 57
-were measured, with the shortest of arguments and two bindings under each."""
 
 
 _End = tuple[bytes, bool]  # a name, and whether it is an exchange's
@@ -746,8 +743,6 @@ def _binding_bytes(exchange: Exchange, binding: Binding) -> int:
         size = TOPIC_BYTES + TOPIC_KEY_BYTES * key + WILD_WORD_BYTES * words + arguments
     elif exchange.kind.type == "headers":
         size += HEADERS_BYTES * arguments
-        if b"any" in binding.arguments:  # or something else is called so
-            size += ANY_HEADER_BYTES * arguments
     if exchange.kind.durable:
         names = len(binding.source) + len(binding.destination)
         size += DURABLE_BYTES + DURABLE_KEY_BYTES * (names + key + arguments)
