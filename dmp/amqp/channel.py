@@ -54,7 +54,7 @@ from shared.net.session import SessionBase
 from shared.queues import unacked
 from shared.queues.runs import Run
 from shared.queues.unacked import Unacked
-from shared.turns import ITEMS, batched, taken_out
+from shared.turns import ITEMS, taken_out
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -442,35 +442,6 @@ class AmqpChannels:
             elif not queue.deleted:
                 queue.dispatch()
             yield
-
-    def deliver_again(self, channel: Channel) -> None:
-        """Deliver all that is unacknowledged again to the consumers that had it, the oldest first, or return
-        it where a consumer has ended. Until then the queues deliver nothing else."""
-        queues = _stopped(channel.unacked)
-        self._in_turns(self._each_again(channel, queues))
-
-    def _each_again(self, channel: Channel, queues: dict[Queue, None]) -> Iterator[None]:
-        back: deque[Delivery] = deque()
-        for firsts in batched(sorted(channel.unacked.runs)):
-            batch: list[Delivery] = []
-            for first in firsts:
-                delivery = channel.unacked.runs.get(first)
-                if delivery is not None:  # else the channel has ended, and all it had goes to the queues
-                    batch += channel.unacked.take(delivery[0]) or ()
-            again: dict[Consumer, list[Run]] = {}
-            forget_unacked(batch)
-            for delivery in batch:
-                _, holder, run = delivery
-                if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                    run.tries += 1
-                    again.setdefault(holder, []).append(run)
-                else:
-                    back.append(delivery)
-            for consumer, runs in again.items():
-                consumer.deliver(runs)
-            yield
-        channel.crowded = False
-        yield from self._each_back(channel, back, queues, Queue.requeue)
 
     def _in_turns(self, steps: Iterator[None]) -> None:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
@@ -966,10 +937,8 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX and self._heads.admit():
+            if len(between) <= KEPT_BYTES_MAX:
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
-        else:
-            self._heads.unused = 0
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before
