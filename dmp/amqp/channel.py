@@ -29,15 +29,14 @@ from dmp.amqp.wire import (
     FRAME_END,
     FRAME_HEAD,
     HEADER,
-    KEPT_BYTES_MAX,
     METHOD,
     PUBLISH,
     ack_frame,
+    content_head,
     content_header,
     deliver_before,
     deliver_between,
     encode,
-    kept_content_head,
     nack_frame,
     return_frame,
     split,
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
 
 PY_AMQP = "py-amqp"  # the product whose prefetch is always the channel's
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
+_HEAD_BYTES_MAX = 2048  # longer ones are made each time: kept, they would cost memory for each message
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
 _HEAD_BYTES = 800
 _NO_LIMIT = 1 << 30
@@ -643,7 +643,7 @@ class Channel:
             mux.reply(method + content_header(number, head.body_bytes, head.properties))
             mux.replies.reply(self.body_frames(body))
         else:
-            before = kept_content_head(number, head, payload_max)
+            before = content_head(number, head.body_bytes, head.properties, payload_max)
             mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
@@ -937,7 +937,7 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX:
+            if len(between) <= _HEAD_BYTES_MAX:
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
         self._head = head
         self._before, self._between = found
