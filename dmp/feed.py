@@ -91,10 +91,6 @@ class Feed:
             parts.append(_envelope(head).join((b"", *run.bodies)))
         self._push(b"".join(parts), name)
 
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        self.delivered += len(bodies)
-        self._push(_envelope(head).join((b"", *bodies)), head.exchange)
-
     def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
         self.delivered += count
         self._push(chunk, exchange)

@@ -218,11 +218,7 @@ class Queue(RunQueue):
     # -- in
 
     def publish(self, head: Head, bodies: Sequence[bytes]) -> None:
-        """A run of messages that need no log. Those of large bodies wait until these are written.
-
-        A run that finds the queue empty, and one consumer that acknowledges nothing, is passed on without
-        being counted here.
-        """
+        """A run of messages that need no log. Those of large bodies wait until these are written."""
         if self.deleted:
             return
         if head.noted.headers is not None:
@@ -230,21 +226,6 @@ class Queue(RunQueue):
         if head.large:
             self.admit(self.number(head, bodies), self._context.bodies.unwritten(bodies[-1]))
             return
-        if self.empty:
-            taker: Taker | None = self.takers.feed
-            if taker is None and self.takers.count == 1:
-                (taker,) = self.takers.active
-            at_once = head.ttl_ms != 0 and not head.due_ms and self.throttle is None and self.once is None
-            if taker is not None and taker.no_ack and at_once:
-                try:
-                    count, room_bytes = taker.room()
-                    if count >= len(bodies) and room_bytes >= head.body_bytes * (len(bodies) - 1):
-                        self.numbered += len(bodies)
-                        taker.deliver_run(head, bodies)
-                        self._context.counts.delivered += len(bodies)
-                        return
-                except Exception as error:
-                    taker.fail(error)
         self.admit(self.number(head, bodies), None)
 
     def number(self, head: Head, bodies: Sequence[bytes], first: int | None = None) -> Run:

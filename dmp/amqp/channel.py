@@ -29,15 +29,14 @@ from dmp.amqp.wire import (
     FRAME_END,
     FRAME_HEAD,
     HEADER,
-    KEPT_BYTES_MAX,
     METHOD,
     PUBLISH,
     ack_frame,
+    content_head,
     content_header,
     deliver_before,
     deliver_between,
     encode,
-    kept_content_head,
     nack_frame,
     return_frame,
     split,
@@ -54,7 +53,7 @@ from shared.net.session import SessionBase
 from shared.queues import unacked
 from shared.queues.runs import Run
 from shared.queues.unacked import Unacked
-from shared.turns import ITEMS, batched, taken_out
+from shared.turns import ITEMS, taken_out
 
 if TYPE_CHECKING:
     from dmp.amqp.transactions import Transaction
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
 
 PY_AMQP = "py-amqp"  # the product whose prefetch is always the channel's
 _HEADS_MAX = 64  # kinds of messages of which a consumer keeps what is put around the bodies
+_HEAD_BYTES_MAX = 2048  # longer ones are made each time: kept, they would cost memory for each message
 # What one of these takes beside its bytes, which may stand in it three times, with the head that it keeps.
 _HEAD_BYTES = 800
 _NO_LIMIT = 1 << 30
@@ -443,35 +443,6 @@ class AmqpChannels:
                 queue.dispatch()
             yield
 
-    def deliver_again(self, channel: Channel) -> None:
-        """Deliver all that is unacknowledged again to the consumers that had it, the oldest first, or return
-        it where a consumer has ended. Until then the queues deliver nothing else."""
-        queues = _stopped(channel.unacked)
-        self._in_turns(self._each_again(channel, queues))
-
-    def _each_again(self, channel: Channel, queues: dict[Queue, None]) -> Iterator[None]:
-        back: deque[Delivery] = deque()
-        for firsts in batched(sorted(channel.unacked.runs)):
-            batch: list[Delivery] = []
-            for first in firsts:
-                delivery = channel.unacked.runs.get(first)
-                if delivery is not None:  # else the channel has ended, and all it had goes to the queues
-                    batch += channel.unacked.take(delivery[0]) or ()
-            again: dict[Consumer, list[Run]] = {}
-            forget_unacked(batch)
-            for delivery in batch:
-                _, holder, run = delivery
-                if isinstance(holder, Consumer) and channel.consumers.get(holder.tag) is holder:
-                    run.tries += 1
-                    again.setdefault(holder, []).append(run)
-                else:
-                    back.append(delivery)
-            for consumer, runs in again.items():
-                consumer.deliver(runs)
-            yield
-        channel.crowded = False
-        yield from self._each_back(channel, back, queues, Queue.requeue)
-
     def _in_turns(self, steps: Iterator[None]) -> None:
         """Take the steps of long work: now, and what is left in the next turns of the loop. The connection's
         input waits for it."""
@@ -672,7 +643,7 @@ class Channel:
             mux.reply(method + content_header(number, head.body_bytes, head.properties))
             mux.replies.reply(self.body_frames(body))
         else:
-            before = kept_content_head(number, head, payload_max)
+            before = content_head(number, head.body_bytes, head.properties, payload_max)
             mux.reply(b"".join((method, before, split(number, body, payload_max), FRAME_END)))
 
     def body_frames(self, reference: bytes) -> BodyFrames:
@@ -892,23 +863,6 @@ class Consumer:
             count = min(count, self.prefetch - self.unacked)
         return max(count, 0), room_bytes
 
-    def deliver_run(self, head: Head, bodies: Sequence[bytes]) -> None:
-        if head is not self._head:
-            self._begin(head)
-        channel = self.channel
-        if head.body_bytes > channel.mux.payload_max:
-            bodies = [split(channel.number, body, channel.mux.payload_max) for body in bodies]
-        between, end_before = self._between, self._end_before
-        parts = [self._before]
-        tag = channel.delivered
-        for tag, body in enumerate(bodies, tag + 1):  # noqa: B020 - it goes on where it was
-            parts += (tag_bytes(tag), between, body, end_before)
-        channel.delivered = tag
-        self.delivered += len(bodies)
-        channel.served(self)
-        parts[-1] = FRAME_END
-        channel.mux.connection.write(b"".join(parts))
-
     def deliver(self, runs: list[Run]) -> None:
         channel = self.channel
         connection = channel.mux.connection
@@ -966,10 +920,8 @@ class Consumer:
             number, payload_max = self.channel.number, self.channel.mux.payload_max
             between = deliver_between(number, head, False, payload_max)
             found = deliver_before(number, self.tag, head), between
-            if len(between) <= KEPT_BYTES_MAX and self._heads.admit():
+            if len(between) <= _HEAD_BYTES_MAX:
                 self._heads.keep(head, found, _HEAD_BYTES + 3 * len(between))
-        else:
-            self._heads.unused = 0
         self._head = head
         self._before, self._between = found
         self._end_before = FRAME_END + self._before
