@@ -147,8 +147,6 @@ class Queue(RunQueue):
     """The queue's definition was lost: the next declaration is its new one."""
     lost: bool = attrs.field(default=False, init=False)
     """Some of the queue's messages cannot be read, and nobody has purged it since: it is not called empty."""
-    marked_from: int = attrs.field(default=0, init=False)
-    """Messages below this number are older than the mark of what has died (`topology_table`)."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
