@@ -39,7 +39,6 @@ from dmp.queue_log import Cold, QueueLog
 from dmp.row import Row
 from dmp.settings import DmpSettings
 from dmp.takers import FeedTaker, Taker, Takers, share_out
-from dmp.throttle import Throttle
 from dmp.tries import Tries
 from shared.access import ANONYMOUS
 from shared.errors import StoreError
@@ -49,6 +48,7 @@ from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Run, join
 from shared.queues.waiting import Waiting
+from shared.rates import TokenBucket
 from shared.storage.lost import Lost
 from shared.turns import ITEMS, LongWork, Turn, batched, taken_out
 
@@ -139,15 +139,14 @@ class Queue(RunQueue):
     arrivals: Arrivals = attrs.field(factory=Arrivals, init=False)
     later: Later = attrs.field(init=False)
     lives: Lives = attrs.field(init=False)
-    throttle: Throttle | None = attrs.field(init=False)
+    throttle: TokenBucket | None = attrs.field(init=False)
+    """How many messages the queue may give out now (`x-rate`)."""
     once: Once | None = attrs.field(default=None, init=False)
     takers: Takers = attrs.field(init=False)
     adopted: bool = attrs.field(default=False, init=False)
     """The queue's definition was lost: the next declaration is its new one."""
     lost: bool = attrs.field(default=False, init=False)
     """Some of the queue's messages cannot be read, and nobody has purged it since: it is not called empty."""
-    marked_from: int = attrs.field(default=0, init=False)
-    """Messages below this number are older than the mark of what has died (`topology_table`)."""
     bound: set[Binding] = attrs.field(factory=set, init=False)
     memory_bytes: int = attrs.field(default=0, init=False)
     """What the budget is charged for it, without messages and bindings."""
@@ -176,7 +175,7 @@ class Queue(RunQueue):
         if arguments.once:
             window_ms = arguments.once_ms or 0
             self.once = Once(self.name, window_ms, lambda: self.later.now_ms, self.charge)
-        self.throttle = Throttle.asked_for(arguments.rate, self._context.timers.now)
+        self.throttle = None if arguments.rate is None else TokenBucket(arguments.rate)
         self._tries = Tries.asked_for(arguments)
         self.used = self._context.timers.now()
 
@@ -402,7 +401,7 @@ class Queue(RunQueue):
         turn: Turn | None = None
         while (depth := len(row)) and not (check and self.lives.behind):
             if throttle is not None:
-                depth = min(depth, throttle.allowance())
+                depth = min(depth, throttle.allowance(self._context.timers.now()))
             shares = takers.shares(depth) if depth else []
             if not shares:
                 break
@@ -463,7 +462,7 @@ class Queue(RunQueue):
         if self.takers.feed is not None or self.stops or not self.row.load_front() or self.lives.behind:
             return None
         if self.throttle is not None:
-            if not self.throttle.allowance():
+            if self.throttle.allowance(self._context.timers.now()) < 1:
                 return None
             self.throttle.take(1)
         run = self.row.take_run(1)
@@ -660,7 +659,7 @@ class Queue(RunQueue):
         self.adopted = False
         self.takers.single = kind.arguments.single_active
         self._tries = Tries.asked_for(kind.arguments)
-        self.throttle = Throttle.asked_for(kind.arguments.rate, self._context.timers.now)
+        self.throttle = None if kind.arguments.rate is None else TokenBucket(kind.arguments.rate)
         self.lives.define(kind.arguments.ttl_ms)
         self.arm()
 
@@ -709,8 +708,8 @@ class Queue(RunQueue):
             deadline = min(deadline, self.used + expires_ms / 1000)
         if self.later.count:
             deadline = min(deadline, self._context.timers.now() + self.later.next_seconds)
-        if self.throttle is not None and len(self.row) and self.takers.in_use:
-            deadline = min(deadline, self._context.timers.now() + self.throttle.next_seconds)
+        if self.throttle is not None and len(self.row) and self.takers.in_use and self.throttle.wait_seconds:
+            deadline = min(deadline, self._context.timers.now() + self.throttle.wait_seconds)
         if self.once is not None:
             deadline = min(deadline, self._context.timers.now() + self.once.next_seconds)
         if self._goes_on or self._unblocked:

@@ -264,7 +264,6 @@ class Sink:
 
     def _deliver(self) -> None:
         """Hand on what was gathered. Raises RemoteProtocolError if the store takes no writes."""
-        name = self._exchange.name
         failed: StoreError | None = None
         for queues, chunk, count in self._fanout.gathered():
             others: list[Queue] = []
@@ -277,7 +276,7 @@ class Sink:
                 queue.numbered += count
                 self._broker.counts.delivered += count
                 try:
-                    feed.deliver_whole(chunk, count, name)
+                    feed.deliver_whole(chunk, count)
                 except Exception as error:
                     feed.fail(error)
             if others:

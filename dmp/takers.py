@@ -52,8 +52,8 @@ class Taker(Protocol):
 class FeedTaker(Taker, Protocol):
     """The reading end of a DMP connection; `no_ack`."""
 
-    def deliver_whole(self, chunk: bytes | memoryview, count: int, exchange: bytes) -> None:
-        """Get `count` messages that came by a sink, in the bytes that came; `exchange`: the sink's."""
+    def deliver_whole(self, chunk: bytes | memoryview, count: int) -> None:
+        """Get `count` messages that came by a sink, in the bytes that came."""
 
 
 Share: TypeAlias = tuple[Taker, list[Run], int, int]

@@ -311,7 +311,7 @@ class Topology:
 
     def _save(self, queue: Queue, **changes: Any) -> Ticket:
         """Write its row, with these changes."""
-        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused, queue.marked_from)
+        now = SavedQueue(queue.name, queue.kind, queue.adopted, queue.lost, queue.paused)
         return self._broker.topology_table.put_queue(attrs.evolve(now, **changes))
 
     def set_paused(self, queue: Queue, paused: bool) -> Ticket | None:
@@ -605,7 +605,6 @@ class Topology:
         queue.adopted = saved.adopted
         if saved.paused:
             queue.pause()
-        queue.marked_from = saved.marked_from
         await self._load(queue, log, lost=lost)
 
     async def _adopt(self, name: bytes, *, defined: bool) -> None:
@@ -633,10 +632,6 @@ class Topology:
         room = max(memory.hot_bytes - memory.total_bytes, HOT_LEAST_BYTES)
         messages, following, damaged = await load(queue_log, queue.row.cold, room, broker.bodies, queue.later)
         queue.recovered(messages, following, lost=lost or bool(damaged))
-        if queue.marked_from < 0:
-            queue.marked_from = following
-            if broker.store.read_only is None:
-                self._save(queue)
         if damaged:
             broker.log.error(
                 "a queue's log is damaged: messages there are lost, or come again that had been taken; the "

@@ -334,57 +334,39 @@ class AmqpChannels:
             return at
         self.current, self.index = channel, _ACK_INDEX
         end, frame_end = len(data), FRAME_END[0]
-        unacked, settled = channel.unacked, self._settled
-        first = stop = 0  # tags that follow each other in a run, acknowledged one by one and not taken yet
+        first = stop = 0  # tags that follow each other, acknowledged one by one and not taken yet
         while at + ACK_FRAME_BYTES <= end and data.startswith(beginning, at):
             tag, multiple, last = _ack_fields(data, at + _ACK_BEGINNING)
             if last != frame_end:
                 break
+            if tag != stop or multiple & 1:
+                self._settle_each(channel, first, stop, at)
+                first = stop = tag
             at = self.at = at + ACK_FRAME_BYTES
-            delivery = None if multiple & 1 else unacked.runs.get(tag)
-            is_whole = delivery is not None and len(delivery[0]) == 1
-            if first != stop and (multiple & 1 or is_whole or tag != stop):
-                self._settle_each(channel, first, stop, at - ACK_FRAME_BYTES)
-                first = stop = 0
             if multiple & 1:
                 self.settle(channel, channel.take_unacked(tag, True))
-            elif delivery is not None and is_whole:
-                _, holder, run = delivery
-                del unacked.runs[tag]
-                unacked.count -= 1
-                holder.unacked -= 1
-                runs = settled.get(holder.queue)
-                if runs is None:
-                    settled[holder.queue] = [run]
-                else:
-                    runs.append(run)
+                first = stop = 0
             else:
-                if first == stop:
-                    first = tag
-                stop = tag + 1
-        if first != stop:
-            self._settle_each(channel, first, stop, at)
-        self._made_room(channel)
+                stop += 1
+        self._settle_each(channel, first, stop, at)
         return at
 
     def _settle_each(self, channel: Channel, first: int, stop: int, at: int) -> None:
         """The tags from `first` to `stop` are acknowledged, each by a frame of its own; these end at `at`.
         Raises Refusal for the first that is unknown, with `self.at` behind its frame."""
-        unacked = channel.unacked
-        found = unacked.take(range(first, stop)) if stop - first > 1 else None
-        unknown = None
+        found = channel.unacked.take(range(first, stop))
         if found is None:
             found = []
             for tag in range(first, stop):
-                delivery = unacked.take_one(tag)
+                delivery = channel.unacked.take_one(tag)
                 if delivery is None:
-                    unknown, self.at = tag, at - (stop - tag - 1) * ACK_FRAME_BYTES
-                    break
+                    self.at = at - (stop - tag - 1) * ACK_FRAME_BYTES
+                    forget_unacked(found)
+                    self.settle(channel, found)
+                    raise _unknown(tag)
                 found.append(delivery)
         forget_unacked(found)
         self.settle(channel, found)
-        if unknown is not None:
-            raise _unknown(unknown)
 
     def settle(self, channel: Channel, deliveries: Iterable[Delivery]) -> None:
         """The deliveries are acknowledged. Their queues hear of it at the end of the stretch."""
