@@ -1,4 +1,4 @@
-"""Answers commands of a protocol, or about users, on a data folder that nobody serves, by the same API."""
+"""Answers commands about users on a data folder that nobody serves, by the same API."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,46 +14,15 @@ from brokers.access import users
 from brokers.access.objects import UserObjects
 from brokers.admin import api, application
 from brokers.commands.control import Api
-from brokers.errors import ExitCode, Failure, folder_errors
-from brokers.host import logs
-from brokers.plugins import load
-from brokers.settings.config import as_served
+from brokers.errors import ExitCode, Failure
 from shared.access import Access
 from shared.errors import ConfigError
-from shared.plugin import AdminApi, Context
-from shared.storage.store import Store
+from shared.plugin import AdminApi
 from shared.storage.threads import Threads
 
 
-def ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], config: Path | None = None) -> Any:
-    """Return what `question` makes of the API's answers, under the settings of a file. Nothing is bound or
-    served. Raises StoreInUse if a server starts or stops there just now, and Failure.
-    """
-    return trio.run(_ask, folder, protocol, question, config)
-
-
-async def _ask(folder: Path, protocol: str, question: Callable[[AdminApi], Any], file: Path | None) -> Any:
-    plugin = load(protocol)
-    config = as_served(file)
-    log = logs.configure("warning", config.serve.log_format).bind(protocol=protocol)
-    with folder_errors(folder):
-        store = await Store.open(folder, config.storage)
-    try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(store.run)
-            service = await plugin.open(Context(store, log), config.protocols[protocol])
-            objects = [(protocol, each) for each in getattr(service, "objects", ())]
-            app = application.of_objects(lambda: objects)
-            answer = await store.in_thread(question, FolderApi(f"the data folder {folder}", folder, app))
-            nursery.cancel_scope.cancel()
-    finally:
-        with trio.CancelScope(shield=True):
-            await store.close()
-    return answer
-
-
 def ask_users(folder: Path, path: Path, question: Callable[[AdminApi], Any]) -> Any:
-    """The same about the users file alone. Raises Failure."""
+    """Return what `question` makes of the API's answers about a users file. Raises Failure."""
     return trio.run(_ask_users, folder, path, question)
 
 

@@ -128,14 +128,6 @@ def test_sizes_have_units(text: str, size: int) -> None:
     assert options(maxBytesPerTrigger=text).max_bytes == size
 
 
-def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
-    given = {"servers": "a", "subscribe": "orders"}
-    assert parse(given | {"group": "billing"}, streaming=True).group == "billing"
-    for streaming, name in ((True, "no group!"), (True, "a\nDELETE orders"), (False, "billing")):
-        with pytest.raises(ConfigError, match=r"^group: "):
-            parse(given | {"group": name}, streaming=streaming)
-
-
 @pytest.mark.parametrize(
     ("streaming", "given", "named"),
     [
@@ -171,7 +163,6 @@ def test_a_group_is_of_a_stream_of_servers_and_has_a_groups_name() -> None:
         (None, {"namespace": ""}, "namespace"),
         (None, {"tls": "true"}, "tls"),
         (None, {"replyTimeoutMs": "5"}, "replyTimeoutMs"),
-        (None, {"group": "billing"}, "group"),
         (True, {"endingOffsets": "latest"}, "endingOffsets"),
         (True, {"endingTimestamp": "5"}, "endingTimestamp"),
         (False, {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
