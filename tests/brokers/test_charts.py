@@ -16,7 +16,7 @@ import trio.testing
 from brokers.admin import charts
 from brokers.admin.charts import LEVELS, OBJECTS_MAX, STEPS, Charts, ChartStep
 from brokers.commands.chart import STEPS_A_BLOCK, charted, charts_of
-from brokers.commands.control import Api
+from brokers.commands.control import AdminClient
 from brokers.errors import ExitCode, Failure
 from shared.objects import BRIDGES, GROUPS, QUEUES, Objects, key_of
 
@@ -181,7 +181,7 @@ def test_a_command_shows_an_objects_charts_as_figures_and_blocks_and_in_json_who
 @pytest.mark.parametrize("code", [ExitCode.MISSING, ExitCode.UNAVAILABLE])
 def test_a_command_passes_over_what_went_since_it_was_listed(code: ExitCode) -> None:
     history = {"seconds": 5.0, "times": ["now"], "lines": {"lag_bytes": {"": [1.0]}}}
-    client = create_autospec(Api, instance=True)
+    client = create_autospec(AdminClient, instance=True)
     client.get.side_effect = [Failure("gone", code), history]
     items = [{"group": group, "topic": "orders", "lag_bytes": 1} for group in ("old", "billing")]
     with pytest.raises(Failure) if code != ExitCode.MISSING else nullcontext():
