@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 from crc32c import crc32c
 
-from brokers.pipeline.source.options import TopicChoice, Unverified
+from brokers.pipeline.source.options import TopicChoice
 from brokers.pipeline.source.ranges import LogRange, RecordChunk, chunk_groups, sound_chunks
 from brokers.pipeline.source.reader import LossPolicy, SourceReader, dropped, lost
 from shared.storage import format, index
@@ -316,21 +316,13 @@ class RangeReader:
         for entry in entries:
             if entry.offset > at:
                 self._lose(at, entry.offset, uncovered)
-            if self._wanted(entry):
+            if entry.damaged:
+                self._lose(entry.offset, entry.end, "the journal lost what stood here")
+            else:
                 yield entry
             at = entry.end
         if at < self._range.stop:
             self._lose(at, self._range.stop, uncovered)
-
-    def _wanted(self, entry: IndexEntry) -> bool:
-        if entry.damaged:
-            self._lose(entry.offset, entry.end, "the journal lost what stood here")
-            return False
-        if not entry.unverified or self._policy.unverified is Unverified.READ:
-            return True
-        if self._policy.unverified is Unverified.FAIL:
-            self._lose(entry.offset, entry.end, "unverified: nothing says that these are the bytes written")
-        return False
 
     def _read(self, entries: list[IndexEntry]) -> Iterator[RecordChunk]:
         base = entries[0].offset

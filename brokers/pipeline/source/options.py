@@ -315,14 +315,6 @@ class TopicChoice:
         return sorted(name for name in found if re.fullmatch(self.pattern, name))
 
 
-class Unverified(Enum):
-    """What to do with ranges whose CRC was computed later, when a lost index was rebuilt."""
-
-    READ = "read"
-    SKIP = "skip"
-    FAIL = "fail"
-
-
 # -- values of one option; each raises ValueError
 
 
@@ -503,10 +495,6 @@ class SourceOptions:
     min_partitions: int | None = option("minPartitions", count)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, True)
     verify_crc: bool = option("verifyCrc", flag, True)
-    unverified: Unverified = option(  # noqa: RUF009 - it makes a field
-        *("unverified", _word({each.value: each for each in Unverified}), Unverified.READ),
-        servers="only a data folder (path) says which ranges are unverified",
-    )
     instant: At | None = option(  # noqa: RUF009 - it makes a field
         "endingInstant", _time, stream=_NO_END, servers=_OF_BUCKETS
     )
