@@ -157,6 +157,7 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("backup", {"target": "none", "to": "none"}, 400),
         ("logs?colour=red", None, 400),
         ("queues/dms/wrong", {}, 405),
+        ("queues/dms/wrong/move", {}, 400),
         ("queues/dms/wrong/explode", {}, 404),
     ):
         assert served.ask(path, body)[0] == status, path
@@ -399,6 +400,8 @@ def test_the_document_of_the_api_names_what_there_is(served: Api) -> None:
     for path, methods in paths.items():
         asked = [each["name"] for each in next(iter(methods.values()))["parameters"] if each["in"] == "path"]
         assert asked == [part[1:-1] for part in path.split("/") if part.startswith("{")]
+    body = paths["/api/v1/bindings"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["required"] == ["exchange"]
 
 
 # Lists, without a server.
