@@ -45,7 +45,7 @@ from shared.queues.keys import Keys
 from shared.queues.runs import Run
 from shared.queues.waiting import WAITING_BYTES, ClockWatch, Waiting
 from shared.schedules import Due
-from shared.turns import Turn, batched
+from shared.turns import ITEMS, Turn, batched
 
 if TYPE_CHECKING:
     from dms.engine import Queue
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 CLOCK_LOOK_MS = 60_000
 """The wall clock is looked at so often where there are schedules, or jobs for a time of it."""
-READ_AHEAD = 256
-"""Cold jobs that are read back at once."""
 KNOWN_BYTES = 350
 """Memory of a `dedup` key that is known."""
 FORGET_MS = 1000
@@ -347,7 +345,7 @@ class Jobs:
     def _read_front(self) -> None:
         """Read back the jobs that are to be delivered next."""
         assert self._reader is not None
-        runs = [run for run in self.ready.upcoming(READ_AHEAD) if is_cold(run)]
+        runs = [run for run in self.ready.upcoming(ITEMS) if is_cold(run)]
         inside = self._reads_front = True
 
         def done() -> None:

@@ -80,6 +80,30 @@ def test_a_cold_job_is_looked_at_and_keeps_what_a_nack_said(world: World) -> Non
     assert (about["headers"], about["deliveries"], body) == ({"h": 1}, 2, b"one")
 
 
+def test_many_cold_jobs_are_read_back_in_turns_and_all_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(COLD)
+    peer = with_queue(world)
+    sent = [b"%04d" % number * 1000 for number in range(40)]
+    for body in sent:
+        peer.produce_with("orders", body, delay_ms=1000)
+    world.advance(1.1)
+    reads: list[int] = []
+    read = Log.read
+
+    def counted(log: Log, offset: int, *rest: Any) -> None:
+        reads.append(offset)
+        read(log, offset, *rest)
+
+    monkeypatch.setattr(Log, "read", counted)
+    short_turns(monkeypatch, 1)
+    came = [body for _, body in peer.consume("orders", 40)]
+    assert (came, len(reads)) == (sent[: len(came)], 1), "one read is a turn"
+    assert 0 < len(came) < 32
+    world.advance(1)
+    came += [body for _, body in deliveries(peer.take())]
+    assert came == sent
+
+
 def test_cold_jobs_with_a_dead_letter_queue_die_with_their_bodies() -> None:
     world = World(COLD)
     peer = with_queue(world, options=b'{"dead_letter": "dead"}')
