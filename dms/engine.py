@@ -1035,7 +1035,9 @@ class LossTeller(DamageTeller):
 
     def lose(self, *lost: Lost) -> None:
         queue, known = self._queue, self._lost
-        new = [each for each in lost if not any(one.offset <= each.offset < one.end for one in known)]
+        new = [
+            each for each in lost if not any(one.offset < each.end and each.offset < one.end for one in known)
+        ]
         if not new:
             return
         known += new
