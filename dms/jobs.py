@@ -143,7 +143,8 @@ class Jobs:
                 yield
         finally:
             self.queue.all_returned()
-        yield from before.forgotten()
+        for _ in before.clear():
+            yield
 
     # -- jobs arrive
 
