@@ -254,7 +254,9 @@ async def test_a_queue_that_is_deleted_and_made_again_is_taken_from_again() -> N
     assert await world.found("logmq", "out") == [b"a"]
 
 
-async def test_a_queue_that_cannot_be_read_now_is_not_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_cannot_be_read_now_is_not_said_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(core, "HOT_LEAST_BYTES", 0)
     world = await World.open(None, dms=DmsSettings(hot_bytes=0))
     world.make("dms", "in")
