@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dms.cold_jobs import (
     NO_RECORD,
+    READY_BYTES,
     cold_job,
     cold_job_of,
     cold_run,
@@ -239,6 +240,13 @@ class Jobs:
     def _charge(self, size: int) -> None:
         """Memory that jobs take in a durable queue too: so much more, or less."""
         self.queue.charge(size)
+        self._count_lasting(size)
+
+    def _count_ready(self, more: int) -> None:
+        """So many jobs more are ready, or fewer: each takes that much however cold it is."""
+        self._count_lasting(more * READY_BYTES)
+
+    def _count_lasting(self, size: int) -> None:
         self.queue.memory.jobs_bytes += size
         self.memory_bytes += size
 
@@ -306,6 +314,7 @@ class Jobs:
 
     def _make_ready(self, run: Run) -> None:
         self._runs[run.first] = run
+        self._count_ready(1)
         self.ready.requeue(run, run.head.priority, run.head.key)
 
     # -- jobs are delivered, and return
@@ -325,6 +334,7 @@ class Jobs:
             return None
         run = self.ready.take(1)
         del self._runs[run.first]
+        self._count_ready(-1)
         self.held[run.first] = run
         run.head.at_ms = 0  # what comes back waits for no time of the wall clock
         return run
@@ -450,6 +460,7 @@ class Jobs:
         ready = self._runs.pop(seq, None)
         if ready is None:
             return None
+        self._count_ready(-1)
         if self._unplaced.pop(seq, None) is None:
             ready = self.ready.remove(ready, ready.head.priority, ready.head.key)
         self._aside[seq] = ready

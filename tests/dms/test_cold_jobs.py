@@ -53,16 +53,28 @@ def test_what_is_known_of_a_cold_job_is_what_was_said() -> None:
     assert tries_of(cold_job(0, 0, 1 << 30, head)) == (1 << 24) - 1
 
 
-def test_bodies_that_fill_memory_keep_no_job_out_and_jobs_themselves_do_at_last() -> None:
+@pytest.mark.parametrize("said", [{"delay_ms": 5000}, {}, {"key": "k"}], ids=["waiting", "ready", "keyed"])
+def test_bodies_that_fill_memory_keep_no_job_out_and_jobs_themselves_do_at_last(said: dict[str, Any]) -> None:
     world = World(COLD, budget=Account("process", 300_000))
-    peer = with_queue(world)
+    peer = with_queue(world, options=b'{"per_key": 1}')
+    if "key" in said:
+        peer.produce_with("orders", b"held", **said)
+        ((held, _),) = peer.consume("orders")
     found: list[Status] = []
     while len(found) < 3000 and found.count(Status.QUEUE_FULL) < 3:
-        found += statuses(peer.produce_with("orders", b"x" * 1000, delay_ms=5000))
+        found += statuses(peer.produce_with("orders", b"x" * 1000, **said))
     assert 400 < found.count(Status.OK) < 3000  # 300 bodies would fill it
     assert Status.QUEUE_FULL in found
+    assert world.engine.memory.loaded_bytes < 350_000
+    if "key" in said:
+        peer.ack(held)
     world.advance(5.1)
-    assert bodies(world, 3) == [b"x" * 1000] * 3
+    for _ in range(found.count(Status.OK)):
+        ((held, body),) = peer.consume("orders")
+        assert body == b"x" * 1000
+        peer.ack(held)
+    memory = world.engine.memory
+    assert (memory.jobs_bytes, memory.loaded_bytes) == (0, 0)
 
 
 def test_a_cold_job_is_looked_at_and_keeps_what_a_nack_said(world: World) -> None:
