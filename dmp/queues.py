@@ -278,8 +278,7 @@ class Queue(RunQueue):
             context.waits.take_sample(self, run.first)
         size = head.cost_bytes * len(run.bodies)
         memory = self.memory
-        self.loaded_bytes += size
-        memory.loaded_bytes += size
+        self.charge(size)
         if head.payer is not None:
             head.payer.add(size)
         if memory.loaded_bytes - memory.loaded_charged >= SLACK_BYTES:
