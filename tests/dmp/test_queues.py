@@ -146,15 +146,6 @@ def test_what_says_how_messages_are_kept_is_not_changed(name: str) -> None:
         QueueKind().changed({name: 1})
 
 
-async def test_a_circle_of_dead_letters_ends(world: World) -> None:
-    queue = world.queue(ttl_ms=10, dead_letter_exchange=b"")
-    world.publish(b"", b"q", b"x")
-    world.advance(1)
-    assert ready(queue) == []
-    assert world.broker.counts.dead_letters_lost == 1
-    assert world.broker.memory.total_bytes == 0
-
-
 async def test_an_unused_queue_goes(world: World) -> None:
     queue = world.queue(expires_ms=1000)
     taker = Taker()

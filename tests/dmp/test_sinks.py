@@ -201,17 +201,6 @@ async def test_the_largest_body_is_a_setting() -> None:
     assert ready(queue) == [bytes(100)]
 
 
-async def test_a_body_that_is_too_large_is_so_in_two_reads_too() -> None:
-    _, app = await opened(DmpSettings(message_bytes_max=1000))
-    queue = app.queue(b"all", b"quotes")
-    sink = app.sink(b"quotes")
-    data = packed(bytes(1000)) + packed(bytes(1001)) + packed(b"behind") * 1000
-    assert sink.say(data[:1500]) == b""
-    (said,) = texts(sink.say(data[1500:]))
-    assert said == "502 SYNTAX-ERROR a body of 1001 bytes, 1000 at most"
-    assert ready(queue) == [bytes(1000)]
-
-
 async def test_a_message_begun_is_finished_in_time() -> None:
     _, app = await opened(DmpSettings(frame_seconds=30))
     sink = app.sink(b"quotes")
