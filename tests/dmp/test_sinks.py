@@ -163,19 +163,6 @@ async def test_what_is_malformed_is_refused_and_what_came_before_it_stands(
     assert world.broker.counts.refusals == {"dmp SYNTAX_ERROR": 1}
 
 
-async def test_a_body_of_three_mebibytes_is_a_message_like_others(app: Application) -> None:
-    queue = app.queue(b"all", b"quotes")
-    app.queue(b"fed", b"quotes")
-    feed = app.open(app.feed_lease(b"fed"), bound=64 << 20)
-    sink = app.sink(b"quotes")
-    large = bytes(range(256)) * (3 << 12)
-    data = packed(b"small", large, b"last")
-    for at in range(0, len(data), 1 << 18):
-        sink.say(data[at : at + (1 << 18)])
-    assert ready(queue) == [b"small", large, b"last"]
-    assert bodies(feed.connection.taken()) == [b"small", large, b"last"]
-
-
 async def test_what_has_come_of_a_large_message_counts_against_the_bound_of_all(app: Application) -> None:
     sink = app.sink(b"quotes")
     whole = packed(bytes(200_000))
