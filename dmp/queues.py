@@ -231,8 +231,8 @@ class Queue(RunQueue):
             return
         run = self.number(head, bodies)
         if self.empty and head.ttl_ms != 0 and not run.head.due_ms and self.throttle is None:
-            # Past the row: `brokers bench dmp --modes basic --clients 10` takes 4.4 us of the server's processor
-            # a message so, and 6.2 by way of it.
+            # Past the row: `brokers bench dmp --modes basic --clients 10` takes 4.4 us of the server's
+            # processor a message so, and 6.2 by way of it.
             taker: Taker | None = self.takers.feed
             if taker is None and self.takers.count == 1:
                 (taker,) = self.takers.active
