@@ -99,8 +99,9 @@ class Head:
         return sent
 
     def dated(self, now_ms: int) -> "Head":
-        """The head of such messages that come now. Those of a tenth of a second have one head."""
-        came_ms = -(-now_ms // _DATED_MS) * _DATED_MS
+        """The head of such messages that come now. Those of a tenth of a second have one head, with its end:
+        none expires early."""
+        came_ms = (now_ms // _DATED_MS + 1) * _DATED_MS
         head = self._dated
         if head is None or head.came_ms != came_ms:
             head = self._dated = copy(self)

@@ -386,10 +386,6 @@ def test_a_backup_over_tcp_is_found_among_the_backups_and_in_the_audit_log(serve
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_who_would_get_a_topic_is_told(served: Api) -> None:
-    assert served.get("subscriptions?topic=home/kitchen")["items"] == []
-
-
 def test_the_document_of_the_api_names_what_there_is(served: Api) -> None:
     found = served.get("openapi.json")
     assert found["openapi"].startswith("3.1")
