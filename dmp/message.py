@@ -63,9 +63,8 @@ class Head:
     """How many tries of them have failed, where their queue counts that (`tries`)."""
     persistent: bool = attrs.field(init=False)
     ttl_ms: int | None = attrs.field(init=False)
-    frames: dict[int, bytes] = attrs.field(factory=dict, init=False)
-    """AMQP's, and in `envelope` DMP's: what they put before a body."""
     envelope: bytes | None = attrs.field(default=None, init=False)
+    """What DMP puts before a body."""
     record: bytes | None = attrs.field(default=None, init=False)
     """What stands before the body in a queue's log."""
     died: bool = attrs.field(default=False, init=False)
