@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers.errors import Failure
-from brokers.ship.assembling import ALL, Cut, clear
+from brokers.ship.assembling import ALL, Broken, Cut, clear
 from brokers.ship.bucket import Unusable
 from brokers.ship.formats import PARTS_PREFIX, SHIP_PATH, unpack_directory, unpack_mark, wal_key
 from brokers.ship.names import UNFINISHED
@@ -15,7 +15,7 @@ from brokers.ship.restore import Restore, Restored
 from shared.errors import StoreFormat, UsageError
 from shared.storage import catalog
 from shared.storage.os_disk import OsDisk
-from tests.brokers.ship.apart import TIME_MS, Apart, restored
+from tests.brokers.ship.apart import TIME_MS, Apart, batch_lsn, restored
 from tests.brokers.ship.fake_bucket import Crash, FakeStore, bucket_of
 
 
@@ -45,6 +45,7 @@ async def test_all_of_it_is_there_and_ships_on(
     assert "damaged" not in capsys.readouterr().out
     there = apart.instants[-1][1]
     assert await restored(folder) == there
+    assert UNFINISHED not in names(folder)
     assert (report.lsn, report.missing, report.time_ms) == (apart.lsn, [], TIME_MS)
     assert report.check is not None
     assert report.check.ok
@@ -97,6 +98,13 @@ async def test_a_wal_object_that_is_missing_ends_it_before(
     assert "from wal/00000000000000000007 on cannot be used" in report.missing[0]
     assert await restored(tmp_path / "hole") == dict(apart.instants)[report.lsn]
     assert not (tmp_path / "hole" / SHIP_PATH).exists()
+
+
+async def test_a_batch_that_is_missing_ends_it_before(apart: Apart, tmp_path: Path) -> None:
+    with pytest.raises(Broken, match="missing"):
+        apart.put_together(tmp_path, without=4)
+    before = [there for lsn, there in apart.instants if lsn <= batch_lsn(apart.batches[4])]
+    assert await restored(tmp_path) == before[-1]
 
 
 async def test_damage_costs_what_it_covers_and_is_named(
