@@ -137,7 +137,7 @@ ENDS = {
     ),
     "shared/net": (
         "accept_filter admission datagrams keepalive listeners liveness logins "
-        "loop_turn network poll slots strangers stream tls tls_stream"
+        "loop_turn network poll slots strangers tls tls_socket"
     ),
     "shared/queues": "sifting timers",
     "shared/recording": "recorder",
@@ -194,7 +194,7 @@ def is_sans_io(module: Module) -> Iterator[str]:
 
 
 def keeps_the_loop_to_the_drivers(module: Module) -> Iterator[str]:
-    """trio.lowlevel is for the drivers in shared/net, for what watches the loop, and for what tests a server
+    """trio.lowlevel is for the driver in shared/net, for what watches the loop, and for what tests a server
     from another thread, alone."""
     if module.path.startswith(("shared/net/", "brokers/host/fairness.py", "brokers/testing.py")):
         return

@@ -1,8 +1,8 @@
-"""Turns of the loop: the synchronous stretches in which a group's sessions are called, under either driver.
+"""Turns of the loop: the synchronous stretches in which a group's sessions are called.
 
 When output is sent:
 
-- To the connection being served: when the call into its session returns. The poll driver sends small answers
+- To the connection being served: when the call into its session returns. The driver sends small answers
   of several connections together.
 - To other connections: at the end of the turn, before `after_turn`. They wait in `LoopTurn.to_send`.
 - What `after_turn` brings (the host commits there, and tickets resolve): right after it. If that is for many
@@ -261,7 +261,7 @@ class DrivenConnection(Connection):
             self._account()
         self._shut(reset=reset or backlog)
 
-    # What drivers and `LoopTurn` call.
+    # What the driver and `LoopTurn` call.
 
     def send(self) -> None:
         """Send what the transport takes now, account for the rest, apply the policy to it.
@@ -465,7 +465,7 @@ class LoopTurn:
         if not self.in_turn:
             self.request()
 
-    # For drivers and the group.
+    # For the driver and the group.
 
     def request(self) -> None:
         """Have a turn soon: a call from outside a turn has left work."""

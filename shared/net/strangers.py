@@ -48,7 +48,7 @@ FAILING_MAX = 8
 class Strangers:
     """The pace of strangers: `async with` it around a slice, and work until `is_over`.
 
-    `served_at`: when (trio's clock) a logged-in connection was last served. Drivers set it.
+    `served_at`: when (trio's clock) a logged-in connection was last served. The driver sets it.
     """
 
     def __init__(self) -> None:
