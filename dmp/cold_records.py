@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import attrs
 
@@ -19,9 +19,24 @@ from shared.queues.runs import Run
 from shared.queues.waiting import WAITING_BYTES, Waiting
 from shared.turns import batched, taken_out
 
+if TYPE_CHECKING:
+    from dmp.message import Head
+
 _NOTED, _SEEN, _BY_CLOCK = 1 << 23, 1 << 22, 1 << 21
 _TRIES_MAX = _BY_CLOCK - 1
 _MORE = bytes(PLAIN_BYTES + 1)
+
+
+class TriesNote(NamedTuple):
+    """What a log notes of a message apart from its record: failed tries, and a time, 0: at once."""
+
+    tries: int
+    due_ms: int
+    by_clock: bool
+
+    @classmethod
+    def of(cls, head: Head | ColdHead) -> TriesNote:
+        return cls(head.tries, head.due_ms or 0, head.by_clock)
 
 
 @attrs.define(eq=False)
@@ -149,10 +164,10 @@ class ColdRecords:
         run = self.reading.get(number)
         return None if run is None else run.offset
 
-    def noted(self, number: int) -> tuple[int, int] | None:
-        """Failed tries of a message and its time, in Unix ms, where they are noted apart from its record."""
+    def noted(self, number: int) -> TriesNote | None:
+        """What the log has noted of a message apart from its record."""
         run = self.get(number)
-        return None if run is None or not run.head.noted else (run.head.tries, run.head.due_ms)
+        return None if run is None or not run.head.noted else TriesNote.of(run.head)
 
     def move(self, number: int, place: int) -> None:
         """The record of a message that is here is there from now on."""

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from dmp.cold_records import ColdRecords, cold_message
+from dmp.cold_records import ColdRecords, TriesNote, cold_message
 from dmp.once import HEADER
 from dmp.queue_records import PAGES, PUTS, MessageReader, number_in
 from dmp.refusals import shown
@@ -83,8 +83,8 @@ class Later(DamageTeller):
         return int(self._context.timers.now() * 1000)
 
     def ahead(self) -> int:
-        """How much the wall clock is ahead of the broker's."""
-        return self.now_ms - self._clock_ms
+        """How much the wall clock is ahead of the broker's, rounded down: no message is early."""
+        return math.floor(self.now_ms - self._context.timers.now() * 1000)
 
     @property
     def _eta_header(self) -> bytes | None:
@@ -166,19 +166,16 @@ class Later(DamageTeller):
     @property
     def looks_at_heads(self) -> bool:
         """Whether `found` needs the messages."""
-        queue = self._queue
-        return queue.once is not None or queue.row.keys is not None or self._eta_header is not None
+        return self._queue.once is not None or self._queue.row.keys is not None
 
-    def found(self, place: int, due_ms: int, noted: tuple[int, int] | None, message: Run | None) -> bytes:
+    def found(
+        self, place: int, due_ms: int, by_clock: bool, noted: TriesNote | None, message: Run | None
+    ) -> bytes:
         """A message that a start has found, whose time has not come."""
-        texts, by_clock = dict[str, str](), False
-        tries = 0 if noted is None else noted[0]
-        if message is not None:
-            head, header = message.head, self._eta_header
-            by_clock = noted is None and header is not None and head.eta_ms(header, self.now_ms) == due_ms
-            texts = self._texts(head, tries)
-            if by_clock:
-                self._clock = self._clock or ClockWatch(self.ahead())
+        tries = 0 if noted is None else noted.tries
+        texts = {} if message is None else self._texts(message.head, tries)
+        if by_clock:
+            self._clock = self._clock or ClockWatch(self.ahead())
         return cold_message(
             place,
             max(due_ms - self.ahead(), 0),
@@ -356,7 +353,7 @@ class Later(DamageTeller):
         except CorruptRecord:
             return None
         if cold.head.noted:
-            message.head = tried(message.head, cold.head.tries, cold.head.due_ms)
+            message.head = tried(message.head, *TriesNote.of(cold.head))
         message.tries = cold.tries
         return message
 

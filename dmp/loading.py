@@ -28,6 +28,7 @@ from shared.storage.lost import Lost
 
 if TYPE_CHECKING:
     from dmp.bodies import Bodies
+    from dmp.cold_records import TriesNote
     from dmp.later import Later
     from dmp.queue_log import Cold, QueueLog
     from shared.queues.runs import Run
@@ -42,7 +43,7 @@ class _Past:
     mixed_to: int = -1
     following: int = 0
     known_lost_to: int = 0  # whatever is lost below this offset, a purge has done with
-    tried: dict[int, tuple[int, int]] = attrs.Factory(dict)
+    tried: dict[int, TriesNote] = attrs.Factory(dict)
     _taken: array[int] = attrs.Factory(lambda: array("Q"))
     _ranges: list[tuple[int, int]] = attrs.Factory(list)
     _last: int = -1
@@ -55,8 +56,8 @@ class _Past:
             highest = max(numbers)
             self.mixed_to = max(self.mixed_to, highest)
         elif op == records.Op.TRIED:
-            tries, due_ms, numbers = records.tried_in(data, start, end)
-            self.tried.update(dict.fromkeys(numbers, (tries, due_ms)))
+            noted, numbers = records.tried_in(data, start, end)
+            self.tried.update(dict.fromkeys(numbers, noted))
             highest = max(numbers)
             self.mixed_to = max(self.mixed_to, highest)
         elif op == records.Op.PURGED:
@@ -123,7 +124,7 @@ async def load(
             if number <= past.mixed_to and past.has_left(number):
                 continue
             place, noted = offset + start - LENGTH_BYTES, past.tried.get(number)
-            due_ms = due_of_record(data, start) if noted is None else noted[1]
+            due_ms, by_clock = due_of_record(data, start) if noted is None else noted[1:]
             waits = due_ms > now_ms and op == records.Op.PUT
             try:
                 message = None if waits and not later.looks_at_heads else reader.read(data, start, end, place)
@@ -132,7 +133,7 @@ async def load(
                 continue
             if waits:
                 waiting_bytes += 0 if number in waiting else end - start + LENGTH_BYTES
-                waiting[number] = later.found(place, due_ms, noted, message)
+                waiting[number] = later.found(place, due_ms, by_clock, noted, message)
                 queue_log.tried.pop(number, None)
                 continue
             assert message is not None

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from dmp import queue_records as records
-from dmp.cold_records import ColdRecords, cold_message
+from dmp.cold_records import ColdRecords, TriesNote, cold_message
 from dmp.queue_records import PAGES, PUTS, MessageReader, due_in
 from dmp.tries import tried
 from shared.errors import CorruptRecord, StoreError
@@ -178,9 +178,9 @@ class QueueLog(Copying):
     _taken: list[int] = attrs.field(factory=list, init=False)
     _taking: int = attrs.field(default=0, init=False)
     """How many `take_all` are under way: until what they take is written its records stay."""
-    _tried: list[tuple[int, int, list[int]]] = attrs.field(factory=list, init=False)
-    """What is to be written of failed tries: how many, when the messages are due, and their numbers."""
-    tried: dict[int, tuple[int, int]] = attrs.field(factory=dict, init=False)
+    _tried: list[tuple[TriesNote, list[int]]] = attrs.field(factory=list, init=False)
+    """What is to be written of failed tries and times, and of which numbers."""
+    tried: dict[int, TriesNote] = attrs.field(factory=dict, init=False)
     """Of messages that are there: their failed tries, and when they are due. Copies have it with them."""
     _appended: Undoing = attrs.field(factory=Undoing, init=False)
     """Records that messages have left: those that the disk refuses are appended again."""
@@ -268,7 +268,7 @@ class QueueLog(Copying):
         self._cold_bytes -= message.stride
         self._scatter(message, None)
 
-    def _scatter(self, message: Run, noted: tuple[int, int] | None) -> None:
+    def _scatter(self, message: Run, noted: TriesNote | None) -> None:
         self._unordered(message.offset)
         self._places.scattered[message.first] = message.offset
         if noted is not None:
@@ -310,9 +310,9 @@ class QueueLog(Copying):
         """So many tries of the messages have failed, as their heads say; `flush` writes that down."""
         for run in runs:
             if run.offset >= 0:
-                head, numbers = run.head, [*run.numbers]
-                self._tried.append((head.tries, head.due_ms or 0, numbers))
-                self.tried.update(dict.fromkeys(numbers, (head.tries, head.due_ms or 0)))
+                noted, numbers = TriesNote.of(run.head), [*run.numbers]
+                self._tried.append((noted, numbers))
+                self.tried.update(dict.fromkeys(numbers, noted))
 
     def clear_waiting(self) -> ColdRecords:
         """Nothing waits in the log alone any more; `take_all` writes down that what did has left."""
@@ -461,7 +461,7 @@ class QueueLog(Copying):
                 continue
             copy, noted = data[beginning:end], self.tried.get(number) or self.waiting.noted(number)
             if noted is not None:
-                copy += records.tried(*noted, [number])
+                copy += records.tried(noted, [number])
             yield number, place, start + end, copy, 1 + (noted is not None)
 
     def is_at(self, number: int, place: int) -> bool:
@@ -575,7 +575,7 @@ class Cold(ColdReader):
                 number = records.number_in(data, at)
                 if number < first or number in self._taken_out:
                     continue  # an older one, copied forward
-                if number < self._ours and (op in PAGES or due_of_record(data, at) > self._started_ms):
+                if number < self._ours and (op in PAGES or due_of_record(data, at)[0] > self._started_ms):
                     continue  # one that went with its process, or waits for its time
                 try:
                     message = self._reader.read(data, at, end, start + at - 4)
@@ -649,9 +649,9 @@ class Cold(ColdReader):
         return next((expires for last, expires in self._expires if last >= number >= self._ours), math.inf)
 
 
-def due_of_record(data: bytes, start: int) -> int:
-    """When a message is due, in Unix ms; 0: at once, or the record says nothing of use."""
+def due_of_record(data: bytes, start: int) -> tuple[int, bool]:
+    """As `due_in`; 0 also where the record says nothing of use."""
     try:
         return due_in(data, start)
     except (IndexError, struct.error):
-        return 0
+        return 0, False

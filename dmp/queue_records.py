@@ -8,7 +8,7 @@
 | 4 PURGED | `[first u64][end u64]`: all from the one up to the other have left |
 | 5 LARGE | as PUT, with a reference in place of the body (`bodies`) |
 | 6 LARGE_PAGED | as PAGED, likewise |
-| 7 TRIED | `[tries u32][due u64]`, then numbers, u64 each: failed tries of these; due (Unix ms; 0: at once) |
+| 7 TRIED | `[tries u32][time u64]`, then numbers, u64 each: failed tries of these, and their time, as below |
 
 Each begins with its op in one byte. A message is in the queue where nothing behind its last PUT says that it
 has left; one may be put again, at the end, with the number that it had. A PURGED of no messages, from 0 to 0,
@@ -17,7 +17,8 @@ says that what cannot be read before it is known to be lost. The last TRIED of a
 The last bit of the property flags says that the message has died, and that its `x-death` is the broker's own.
 The bit before it says that a time stands behind the properties (u64, Unix ms), and is counted in their
 length: the message is not to be delivered before; 0: at once. With the time's first bit another one stands
-before it: when the message came, if it may expire. On the wire no message has these bits.
+before it: when the message came, if it may expire. The time's second bit says that it is one of the wall
+clock, and moves where that is set (`later`). On the wire no message has these bits.
 """
 
 import struct
@@ -27,6 +28,7 @@ from enum import IntEnum
 import attrs
 
 from dmp.bodies import length_in
+from dmp.cold_records import TriesNote
 from dmp.data_types import short
 from dmp.message import Head
 from dmp.refusals import Refusal
@@ -41,7 +43,7 @@ _PURGED = struct.Struct(">IBQQ")
 _LENGTH = struct.Struct(">I")
 _DIED, _DUE = 1, 2  # in the second byte of the property flags
 _TIME = struct.Struct(">Q")
-_CAME = 1 << 63  # in the time
+_CAME, _BY_CLOCK = 1 << 63, 1 << 62  # in the time
 _TRIED = struct.Struct(">BIQ")
 _HEADS_MAX = 1024
 """Parsed forms that are kept: most messages of a queue have what is before the body in common."""
@@ -95,9 +97,10 @@ def _common(head: Head) -> bytes:
         if bits:
             properties = bytes((properties[0], properties[1] | bits)) + properties[2:]
         if head.came_ms:
-            properties += _TIME.pack(head.came_ms) + _TIME.pack(_CAME | (head.due_ms or 0))
-        elif head.due_ms:
-            properties += _TIME.pack(head.due_ms)
+            properties += _TIME.pack(head.came_ms)
+        if bits & _DUE:
+            due_ms = head.due_ms or 0
+            properties += _TIME.pack(_CAME * (head.came_ms > 0) | _BY_CLOCK * head.by_clock | due_ms)
         names = short(head.exchange) + short(head.key)
         head.record = b"".join((names, _LENGTH.pack(len(properties)), properties))
     return head.record
@@ -116,17 +119,19 @@ def taken(messages: Sequence[int]) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-def tried(tries: int, due_ms: int, numbers: Sequence[int]) -> bytes:
+def tried(noted: TriesNote, numbers: Sequence[int]) -> bytes:
     """A TRIED record."""
-    payload = _TRIED.pack(Op.TRIED, tries, due_ms) + struct.pack(f">{len(numbers)}Q", *numbers)
+    tries, due_ms, by_clock = noted
+    time = _BY_CLOCK * by_clock | due_ms
+    payload = _TRIED.pack(Op.TRIED, tries, time) + struct.pack(f">{len(numbers)}Q", *numbers)
     return _LENGTH.pack(len(payload)) + payload
 
 
-def tried_in(data: bytes, start: int, end: int) -> tuple[int, int, tuple[int, ...]]:
-    """Tries, time and numbers of a TRIED record."""
-    _, tries, due_ms = _TRIED.unpack_from(data, start)
+def tried_in(data: bytes, start: int, end: int) -> tuple[TriesNote, tuple[int, ...]]:
+    """What a TRIED record notes, and the messages' numbers."""
+    _, tries, time = _TRIED.unpack_from(data, start)
     at = start + _TRIED.size
-    return tries, due_ms, struct.unpack_from(f">{(end - at) // 8}Q", data, at)
+    return TriesNote(tries, *_due(time)), struct.unpack_from(f">{(end - at) // 8}Q", data, at)
 
 
 def purged(first: int, end: int) -> bytes:
@@ -149,18 +154,21 @@ def number_in(data: bytes, start: int) -> int:
     return number
 
 
-def due_in(data: bytes, start: int) -> int:
-    """When the message that a record puts may be delivered, in Unix ms; 0: at once. Raises IndexError,
-    struct.error."""
+def due_in(data: bytes, start: int) -> tuple[int, bool]:
+    """When the message that a record puts may be delivered, in Unix ms; 0: at once; and whether that is a
+    time of the wall clock. Raises IndexError, struct.error."""
     at = start + _PLACE.size
     at += 1 + data[at]
     at += 1 + data[at]
     properties = at + _LENGTH.size
     if not data[properties + 1] & _DUE:
-        return 0
+        return 0, False
     end = properties + _LENGTH.unpack_from(data, at)[0]
-    due_ms: int = _TIME.unpack_from(data, end - _TIME.size)[0]
-    return due_ms & ~_CAME
+    return _due(_TIME.unpack_from(data, end - _TIME.size)[0])
+
+
+def _due(time: int) -> tuple[int, bool]:
+    return time & ~(_CAME | _BY_CLOCK), time & _BY_CLOCK > 0
 
 
 def numbers_in(data: bytes, start: int, end: int) -> tuple[int, ...]:
@@ -193,12 +201,11 @@ class MessageReader:
                 exchange = data[exchange_at + 1 : key_at]
                 key = data[key_at + 1 : length_at_]
                 properties = data[length_at_ + 4 : body_at]
-                died, due_ms, came_ms = properties[1] & _DIED, 0, 0
+                died, time, came_ms = properties[1] & _DIED, 0, 0
                 if properties[1] & _DUE:
-                    (due_ms,) = _TIME.unpack(properties[-_TIME.size :])
+                    (time,) = _TIME.unpack(properties[-_TIME.size :])
                     properties = properties[: -_TIME.size]
-                    if due_ms & _CAME:
-                        due_ms ^= _CAME
+                    if time & _CAME:
                         (came_ms,) = _TIME.unpack(properties[-_TIME.size :])
                         properties = properties[: -_TIME.size]
                 if properties[1] & (_DIED | _DUE):
@@ -207,7 +214,8 @@ class MessageReader:
                 if large:
                     body_bytes, reference_bytes = length_in(data[body_at:end]), end - body_at
                 head = Head(exchange, key, body_bytes, properties, reference_bytes=reference_bytes)
-                head.record, head.died, head.due_ms, head.came_ms = common, died > 0, due_ms, came_ms
+                head.record, head.died, head.came_ms = common, died > 0, came_ms
+                head.due_ms, head.by_clock = _due(time)
                 if len(self._heads) >= _HEADS_MAX:
                     self._heads.clear()
                 self._heads[like] = head

@@ -96,7 +96,7 @@ def _told(value: bytes) -> Iterator[dict[str, Any]]:
         for number in queue_records.numbers_in(value, 0, len(value)):
             yield {"event": event, "number": _number(number), "messages": 1}
     elif op is queue_records.Op.TRIED:
-        for number in queue_records.tried_in(value, 0, len(value))[2]:
+        for number in queue_records.tried_in(value, 0, len(value))[1]:
             yield {"event": event, "number": _number(number), "messages": 1}
     elif op is queue_records.Op.PURGED:
         first, end = map(_number, queue_records.numbers_in(value, 0, len(value)))

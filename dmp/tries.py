@@ -107,12 +107,10 @@ def timed(head: Head | ColdHead, due_ms: int, *, by_clock: bool) -> Head | ColdH
     """The head of the same messages at another time (Unix ms), 0: at once."""
     if isinstance(head, ColdHead):
         return attrs.evolve(head, due_ms=due_ms, by_clock=by_clock)
-    new = tried(head, head.tries, due_ms)
-    new.by_clock = by_clock
-    return new
+    return tried(head, head.tries, due_ms, by_clock)
 
 
-def tried(head: Head, tries: int, due_ms: int = 0) -> Head:
+def tried(head: Head, tries: int, due_ms: int = 0, by_clock: bool = False) -> Head:
     """The head of the same messages after so many failed tries; they are due then (Unix ms), 0: at once."""
     new = None
     if tries:
@@ -122,6 +120,6 @@ def tried(head: Head, tries: int, due_ms: int = 0) -> Head:
             new = head.sent_to(head.exchange, None, with_headers(head.properties, counted))
     if new is None:
         new = head.sent_to(head.exchange, None, head.properties)
-    new.tries, new.due_ms, new.came_ms = tries, due_ms, head.came_ms
+    new.tries, new.due_ms, new.by_clock, new.came_ms = tries, due_ms, by_clock, head.came_ms
     new.cost_bytes = head.cost_bytes  # what was charged for them
     return new

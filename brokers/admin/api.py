@@ -12,6 +12,7 @@ and actions. Each part of a name is percent-encoded; `.` and `..`, which clients
 
 import json
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
 from importlib.metadata import version
@@ -87,6 +88,9 @@ def routes(
 
     async def answer(request: Request) -> Response:
         parts = parts_behind(request, ROOT)
+        for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+            if count > 1:
+                raise HTTPException(400, f"{name} is given twice")
         by_method = {str(each.method): each for each in operations if each.path == f"/{'/'.join(parts)}"}
         if by_method:
             return await _operate(by_method, request)
@@ -211,6 +215,7 @@ async def _answer_one(
     protocol, objects, item = object_at(kind, those, name)
     reads = request.method in LOOKING
     if reads and not rest:
+        refuse_unknown("/".join(parts), request.query_params, ())
         row = await row_of(protocol, objects, item, LOOK_AT_ONE_SECONDS)
         if row is None:
             raise _missing(kind, name)
@@ -292,6 +297,8 @@ async def _run_action(
     given = {key: arguments[key] for key in action.paths if isinstance(arguments.get(key), str)}
     paths = {key: str(server_path(request, backups, text)) for key, text in given.items()}
     arguments = {**arguments, **paths}
+    if request.method not in LOOKING:
+        refuse_unknown(f"the address of {action.name}", request.query_params, ("dry_run",))
     dry_run = request.method not in LOOKING and is_dry_run(request)
     if dry_run and not action.dry_runs:
         raise HTTPException(400, f"{action.name} cannot say what it would do: no dry_run")

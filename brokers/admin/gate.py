@@ -18,6 +18,7 @@ from this server alone.
 
 import binascii
 import errno
+import hmac
 import json
 import secrets
 import time
@@ -41,13 +42,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from brokers.access.logins import Logins
 from brokers.admin.api import LOOKING, READS, body_of
-from brokers.admin.browser_sessions import (
-    GRAIN_SECONDS,
-    SESSION_SECONDS,
-    BrowserSession,
-    SessionFile,
-    digest,
-)
 from brokers.page import files, shown
 from shared.access import ADMIN, ASKER, MANAGE, READ, Access, Guard
 from shared.local_path import read_file, replace_file, require_regular
@@ -58,8 +52,12 @@ from shared.shares import Shares
 TOKEN_NAME = "admin.token"
 TOKEN_USER = "(token)"
 """The token's name in the audit log; no user can have it."""
-SESSIONS_MAX = 1000
-"""Sessions of browsers; above this the least recently used one ends, of a user above his share his own."""
+SESSION_SECONDS = 12 * 3600.0
+"""A session ends after so long without a request."""
+GRAIN_SECONDS = 600.0
+"""A session's cookie is renewed so often at most."""
+LOGGED_OUT_MAX = 10_000
+"""Sessions that ended by a log-out and are remembered; the browser has no cookie of them any more."""
 CONNECTIONS_MAX = 128
 """A browser opens six for a page. They come out of the 500 files that are kept back from clients."""
 AT_ONCE = 2
@@ -140,6 +138,15 @@ class Caller:
         return "" if is_loopback(address) else address
 
 
+@attrs.frozen
+class BrowserSession:
+    """A session of a browser, as its cookie has it. `until`: Unix seconds."""
+
+    id: str
+    user: str
+    until: int
+
+
 class Gate:
     """Lets requests on the admin port through to `app`, or answers them itself."""
 
@@ -154,27 +161,20 @@ class Gate:
         port: int,
         names: tuple[str, ...] = (),
         secure: bool = False,
-        kept: SessionFile | None = None,
     ) -> None:
-        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there. `kept`:
-        the file of the sessions, which is read now."""
+        """`host`, `port`: what is bound; `names`: other names for it; `secure`: TLS is spoken there."""
         self._app = app
         self._access = access
         self._logins = logins
         self._token = token.encode()
         self._host, self._port, self._loopback = host, port, is_loopback(host)
         self.take_settings(names, secure=secure)
-        self._kept = kept
-        self.sessions: dict[str, BrowserSession] = {}
-        """By the digest of their keys, the most recently used last."""
-        self._session_shares, self._connections = Shares(access.share_of), Shares(access.share_of)
+        self._logged_out: dict[str, None] = {}
+        """Sessions that ended before their time; the oldest first."""
+        self._connections = Shares(access.share_of)
         self._limiters: WeakValueDictionary[str, trio.CapacityLimiter] = WeakValueDictionary()
         # Beyond loopback, or not: nobody is let in here who has not logged in.
         self.guard: Guard = access.guard(ADMIN, "always", exposed=not self._loopback)
-        for key, texts, until in kept.load() if kept is not None else ():
-            user, fits = texts["user"], len(self.sessions) < SESSIONS_MAX
-            if fits and until > time.time() and texts["proof"] == self._proof(user):
-                self._add(key, user, texts["address"], until)
 
     def answer_at_once(self, data: bytes) -> bytes:
         """The answer to a whole request of `/livez` where that is open, which waits for nobody; or b""."""
@@ -244,7 +244,7 @@ class Gate:
         if refusal is None and changes and scope["path"] == LOGIN:
             refusal = await self._log_in(Request(scope, receive), caller, cookies)
         elif refusal is None and changes and scope["path"] == LOGOUT:
-            refusal = self._log_out(headers, cookies)
+            refusal = self._log_out(headers, caller, cookies)
         elif refusal is None and (changes or not self._is_open(scope["path"])):
             user = await self._user(scope, headers, caller, cookies)
             refusal = self._denied(scope, user, caller) if isinstance(user, str) else user
@@ -323,15 +323,17 @@ class Gate:
         elif not self._access.may_admin(user, READ):
             self.guard.refuse(user, READ, "", caller.peer)
             return problem(403, f"{user} may not look here: that takes the rule admin:read")
-        self._log_out(request.headers, cookies)
+        self._log_out(request.headers, caller, cookies)
         if (crowded := self._crowded(user, caller)) is not None:
             return crowded
         cookies[:] = [self._begin(user, caller)]
         return JSONResponse({"user": user})
 
-    def _log_out(self, headers: Headers, cookies: list[str]) -> Response:
-        if (session := self.sessions.get(self._key(headers))) is not None:
-            session.end()
+    def _log_out(self, headers: Headers, caller: Caller, cookies: list[str]) -> Response:
+        if (session := self._session(headers, caller)) is not None:
+            self._logged_out[session.id] = None
+            if len(self._logged_out) > LOGGED_OUT_MAX:
+                del self._logged_out[next(iter(self._logged_out))]
         cookies.append(f"{self._cookie}=; Max-Age=0; {self._attributes}")
         return JSONResponse({})
 
@@ -357,13 +359,15 @@ class Gate:
         authorization = headers.get("authorization")
         if authorization is not None:
             return await self._by_header(authorization, headers, caller)
-        if user := self._by_cookie(headers, caller):
-            return user
+        if (session := self._session(headers, caller)) is not None:
+            if session.until < time.time() + SESSION_SECONDS - GRAIN_SECONDS:
+                cookies.append(self._begin(session.user, caller, session.id))
+            return session.user
         if caller.certificate_user and (user := self.guard.user_of_certificate(caller.certificate_user)):
             return user
         how = "log in: as a user with an admin rule, or with the token in the data folder"
         ended = "your session has ended: 12 hours passed without a request, or its login was changed; "
-        return self._unknown((ended if self._key(headers) else "") + how, headers)
+        return self._unknown((ended if self._said(headers) else "") + how, headers)
 
     async def _by_header(self, said: str, headers: Headers, caller: Caller) -> str | Response:
         kind, _, value = said.partition(" ")
@@ -395,62 +399,40 @@ class Gate:
         await answered.wait()
         return answers[0]
 
-    def _key(self, headers: Headers) -> str:
-        """The digest of the key of a request's session, from its cookie; "": it has none."""
-        key = cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
-        return digest(key) if key else ""
+    def _said(self, headers: Headers) -> str:
+        """The value of a request's cookie; "": it has none."""
+        return cookie_parser(headers.get("cookie", "")).get(self._cookie, "")
 
-    def _by_cookie(self, headers: Headers, caller: Caller) -> str:
-        key = self._key(headers)
-        session = self.sessions.get(key)
-        if session is None or session.address != caller.address:
-            return ""
+    def _session(self, headers: Headers, caller: Caller) -> BrowserSession | None:
+        """The session of a request, from its cookie."""
+        session, _, seal = self._said(headers).rpartition(".")
+        id_, _, rest = session.partition(".")
+        until, _, user = rest.partition(".")
+        if not (until.isdecimal() and len(until) < 16 and id_ not in self._logged_out):
+            return None
+        if not secrets.compare_digest(seal.encode(), self._seal(session, user, caller).encode()):
+            return None
         now = time.time()
-        if not now < session.until <= now + SESSION_SECONDS + GRAIN_SECONDS:  # else the clock was set back
-            session.end()
-            return ""
-        if session.until < now + SESSION_SECONDS - GRAIN_SECONDS:
-            session.until = now + SESSION_SECONDS
-            self._note()
-        self.sessions[key] = self.sessions.pop(key)
-        return session.user
+        if not now < int(until) <= now + SESSION_SECONDS + GRAIN_SECONDS:  # else the clock was set back
+            return None
+        return BrowserSession(id_, user, int(until))
 
-    def _begin(self, user: str, caller: Caller) -> str:
-        """Begin a session. Returns its cookie."""
-        if not self._session_shares.fits(user, SESSIONS_MAX):
-            next(each for each in self.sessions.values() if each.user == user).end()
-        if len(self.sessions) >= SESSIONS_MAX:
-            next(iter(self.sessions.values())).end()
-        key = secrets.token_urlsafe(32)
-        self._add(digest(key), user, caller.address, time.time() + SESSION_SECONDS)
-        self._note()
-        return f"{self._cookie}={key}; {self._attributes}"
+    def _begin(self, user: str, caller: Caller, id_: str = "") -> str:
+        """Begin a session, or go on with that of this id. Returns its cookie."""
+        id_ = id_ or secrets.token_urlsafe(16)
+        session = f"{id_}.{int(time.time() + SESSION_SECONDS)}.{user}"
+        return f"{self._cookie}={session}.{self._seal(session, user, caller)}; {self._attributes}"
 
-    def _add(self, key: str, user: str, address: str, until: float) -> None:
-        self._session_shares.add(user)
-
-        def end() -> None:
-            if (session := self.sessions.pop(key, None)) is not None:
-                self.guard.clients.discard(session)
-                self._session_shares.add(user, -1)
-                self._note()
-
-        session = self.sessions[key] = BrowserSession(user, address, until, self._proof(user), end)
-        self.guard.clients.add(session)
-
-    def _note(self) -> None:
-        if self._kept is not None:
-            self._kept.changed()
-
-    def _proof(self, user: str) -> str:
-        """A digest of what a user logs in with."""
-        if user == TOKEN_USER:
-            return digest(f"token {self._token.decode(errors='replace')}")
-        found = (self._access.users or {}).get(user)
-        if found is None:
-            return ""
-        password = "" if found.password is None else found.password.written()
-        return digest(f"user {password} {found.certificate}")
+    def _seal(self, session: str, user: str, caller: Caller) -> str:
+        """What only this server can make of a session. It is another one for another address, and once the
+        token or what the user logs in with has changed; "": nobody has this name."""
+        login = ""
+        if user != TOKEN_USER:
+            found = (self._access.users or {}).get(user)
+            if found is None:
+                return secrets.token_hex()
+            login = f"{'' if found.password is None else found.password.written()} {found.certificate}"
+        return hmac.new(self._token, f"{session}\n{caller.address}\n{login}".encode(), "sha256").hexdigest()
 
     @property
     def _attributes(self) -> str:
@@ -465,7 +447,7 @@ class Gate:
         if "text/html" in headers.get("accept", ""):
             return HTMLResponse(shown.render("login.html", text=detail), 401)
         response = problem(401, detail)
-        if self._key(headers):  # a script of a page whose session has ended
+        if self._said(headers):  # a script of a page whose session has ended
             return response
         response.headers["WWW-Authenticate"] = 'Basic realm="brokers", charset="UTF-8"'
         return response

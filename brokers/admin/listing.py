@@ -164,7 +164,7 @@ async def _first(
     kind: ObjectKind, those: ObjectsByProtocol, wanted: ListQuery, most: int, after: str = ""
 ) -> tuple[list[Ranked], int]:
     """The first matches, by name those after `after`; and the number of all matches."""
-    fits = _pattern(wanted.match)
+    fits = _matcher(wanted.match)
     ranked: list[Ranked] = []
     without: list[Ranked] = []
     turn = TaskTurn()
@@ -182,7 +182,7 @@ async def _first(
         # A copy: the objects may change between two turns.
         for item in objects.items() if by is None else objects.narrow[by[0]](by[1]):
             await turn.item()
-            if fits is not None and not fits.search(_plain(objects.name(item))):
+            if fits is not None and not fits(_plain(objects.name(item))):
                 continue
             if any(str(read(item)) != text for read, text in conditions):
                 continue
@@ -202,9 +202,9 @@ def _plain(key: str) -> str:
     return key.replace("%2F", "/").replace("%25", "%") if "%" in key else key
 
 
-def _pattern(match: str) -> re.Pattern[str] | None:
+def _matcher(match: str) -> Callable[[str], object] | None:
     if not match:
         return None
     if "*" in match or "?" in match:
-        return expression(match, re.IGNORECASE)
-    return re.compile(re.escape(match), re.IGNORECASE)
+        return expression(match, re.IGNORECASE).match
+    return re.compile(re.escape(match), re.IGNORECASE).search

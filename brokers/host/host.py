@@ -31,9 +31,8 @@ import trio
 from brokers.access import users
 from brokers.access.logins import Logins
 from brokers.access.objects import UserObjects
-from brokers.admin import application, browser_sessions, charts, definitions, stopping
+from brokers.admin import application, charts, definitions, stopping
 from brokers.admin.attention import Attention
-from brokers.admin.browser_sessions import SessionFile
 from brokers.admin.charts import Charts
 from brokers.admin.flows import Flows
 from brokers.admin.gate import Gate, token_of
@@ -487,7 +486,6 @@ class Host:
         except Failure:
             port.close()
             raise
-        kept = SessionFile(config.serve.data_dir / browser_sessions.NAME, self._log)
         gate = Gate(
             application.application(self),
             self._access,
@@ -497,9 +495,7 @@ class Host:
             port=port.address[1],
             names=ours.names,
             secure=loaded is not None,
-            kept=kept,
         )
-        nursery.start_soon(kept.run, gate.sessions)
         self._admin_port = port
         reloader.register(_admin_reload(port, gate), lambda config: config.admin_tls()[1].files())
         await nursery.start(port.serve, gate)

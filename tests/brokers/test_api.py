@@ -128,6 +128,7 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         (f"queues?limit={'9' * 5000}", None, 400),
         (f"queues?limit={'0' * 8}1{'0' * 5000}", None, 400),
         ("queues?colour=red", None, 400),
+        ("queues?limit=1&limit=2", None, 400),
         ("queues/dms/spanned/history?span=9h", None, 400),
         ("subscriptions?topic=%FF%FE/q", None, 400),
         ("queues?match=%C3", None, 400),
@@ -147,7 +148,10 @@ def test_what_is_wrong_with_a_request_is_a_problem_in_words(served: Api) -> None
         ("queues/dms/wrong/messages", {"text": "x" * 5000}, 400),
         ("queues/dms/wrong/messages", {"text": "x", "properties": {"colour": 1}}, 400),
         ("queues/dms/wrong/messages?dry_run=1", {"text": "x", "properties": {}}, 200),
+        ("queues/dms/wrong?colour=red", None, 400),
         ("queues/dms/wrong/purge?dry_run=maybe", {}, 400),
+        ("queues/dms/wrong/purge?dryrun=1", {}, 400),
+        ("queues/dms/wrong/purge?dry_run=1&dry_run=0", {}, 400),
         ("drain?dry_run=maybe", {}, 400),
         ("backup?dry_run=1", {"target": "none"}, 400),
         ("backup", {"target": "none", "to": "none"}, 400),
@@ -432,6 +436,7 @@ async def test_a_list_is_narrowed_by_a_part_of_the_name_and_sorted_by_a_column()
         return [f"{row['protocol']}/{row['name']}" for row in found["items"]]
 
     assert await names(match="Q0002", limit="2") == ["a/q000200", "a/q000201"]
+    assert await names(match="00029?") == []
     assert await names(match="*99", protocol="b") == ["b/q000099", "b/q000199", "b/q000299"]
     assert await names(sort="-name", limit="3") == ["a/q000299", "b/q000299", "a/q000298"]
     for wrong in ({"sort": "settings"}, {"sort": "name", "after": "a"}, {"match": "x" * 300}):

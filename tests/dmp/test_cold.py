@@ -4,18 +4,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pamqp import commands
 
 from dmp import later, queue_log
 from dmp.once import HEADER
+from dmp.queue_records import MessageReader, number_in
 from dmp.queues import Queue
+from dmp.settings import DmpSettings
 from dmp.shown_properties import read
 from shared.errors import CorruptRecord, OutOfRange, StoreError
+from shared.queues.runs import Run
 from shared.queues.waiting import WAITING_BYTES
 from shared.storage.log import Log
 from shared.storage.lost import Lost
+from tests.dmp.amqp_peer import Peer
 from tests.dmp.test_admin import call
 from tests.dmp.test_times import properties
-from tests.dmp.world import Taker, World, ready
+from tests.dmp.world import WALL_MS, Taker, World, ready
 from tests.support.stores import HandClock
 
 Read = Callable[[bytes | StoreError], None]
@@ -231,3 +236,38 @@ async def test_a_delay_is_as_long_as_it_was_when_the_clock_is_set_and_a_time_of_
     if seconds < 0:
         world.advance(3600)
         assert ready(queue) == [b"at", b"delayed"]
+
+
+async def test_a_time_of_the_clock_moves_with_it_after_a_restart_which_reads_no_message_for_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await World.open(DmpSettings(message_bytes_max=1000))
+    table = {"x-eta-header": "eta"}
+    Peer(world).login().ask(commands.Queue.Declare(queue="q", durable=True, arguments=table))
+    at_ms = WALL_MS + 1_800_000
+    for body, headers in (
+        (b"eta", {"eta": at_ms // 1000}),
+        (b"at", {"x-delay": 1}),
+        (b"delay", {"x-delay": 1_800_000}),
+        (b"later", {"x-delay": 900_000, "eta": at_ms // 1000 - 1000}),
+        (b"large" * 500, {"eta": at_ms // 1000}),
+    ):
+        said = {"properties": {"headers": headers}}
+        world.publish(b"", b"q", body, properties=read(said, persistent=True))
+        world.settle()
+    await call(world, world.broker.queues[b"q"], "reschedule", position=1, at=f"{at_ms}")
+    heads = list[int]()
+    look = MessageReader.read
+
+    def looked(self: MessageReader, data: bytes, start: int, end: int, offset: int) -> Run:
+        heads.append(number_in(data, start))
+        return look(self, data, start, end, offset)
+
+    monkeypatch.setattr(MessageReader, "read", looked)
+    world = await world.again()
+    queue = world.broker.queues[b"q"]
+    assert (heads, queue.later.count) == ([4], 5), "the large one is in memory"
+    set_clock(world, 3600)
+    world.advance(61)
+    world.advance(0)
+    assert [run.first for run in queue.ready] == [0, 1, 4]

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmp import wire
+from dmp.cold_records import TriesNote
 from dmp.message import Head
 from dmp.properties import NO_PROPERTIES
 from dmp.queue_records import purged, put, taken, tried
@@ -82,7 +83,7 @@ def test_a_durable_queues_log_tells_what_came_and_left() -> None:
         message[4:],
         taken([3, 4])[4:],
         purged(5, 9)[4:],
-        tried(2, 0, [6])[4:],
+        tried(TriesNote(2, 0, False), [6])[4:],
         b"",
         b"\x01",
         b"\xff",

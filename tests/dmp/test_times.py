@@ -15,7 +15,7 @@ from tests.dmp.amqp_peer import Peer
 from tests.dmp.peers import bodies as feed_bodies
 from tests.dmp.peers import opened, packed
 from tests.dmp.test_admin import call, row
-from tests.dmp.world import Taker, World, ready
+from tests.dmp.world import WALL_MS, Taker, World, ready
 
 YEAR_MS = 366 * 86_400_000
 
@@ -106,6 +106,18 @@ async def test_a_queue_keeps_back_what_a_worker_could_not_begin_yet(by: str) -> 
     assert ready(queue) == [b"y"]
     world.advance(31)
     assert ready(queue) == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("header", ["eta", "x-delay"])
+async def test_none_is_early_by_part_of_a_millisecond(world: World, header: str) -> None:
+    world.clock.now = 0.9996
+    queue = world.queue(eta_header=b"eta")
+    value = 1000 if header == "x-delay" else WALL_MS // 1000 + 1
+    world.publish(b"", b"q", b"x", properties=properties(**{header: value}))
+    world.advance(0.9994)
+    assert ready(queue) == []
+    world.advance(0.002)
+    assert ready(queue) == [b"x"]
 
 
 def test_the_setting_is_read_and_shown() -> None:

@@ -112,9 +112,7 @@ class Trial:
             self._finish(load)
 
     def _kill_one(self, load: ArchiveLoad) -> None:
-        archiver = ArchiverProcess(
-            self.folder, self.data, "--trigger", "0.2", "--settle-seconds", str(self.source.uniform(0.5, 3))
-        )
+        archiver = ArchiverProcess(self.folder, self.data, "--trigger", str(self.source.uniform(0.5, 3)))
         kind = self.source.choice(KINDS)
         try:
             if self.source.random() < 0.2:

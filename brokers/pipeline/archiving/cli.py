@@ -86,9 +86,7 @@ def archive(
     once: Annotated[
         bool, Parameter(help="Archive what is there and end.", negative="", show_default=False)
     ] = False,
-    trigger: Annotated[float, Parameter(help="Seconds from one look at the logs to the next.")] = 1.0,
-    settle_seconds: Annotated[float, Parameter(help="What is new is archived after so long,")] = 300.0,
-    settle_bytes: Annotated[int, Parameter(help="or once a log has so many new bytes.")] = 128 << 20,
+    trigger: Annotated[float, Parameter(help="Seconds from one commit to the next.")] = 300.0,
     compression: Annotated[Compression, Parameter(help="Of the Parquet files.")] = "zstd",
     allow_loss: Annotated[
         bool,
@@ -118,8 +116,6 @@ def archive(
 
     for flag, number, least in (
         ("--trigger", trigger, 0.01),
-        ("--settle-seconds", settle_seconds, 0),
-        ("--settle-bytes", settle_bytes, 1),
         ("--keep-days", 1 if shape.keep_days is None else shape.keep_days, 1),
     ):
         if not number >= least:
@@ -159,8 +155,6 @@ def archive(
             raise Failure(f"there is no topic {missing[0]}", ExitCode.MISSING)
     settings = Settings(
         trigger_seconds=trigger,
-        file_bytes=settle_bytes,
-        file_seconds=settle_seconds,
         compression=compression,
         allow_loss=allow_loss,
         by_hour=shape.partition == "hour",

@@ -21,7 +21,7 @@ from brokers.pipeline.archiving.feed import ArchiveInput
 from brokers.pipeline.archiving.manifest import ByteRange, Manifest
 from brokers.pipeline.archiving.parquet import FileLayout, Work, Written
 from brokers.pipeline.archiving.places import ArchivePlace, written_path
-from brokers.pipeline.archiving.plan import Ripeness, RoundTarget, TaskPiece
+from brokers.pipeline.archiving.plan import RoundTarget, TaskPiece
 from brokers.pipeline.source.ranges import Cut, LogRange
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LARGE_BYTES = 512 << 20
 """How much of a log makes a Parquet file of 100 MB or more, and some seconds of work."""
+AGAIN_SECONDS = 1.0
+"""A round that failed is tried again so much later."""
 
 
 @attrs.frozen
@@ -36,15 +38,13 @@ class Settings:
     """How rounds are made.
 
     `round_bytes`: the most that a round reads; None: enough for a large file from each task. `task_bytes`:
-    the least that is worth a task. `file_bytes`, `file_seconds`: when what is new in a log is archived, while
-    logs are followed. `patience_seconds`: how long an archive that follows tries again.
+    the least that is worth a task. `trigger_seconds`: from one round to the next, while logs are followed.
+    `patience_seconds`: how long an archive that follows tries again.
     """
 
-    trigger_seconds: float = 1.0
+    trigger_seconds: float = 300.0
     round_bytes: int | None = None
     task_bytes: int = 4 << 20
-    file_bytes: int = 128 << 20
-    file_seconds: float = 300.0
     compression: str = "zstd"
     allow_loss: bool = False
     patience_seconds: float = 60.0
@@ -181,7 +181,6 @@ class Archiver:
         """Archive what comes, until `stop` is set; then what is there."""
         if self.stop.is_set():
             return
-        ripeness = Ripeness(self.settings.file_bytes, self.settings.file_seconds)
         failing_since: float | None = None
         while True:
             is_last = self.stop.is_set()
@@ -189,7 +188,7 @@ class Archiver:
             done: Round | None = None
             self._expire()
             try:
-                done = self._round(None if is_last else ripeness)
+                done = self._round()
                 failing_since = None
             except Failure:
                 raise
@@ -204,11 +203,12 @@ class Archiver:
             if done is None or not done.behind_bytes:
                 if is_last:
                     return
-                self.stop.wait(max(self.settings.trigger_seconds - (time.monotonic() - begun), 0))
+                pause = self.settings.trigger_seconds
+                if failing_since is not None:
+                    pause = min(pause, AGAIN_SECONDS)
+                self.stop.wait(max(pause - (time.monotonic() - begun), 0))
 
-    def _round(
-        self, ripeness: Ripeness | None = None, *, ends: Mapping[str, int] | None = None
-    ) -> Round | None:
+    def _round(self, *, ends: Mapping[str, int] | None = None) -> Round | None:
         """Make one commit; None where nothing is to be archived.
 
         `ends`: the logs to read, and up to where.
@@ -225,8 +225,6 @@ class Archiver:
                     if name in ends
                 ]
             wanted = plan.targets(now, logs, look.is_another, allow_loss=self.settings.allow_loss)
-            if ripeness is not None:
-                wanted = ripeness.ripe(wanted, begun)
             if not wanted and not now.hot:
                 return None
             there = _bytes(wanted)
@@ -238,8 +236,6 @@ class Archiver:
             self.folder.commit(following)
         except OSError as error:  # only recovery can tell what became of it
             raise Failure(f"commit {following.version} failed: {error}") from error
-        if ripeness is not None and there == _bytes(wanted):
-            ripeness.archived(wanted)
         return Round(
             following.version,
             following.records - now.records,

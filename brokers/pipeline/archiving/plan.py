@@ -1,7 +1,6 @@
 """Plans a round: from where the logs end, and where the archive ends, to ranges to read. No files here."""
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
 from operator import attrgetter
 
 import attrs
@@ -153,36 +152,3 @@ def spans(wanted: Sequence[RoundTarget], written: Sequence[tuple[str, Written]])
         topic, seen = target.log.topic, str(target.log.log_id)
         archived.append(ArchivedSpan(target.identity, target.name, topic, seen, whole, parts, gaps))
     return archived
-
-
-@attrs.define(eq=False)
-class Ripeness:
-    """When what is new in a log is archived: once it is so many bytes, or so old.
-
-    What is there at the first look may be older than anybody knows, so it is ripe.
-    """
-
-    file_bytes: int = 128 << 20
-    seconds: float = 300.0
-    _since: dict[str, float] | None = attrs.field(default=None, init=False)
-    """When each log's new records were first seen, by identity."""
-
-    def ripe(self, wanted: Sequence[RoundTarget], now: float) -> list[RoundTarget]:
-        before = self._since
-        self._since = {
-            target.identity: before.get(target.identity, now) if before is not None else -inf
-            for target in wanted
-        }
-        return [
-            target
-            for target in wanted
-            if target.event
-            or target.range.length >= self.file_bytes
-            or now - self._since[target.identity] >= self.seconds
-        ]
-
-    def archived(self, targets: Iterable[RoundTarget]) -> None:
-        """Of what is new from now on the age counts anew."""
-        for target in targets:
-            if self._since is not None:
-                self._since.pop(target.identity, None)

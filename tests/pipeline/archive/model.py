@@ -148,7 +148,7 @@ class Spark:
         return []
 
 
-AT_ONCE = job.Settings(trigger_seconds=0.0, file_seconds=0.0, task_bytes=1)
+AT_ONCE = job.Settings(trigger_seconds=0.0, task_bytes=1)
 """What is new is archived at once, and little is worth a task."""
 
 

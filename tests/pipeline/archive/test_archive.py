@@ -109,7 +109,7 @@ def test_following_archives_what_comes_and_in_the_end_what_waits(
 ) -> None:
     data, folder = tmp_path / "data", tmp_path / "archive"
     fill(data, {("logmq", "orders"): [b"first"]})
-    with archiver(spark, folder, data, attrs.evolve(AT_ONCE, file_seconds=1e9)) as job:
+    with archiver(spark, folder, data, attrs.evolve(AT_ONCE, trigger_seconds=1e9)) as job:
         rounds = job.follow()
         assert next(rounds).records == 1
         assert read(spark, folder) == globbed(folder) == expected({"orders": [b"first"]})

@@ -18,7 +18,7 @@ from brokers.pipeline.archiving.manifest import (
     unpack,
 )
 from brokers.pipeline.archiving.parquet import Written
-from brokers.pipeline.archiving.plan import Overtaken, Ripeness, RoundTarget
+from brokers.pipeline.archiving.plan import Overtaken, RoundTarget
 from brokers.pipeline.source.ranges import LogRange
 
 HALF = LogState("orders@x#1", "orders@x", "orders", "7", 0, 100, records=10)
@@ -128,24 +128,6 @@ def test_a_round_ends_at_the_first_place_within_a_log_whatever_is_said_of_others
 
 def part(start: int, end: int) -> Part:
     return Part(HALF.key, "orders", "2026-01-31", start, end, (end - start) // 10, 10, "t")
-
-
-def test_what_is_new_is_archived_once_it_is_large_or_old_and_what_is_there_at_first_at_once() -> None:
-    ripeness = Ripeness(file_bytes=50, seconds=10.0)
-
-    def ripe(end: int, now: float) -> bool:
-        return bool(ripeness.ripe(targets(found_log(0, end)), now))
-
-    assert ripe(110, 0.0)
-    ripeness.archived(targets(found_log(0, 110)))
-    assert not ripe(120, 1.0)
-    assert ripe(150, 2.0)
-    assert not ripe(130, 10.9)
-    assert ripe(130, 11.0)
-    ripeness.archived(targets(found_log(0, 130)))
-    assert not ripe(130, 20.0)
-    made_again = targets(found_log(0, 10, id_=8))
-    assert ripeness.ripe(made_again, 21.0) == made_again
 
 
 def span(start: int, end: int, *parts: Part, gaps: Sequence[ByteRange] = ()) -> ArchivedSpan:
