@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from shared.queues.runs import Run, join
-from shared.turns import ITEMS, Turn
+from shared.turns import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class Lives:
         expired: list[Run] = []
         turn = Turn()
         while row.load_front() and (front := row.front()) is not None and front.expires <= now:
-            join(expired, row.take_run(ITEMS))
+            join(expired, row.take_expired())
             if turn.over_now():
                 break
         self.behind = (front := row.front()) is not None and front.expires <= now

@@ -437,26 +437,22 @@ class Queue(RunQueue):
             elif turn.over(ITEMS):
                 self._goes_on = True
                 break
-            given = share_out(row, shares, depth) if row.load_front() else 0
+            now = self._context.timers.now() if check else -math.inf
+            given = share_out(row, shares, depth, now) if row.load_front() else 0
             if not given:
-                break
+                front = row.front()
+                if front is None or front.expires > now:
+                    break
+                self.lives.expire()
+                continue
             if throttle is not None:
                 throttle.take(given)
             takers.given(shares, given)
-            late: list[Run] = []
             for taker, runs, _, _ in shares:
                 if runs and runs[-1].end > self.mark:
                     self._context.waits.count_sample(self)
-                if check:
-                    now = self._context.timers.now()
-                    late += [run for run in runs if run.expires <= now]
-                    runs = [run for run in runs if run.expires > now]
                 if runs:
                     self._hand_over(taker, runs)
-            if late:
-                if throttle is not None:
-                    throttle.take(-_messages_in(late))
-                self._expired(late)
         more_fits = self.later.count > 0 and self.memory.scarce
         if (turn is not None and (self.lives.some or self._goes_on or more_fits)) or throttle is not None:
             self.arm()

@@ -17,6 +17,7 @@ from shared.queues.core import HOT_LEAST_BYTES
 from shared.queues.keys import Keys
 from shared.queues.priorities import Priorities
 from shared.queues.runs import Ready, Run
+from shared.turns import ITEMS
 
 if TYPE_CHECKING:
     from dmp.queue_log import Cold, QueueLog
@@ -147,6 +148,12 @@ class Row:
         self._count(run, -1)
         return run
 
+    def take_expired(self) -> Run:
+        """Take some of one run out, which is the next one and has expired: that takes no turn of its key."""
+        run = self.ready.take(ITEMS) if self.keys is None else self.keys.take(ITEMS, keeps_turn=True)
+        self._count(run, -1)
+        return run
+
     def take_surplus(self, most: int) -> Run | None:
         """Take up to `most` of the next ones out, of one run; or the oldest, where all wait for their keys.
         None: none is in memory."""
@@ -158,17 +165,17 @@ class Row:
         self._count(run, -1)
         return run
 
-    def take(self, most: int, body_bytes_most: float = math.inf) -> list[Run]:
+    def take(self, most: int, body_bytes_most: float = math.inf, now: float = -math.inf) -> list[Run]:
         """Take some of the next ones out, up to `most`, and so many bytes of bodies and one message: as far
-        as they are in memory."""
+        as they are in memory, and have not expired by `now`."""
         ready = self.ready
         runs: list[Run] = []
-        keys = self.keys
         while most > 0 and ready.count and body_bytes_most >= 0:
-            if keys is not None and keys.first() is None:
+            front = ready.first()
+            if front is None or front.expires <= now:
                 break
             fitting = most
-            if most > 1 and ready.count > 1 and body_bytes_most < math.inf and (front := ready.first()):
+            if most > 1 and ready.count > 1 and body_bytes_most < math.inf:
                 fitting = min(most, int(body_bytes_most) // max(front.head.body_bytes, 1) + 1)
             run = self.take_run(fitting)
             count = len(run.bodies)

@@ -215,17 +215,18 @@ def shares_of(takers: Collection[Taker], most: int) -> list[Share]:
     return shares
 
 
-def share_out(row: Row, shares: Sequence[Share], allowed: int) -> int:
-    """One message to each in turn, until one has no more room or enough is given, `allowed` at most; how many
-    were given."""
+def share_out(row: Row, shares: Sequence[Share], allowed: int, now: float) -> int:
+    """One message to each in turn, until one has no more room or enough is given, `allowed` at most, or the
+    next one has expired by `now`; how many were given."""
     if len(shares) == 1:
         _, runs, count, room_bytes = shares[0]
-        runs += row.take(min(count, _DISPATCHED_MAX, allowed), room_bytes)
+        runs += row.take(min(count, _DISPATCHED_MAX, allowed), room_bytes, now)
         return len(runs[0].bodies) if len(runs) == 1 else sum([len(run.bodies) for run in runs])
     among = len(shares)
     count = min([count for _, _, count, _ in shares])
     least_bytes = min([room_bytes for _, _, _, room_bytes in shares])
-    runs = row.take(min(_DISPATCHED_MAX, among * count, allowed), min(least_bytes, _DISPATCHED_BYTES_MAX))
+    bytes_most = min(least_bytes, _DISPATCHED_BYTES_MAX)
+    runs = row.take(min(_DISPATCHED_MAX, among * count, allowed), bytes_most, now)
     given = [message for run in runs for message in run.singles()]
     for at, (_, messages, _, _) in enumerate(shares):
         messages += given[at::among]

@@ -36,15 +36,17 @@ class _Key:
 
 class _Lane:
     """The ready messages of a key and a priority. `count`: of messages. `place`: by which number the lane
-    stands in a line; None: in none."""
+    stands in a line; None: in none. `keeps_turn`: the next message is to take the turn that the last one
+    had."""
 
-    __slots__ = ("count", "key", "place", "priority", "runs")
+    __slots__ = ("count", "keeps_turn", "key", "place", "priority", "runs")
 
     def __init__(self, key: _Key, priority: int) -> None:
         self.key = key
         self.priority = priority
         self.count = 0
         self.place: int | None = None
+        self.keeps_turn = False
         self.runs: list[tuple[int, Run]] = []
         """A heap of runs by their first numbers. One that has no bodies any more was removed."""
 
@@ -150,7 +152,10 @@ class _InTurn:
     def put(self, lane: _Lane) -> None:
         if lane.place is None:
             lane.place = 0
-            self._lanes.append(lane)
+            if lane.keeps_turn:
+                self._lanes.appendleft(lane)
+            else:
+                self._lanes.append(lane)
 
     def front(self) -> _Lane | None:
         return self._lanes[0] if self._lanes else None
@@ -279,10 +284,12 @@ class Keys:
         for _ in taken_out(self._keys.popitem, self._keys):
             yield
 
-    def take(self, most: int) -> Run:
-        """Take the next messages, up to `most`, of one run. `first` must have found one."""
+    def take(self, most: int, *, keeps_turn: bool = False) -> Run:
+        """Take the next messages, up to `most`, of one run. `first` must have found one. `keeps_turn`: they
+        are not for a consumer, and the next of their key takes their turn."""
         lane = self._front()
         assert lane is not None
+        lane.keeps_turn = keeps_turn
         line, key = self._lines[lane.priority], lane.key
         most = line.most(most)
         if self.per_key and key.name:

@@ -83,6 +83,34 @@ async def test_keys_take_turns_so_that_one_of_many_messages_does_not_make_anothe
     assert taker.bodies[3:] == [b"m1", b"m2", b"m3", b"m4"]
 
 
+@pytest.mark.parametrize("per_key", [None, 1])
+@pytest.mark.parametrize("by_get", [False, True])
+async def test_what_expires_takes_no_turn_of_its_key(world: World, per_key: int | None, by_get: bool) -> None:
+    queue = world.queue(fair=True, per_key=per_key, dead_letter_exchange=b"", dead_letter_key=b"dead")
+    world.queue(b"dead")
+    for key, body in (("a", b"a1"), ("a", b"a2"), ("a", b"a3"), ("a", b"a4"), ("b", b"b1"), ("b", b"b2")):
+        ttl_ms = 1000 if body in (b"a1", b"a3") else 5000
+        said = {"headers": {"x-key": key}, "expiration": str(ttl_ms)}
+        world.publish(b"", b"q", body, properties=read({"properties": said}, persistent=True))
+    world.clock.now += 1.1
+    if by_get:
+        taken = list[bytes]()
+        while (run := queue.get(no_ack=True)) is not None:
+            taken += run.bodies
+            world.settle()
+            world.advance(0)
+    else:
+        taker = Taker(no_ack=True)
+        queue.add_consumer(taker)
+        queue.dispatch()
+        for _ in range(10):
+            world.settle()
+            world.advance(0)
+        taken = taker.bodies
+    assert taken == [b"a2", b"b1", b"a4", b"b2"]
+    assert sorted(ready(world.broker.queues[b"dead"])) == [b"a1", b"a3"]
+
+
 @pytest.mark.parametrize(("value", "key"), [("k", "k"), (5, "5"), (True, ""), ("x" * 129, ""), ([1], "")])
 async def test_a_key_is_a_text_and_anything_else_is_none(world: World, value: Any, key: str) -> None:
     queue = world.queue(per_key=1, key_header=b"tenant")

@@ -227,11 +227,6 @@ class JobsModel:
         for job in self.bodies.values():
             if job.queue == BY_TURNS and job.stays and job.ready(since_ms) and job not in jobs:
                 raise BrokenPromiseError(f"{job} should be ready, and does not come")
-        turns_of_dead = {
-            job.key
-            for job in self.bodies.values()
-            if job.queue == BY_TURNS and job not in jobs and self._may_be_dead(job)
-        }
         for at, job in enumerate(jobs):
             if any(other.plain and other.priority > job.priority for other in jobs[at:]):
                 raise BrokenPromiseError(f"{job} is delivered before one of a higher priority")
@@ -240,7 +235,7 @@ class JobsModel:
                 raise BrokenPromiseError(f"{job} is delivered before an older one of its key")
             again = next((number for number, other in enumerate(behind) if other.key == job.key), len(behind))
             waited = {other.key for other in behind[again:] if other.plain} - {job.key}
-            if passed := waited - {other.key for other in behind[:again]} - turns_of_dead:
+            if passed := waited - {other.key for other in behind[:again]}:
                 raise BrokenPromiseError(f"the key {job.key!r} has two turns while others wait: {passed}")
 
     def _may_be_dead(self, job: Job) -> bool:
