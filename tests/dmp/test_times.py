@@ -115,6 +115,7 @@ async def test_none_is_early_by_part_of_a_millisecond(world: World, header: str)
     value = 1000 if header == "x-delay" else WALL_MS // 1000 + 1
     world.publish(b"", b"q", b"x", properties=properties(**{header: value}))
     world.advance(0.9994)
+    queue.expire(world.clock.now)
     assert ready(queue) == []
     world.advance(0.002)
     assert ready(queue) == [b"x"]
@@ -275,7 +276,9 @@ async def test_a_quorum_queue_gives_up_after_20_unless_it_is_told_otherwise(worl
         {"x-per-key": 0},
         {"x-per-key": "1"},
         {"x-fair": 1},
-        {"x-key-header": 5},
+        {"x-per-key": 1, "x-key-header": 5},
+        {"x-key-header": "tenant"},
+        {"x-fair": False, "x-key-header": "tenant"},
         *({"x-message-deduplication": value} for value in (1, "true", [True])),
         *({"x-rate": value} for value in ("10", "0/s", 10, "99999999/s", True)),
     ],
