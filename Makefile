@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 SECTION = sed -n '/^\# section: $(1)$$/,/^\# section:/p' requirements.lock
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: serve pipeline test lint types format lock wheel trial-power trial-kill trial-sim trial-states trial-flood trial-logins trial-attacks
+.PHONY: serve pipeline test lint types format lock wheel trial-power trial-kill trial-sim trial-states trial-flood
 .PHONY: trial-damage trial-ship trial-neighbours trial-fairness trial-archive trial-opening trials
 .PHONY: bench-compare bench-peers pictures reference clean
 
@@ -55,7 +55,7 @@ trial-damage: $(VENV)/.test
 	$(BIN)/python -m tests.trials.damage $(ARGS)
 
 trial-neighbours: $(VENV)/.test
-	$(BIN)/python -m tests.trials.strangers neighbours $(ARGS)
+	$(BIN)/python -m tests.trials.neighbours $(ARGS)
 
 trial-fairness: $(VENV)/.test
 	$(BIN)/python -m tests.trials.fairness $(ARGS)
@@ -63,20 +63,14 @@ trial-fairness: $(VENV)/.test
 trial-flood: $(VENV)/.test
 	$(BIN)/python -m tests.trials.flood $(ARGS)
 
-trial-logins: $(VENV)/.test
-	$(BIN)/python -m tests.trials.strangers logins $(ARGS)
-
-trial-attacks: $(VENV)/.test
-	$(BIN)/python -m tests.trials.strangers attacks $(ARGS)
-
 trial-archive: $(VENV)/.test
 	$(BIN)/python -m tests.trials.archive $(ARGS)
 
 trial-opening: $(VENV)/.test
 	$(BIN)/python -m tests.trials.opening $(ARGS)
 
-trials: trial-power trial-kill trial-ship trial-sim trial-states trial-damage trial-flood trial-neighbours trial-logins \
-	trial-attacks trial-fairness trial-archive trial-opening
+trials: trial-power trial-kill trial-ship trial-sim trial-states trial-damage trial-flood trial-neighbours \
+	trial-fairness trial-archive trial-opening
 
 # What changed since a commit, beyond noise: `make bench-compare BASE=HEAD~1 ARGS="--protocols logmq"`.
 bench-compare: $(VENV)/.test

@@ -123,7 +123,7 @@ class Admin:
     @changing(
         "create",
         "Make a queue.",
-        takes={"name": Argument("up to 255 bytes", required=True), **OPTIONS},
+        takes={"name": Argument("1 to 64 bytes", required=True), **OPTIONS},
         answers=("created",),
         named_by=("name",),
     )

@@ -1,6 +1,7 @@
 """Fixtures that any test may ask for, and which worker runs what."""
 
 import contextlib
+import functools
 import gc
 import importlib
 import inspect
@@ -49,8 +50,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-FIRST = ("tests/pipeline/", "tests/e2e/", "tests/trials/test_sim.py", "tests/test_arrows.py")
-"""The longest, so that none of them is left to one worker while the other has nothing to do."""
+FIRST = ("tests/pipeline/", "tests/e2e/", "tests/trials/", "tests/test_arrows.py")
+"""The longest, so that none of them is left to one worker while the others have nothing to do."""
+SPARK = re.compile(r"\b(spark|asked|configure|read): ")
+"""The fixtures by which a test asks for a session of Spark."""
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -94,14 +97,19 @@ def pytest_collection_finish() -> None:
 class OneSparkSession(LoadScopeScheduling):
     """A file goes to whichever worker is free, and what its tests share is made once.
 
-    Those of the pipeline all go to one, the first: they share a Spark session. So do those that parse all
-    files.
+    Those that ask for Spark all go to one, the first: they share a session. So do those that parse all files.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/pipeline/"):
-            return "pipeline"
-        return re.sub(r"test_(words|prose)\.py", "test_arrows.py", nodeid.partition("::")[0])
+        file = nodeid.partition("::")[0]
+        if file.startswith("tests/pipeline/") and asks_for_spark(self.config.rootpath / file):
+            return "spark"
+        return re.sub(r"test_(words|prose)\.py", "test_arrows.py", file)
+
+
+@functools.cache
+def asks_for_spark(file: Path) -> bool:
+    return SPARK.search(file.read_text()) is not None
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
@@ -113,7 +121,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """More than processors: a third of the time is spent waiting for servers, disks and JVMs."""
-    return (os.cpu_count() or 1) * 3 // 2 or 1
+    return (os.cpu_count() or 1) * 2
 
 
 def plain_tracebacks() -> None:

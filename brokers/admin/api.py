@@ -290,6 +290,8 @@ async def _run_action(
 ) -> Response:
     """Run an action. One that changes something, or shows messages, leaves a line in the audit log."""
     refuse_unknown(action.name, arguments, action.takes)
+    if missing := [name for name, each in action.takes.items() if each.required and name not in arguments]:
+        raise BadArgument(f"{missing[0]} is missing")
     for argument, value in arguments.items():
         choices = action.takes[argument].choices
         if choices and value is not None and value not in choices:
@@ -560,6 +562,7 @@ def _operation(
         schema = {
             "type": "object",
             "properties": {name: _argument_schema(each) for name, each in takes.items()},
+            "required": [name for name, each in takes.items() if each.required],
         }
         operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
     return operation

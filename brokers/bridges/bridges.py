@@ -292,7 +292,7 @@ class Bridges:
             "body": Argument("its text", "lines"),
             "base64": "or its bytes",
             "name": "of its topic or queue",
-            "key": "its routing key",
+            "key": "an AMQP message's routing key, which is its name, too; or a job's key",
         },
         looks=True,
     )

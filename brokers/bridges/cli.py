@@ -85,7 +85,9 @@ def try_out(
     bridge: Name,
     *,
     name: Annotated[str, Parameter(help="Of the message's topic or queue.")] = "",
-    key: Annotated[str, Parameter(help="Its routing key.")] = "",
+    key: Annotated[
+        str, Parameter(help="An AMQP message's routing key, which is its name, too; or a job's key.")
+    ] = "",
     at: ServerAddress,
     json: Json = False,
 ) -> Mapping[str, Any]:

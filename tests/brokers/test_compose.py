@@ -22,7 +22,7 @@ from brokers.pipeline import java
 from brokers.plugins import load_all
 from brokers.settings.config import load
 from brokers.settings.sections import AdminSettings
-from tests.support.compose import ROOT, dockerfile, interpolated, read
+from tests.support.compose import ROOT, dockerfile, read
 from tests.support.server import Server, speak
 
 
@@ -81,12 +81,6 @@ def test_what_an_image_is_built_from_is_sent_to_the_engine(compose: Mapping[str,
     copied = copied_in(dockerfile(compose["services"][name]))
     assert {".git", ".venv*", "data"} <= set(left_out)  # what is large, or another user's
     assert not any(Path(word).match(pattern) for word in copied for pattern in left_out if pattern)
-
-
-def test_variables_of_whoever_starts_it_are_in_no_text() -> None:
-    assert interpolated({"a": ["$$PATH", 1]}) == {"a": ["$PATH", 1]}
-    with pytest.raises(AssertionError, match="a variable"):
-        interpolated({"a": ["/opt:$PATH"]})
 
 
 @pytest.mark.parametrize("name", built())
@@ -162,35 +156,11 @@ def test_nobody_is_root_and_everything_has_limits(compose: Mapping[str, Any], na
     assert {"mem_limit", "cpus", "pids_limit", "restart"} <= set(service)
 
 
-def test_data_and_archive_outlive_their_containers(compose: Mapping[str, Any]) -> None:
-    services = compose["services"]
-    assert services["brokers"]["volumes"] == ["data:/data", "bucket:/bucket"]
-    assert services["follower"]["volumes"] == ["follower:/data", "bucket:/bucket"]
-    assert services["follower"]["command"][1] == "file:///bucket"
-    assert re.search(r"-o brokers -g brokers .*/bucket\b", dockerfile(services["brokers"]))
-    folder = services["archive"]["command"][2]
-    for name in ("archive", "spark-worker"):  # whoever writes it has to have it at the same place
-        assert services[name]["volumes"] == [f"archive:{folder}", "cluster:/cluster:ro"]
-    assert services["spark-master"]["volumes"] == ["cluster:/cluster"]  # who makes the secret there
-    assert set(compose["volumes"]) == {"data", "follower", "bucket", "archive", "cluster"}
-    for name, made in (("brokers", "/data"), ("spark-master", folder), ("spark-master", "/cluster")):
-        assert re.search(rf"-o brokers -g brokers .*{made}\b", dockerfile(services[name]))
-        assert re.search(rf"^VOLUME .*{made}\b", dockerfile(services[name]), re.M)
-
-
 def test_every_port_a_protocol_has_by_default_is_published_on_loopback(service: Mapping[str, Any]) -> None:
     published = set(service["ports"])
     for plugin in load_all()[0]:
         port = plugin.settings().port
         assert f"127.0.0.1:{port}:{port}" in published
-
-
-def test_without_a_profile_there_is_the_broker_alone(compose: Mapping[str, Any]) -> None:
-    assert [name for name, one in compose["services"].items() if "profiles" not in one] == ["brokers"]
-    assert {name for one in compose["services"].values() for name in one.get("profiles", ())} == {
-        "spark",
-        "ship",
-    }
 
 
 def test_the_page_is_published_and_answers_browsers_of_this_machine(

@@ -38,14 +38,6 @@ def test_a_dry_run_makes_nothing_and_the_same_request_makes_it(
     assert body["name"] in names(served, kind)
 
 
-def test_options_are_those_that_were_asked_for(served: Api) -> None:
-    served.post("queues", {"protocol": "dms", "name": "optional", "ttl_ms": 5000, "depth_limit": 7})
-    settings = served.get("queues/dms/optional")["settings"]
-    assert (settings["ttl_ms"], settings["depth_limit"]) == (5000, 7)
-    served.post("queues", {"protocol": "dmp", "name": "bounded", "x-max-length": 9, "auto_delete": False})
-    assert served.get("queues/dmp/bounded")["settings"]["x-max-length"] == 9
-
-
 @pytest.mark.parametrize(
     ("kind", "body", "status", "says"),
     [

@@ -15,6 +15,8 @@ from shared.errors import StoreInUse
 from shared.storage.lock import FolderLock
 from tests.support.server import Server, speak
 
+pytestmark = pytest.mark.usefixtures("small_journal")
+
 
 def groups(folder: Path, *, offline: bool = True) -> object:
     request = listed("groups", "logmq", offline=offline, topic="t")

@@ -299,16 +299,6 @@ def test_a_user_is_added_from_a_form_and_may_do_what_its_rules_say(browser: Brow
         expect(page.get_by_role("button", name="Add")).to_have_count(0)
 
 
-def test_memory_is_that_of_the_process(served: Api, visits: Callable[..., Visit]) -> None:
-    visit = visits()
-    visit.go("/")
-    tiles = visit.page.locator(".tiles div").all_inner_texts()
-    (memory,) = [tile for tile in tiles if tile.startswith("Memory")]
-    assert "MiB" in memory
-    assert served.get("overview")["resident_bytes"] > 10 << 20
-    assert any(tile.startswith("Held for clients") for tile in tiles)
-
-
 def test_a_form_asks_what_a_person_can_answer(visits: Callable[..., Visit]) -> None:
     visit = visits()
     visit.go("/exchanges")
@@ -431,16 +421,6 @@ def tab_to(page: Page, name: str) -> None:
         if page.evaluate("document.activeElement.innerText?.trim()") == name:
             return
     raise AssertionError(f"{name} is not reached with the keyboard")
-
-
-def test_a_message_is_published_from_a_form(served: Api, visits: Callable[..., Visit]) -> None:
-    make_queues(served, "letters")
-    visit = visits()
-    visit.go("/queues/dms/letters")
-    visit.page.get_by_role("button", name="Publish").click()
-    visit.page.get_by_role("dialog").get_by_label("Text").fill("dear all")
-    visit.page.get_by_role("dialog").get_by_role("button", name="Publish").click()
-    expect(visit.page.locator(".messages pre")).to_have_text("dear all")
 
 
 def test_a_group_is_reset_after_it_is_said_where_to(served: Api, visits: Callable[..., Visit]) -> None:

@@ -31,6 +31,7 @@ def refused(command: Run, folder: Path, code: int, *words: str) -> str:
     return said
 
 
+@pytest.mark.usefixtures("small_journal")
 def test_a_taken_port_is_named_and_leaves_the_folder_free(command: Run, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -72,6 +73,7 @@ def test_a_file_of_it_that_cannot_be_written_is_named_whole(command: Run, tmp_pa
     assert f"data folder {tmp_path}/data/LOCK: " in refused(command, tmp_path, ExitCode.DATA_FOLDER)
 
 
+@pytest.mark.usefixtures("small_journal")
 def test_a_file_in_the_place_of_a_protocols_folder_is_named_whole(command: Run, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "logmq").write_text("a file")
@@ -190,6 +192,7 @@ def _as_socket(path: Path) -> None:
         (lambda path: path.symlink_to("/dev/zero"), "Not a regular file"),
     ],
 )
+@pytest.mark.usefixtures("small_journal")
 def test_what_a_start_reads_is_a_file_and_all_else_is_named(
     command: Run, tmp_path: Path, make: Callable[[Path], None], says: str
 ) -> None:

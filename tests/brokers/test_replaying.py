@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from brokers.pipeline.archiving.manifest import ArchivedSpan, ByteRange, Part
 from brokers.pipeline.archiving.names import log_key
 from brokers.pipeline.archiving.places import place_of
 from brokers.replaying import cli, engine, sources
-from brokers.replaying.engine import Pace, Progress, SourcedRecord
+from brokers.replaying.engine import Progress, SourcedRecord
 from dmp import amqp_client
 from dmp.wire import RECORDED_PUBLISHES, message
 from dmp.wire import Message as DmpMessage
@@ -108,10 +108,9 @@ def test_names_change_as_sed_changes_them(text: str, name: bytes, renamed: bytes
 
 
 class Sink:
-    """A target that takes what it can carry, and notes when."""
+    """A target that takes what it can carry."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
         self.payloads: list[bytes] = []
         self.target = Target(self._refuses, self._send)
 
@@ -119,29 +118,7 @@ class Sink:
         return "too large" if len(message.payload) > 5 else None
 
     async def _send(self, batch: Batch, writer: str, seq: int) -> None:
-        self.times += [trio.current_time()] * len(batch)
         self.payloads += [message.payload for _, message in batch]
-
-
-def steady(count: int, seconds: float) -> Iterator[SourcedRecord]:
-    for number in range(count):
-        yield SourcedRecord.of_log("here x", number * 100, 1e9 + number * seconds, b"%d" % number)
-
-
-@pytest.mark.parametrize(
-    ("pace", "rate"), [(Pace(rate=10_000), 10_000), (Pace(speed=10), 10_000), (Pace(speed=1), 1000)]
-)
-async def test_the_pace_is_within_one_in_a_hundred(
-    pace: Pace, rate: float, autojump_clock: trio.testing.MockClock
-) -> None:
-    """Of 3,000 messages that came 1,000 a second: each, not only the last, goes out when it should."""
-    sink, notes = Sink(), Progress(None, {})
-    position = notes.begin({"here x": (0, 1 << 40)}, 0)
-    await engine.replay(lambda ranges: steady(3_000, 0.001), sink.target, position, notes, pace)
-    began = sink.times[0]
-    for number, at in enumerate(sink.times):
-        assert abs((at - began) - number / rate) <= max(0.01 * number / rate, 0.06)
-    assert sink.times[-1] - began == pytest.approx(2_999 / rate, rel=0.01)
 
 
 async def test_what_cannot_be_carried_is_left_out_and_counted() -> None:

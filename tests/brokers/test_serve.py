@@ -6,10 +6,8 @@ import pty
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from shared.net.tls import client_context
 from tests.brokers.asking import Api
 from tests.brokers.conftest import Run
 from tests.support.echo import install_echo
-from tests.support.server import SHORT_LINGER, NotReadyError, Server, speak, until
+from tests.support.server import SHORT_LINGER, SMALL_JOURNAL, NotReadyError, Server, speak, until
 
 NewServer = Callable[..., Server]
 
@@ -51,12 +49,6 @@ def test_status_tells_what_runs_and_its_exit_code_that_it_is_well(
     assert "logmq" in command("status", *folder)[1]
 
 
-def test_the_control_socket_is_its_owners_alone(shared_server: Server) -> None:
-    path = shared_server.data / "control.sock"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(shared_server.data.stat().st_mode) == 0o700
-
-
 def test_metrics_are_text_that_prometheus_reads(shared_server: Server, command: Run) -> None:
     with socket.create_connection(shared_server.address("logmq")) as connection:
         connection.sendall(b"PING\n")
@@ -76,23 +68,6 @@ def test_metrics_are_text_that_prometheus_reads(shared_server: Server, command: 
     assert value["brokers_store_logs", None] > 0
     assert families["brokers_build_info"].samples[0].labels["version"]
     assert all(family.documentation for family in families.values())
-
-
-def test_peers_are_answered_while_metrics_are_scraped(shared_server: Server, command: Run) -> None:
-    words = ("metrics", "--data-dir", str(shared_server.data))
-    scrapes = [threading.Thread(target=command, args=words) for _ in range(3)]
-    for scrape in scrapes:
-        scrape.start()
-    for _ in range(20):
-        assert speak(shared_server.address("logmq"), b"PING\n") == b"PONG\n"
-    for scrape in scrapes:
-        scrape.join()
-
-
-def test_a_name_from_a_peer_cannot_forge_a_log_line(shared_server: Server) -> None:
-    speak(shared_server.address("logmq"), b"PRODUCE a\x1b[2J\r2026-01-01 forged x\nNONSENSE \x1b[2J\n")
-    assert "\x1b" not in shared_server.said
-    assert not any(line.startswith("2026-01-01 forged") for line in shared_server.said.splitlines())
 
 
 def test_a_folder_in_use_can_be_looked_into_but_not_checked(shared_server: Server, command: Run) -> None:
@@ -124,16 +99,6 @@ def test_a_live_folder_can_be_backed_up_and_restored(
     # A folder that nobody serves is copied too.
     assert command("backup", str(tmp_path / "cold"), *new)[0] == 0
     assert command("fsck", "--repair", *new)[0] == 0
-
-
-def test_what_was_acknowledged_is_there_after_a_kill(new_server: NewServer) -> None:
-    server = new_server().start()
-    assert speak(server.address("logmq"), b"PRODUCE orders hello\n") == b"OK 0\n"
-    server.kill()
-    server.start()
-    assert speak(server.address("logmq"), b"CONSUME orders 0\n") == b"MESSAGE 0 5 hello\n"
-    server.signal(signal.SIGINT)
-    assert server.wait() == 0
 
 
 def test_addresses_are_told_at_any_log_level_and_as_json(new_server: NewServer) -> None:
@@ -229,7 +194,8 @@ def test_it_needs_no_terminal_and_not_even_standard_descriptors(tmp_path: Path) 
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "brokers", "serve", "--data-dir", str(tmp_path / "data")]
     command += ["--enable", "logmq", "--port", "logmq=0", "--ready-file", str(ready)]
-    process = subprocess.Popen(["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', *command])
+    shell = ["/bin/sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-']
+    process = subprocess.Popen([*shell, *command], env=os.environ | SMALL_JOURNAL)
     try:
         until(lambda: ready.exists() or process.poll() is not None)
         bound = json.loads(ready.read_text())["addresses"][0]

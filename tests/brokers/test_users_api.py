@@ -57,6 +57,7 @@ def test_rules_are_given_and_taken_and_a_dry_run_does_neither(served: Api) -> No
     for path, body in (
         ("deny", {"rules": ["no"]}),
         ("allow", {"rules": "all"}),
+        ("allow", {}),
         ("passwd", {"password": ""}),
     ):
         assert served.ask(f"users/cleo/{path}", body, "POST")[0] == 400

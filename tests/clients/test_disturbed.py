@@ -18,9 +18,8 @@ import brokers
 from brokers import aio, sync
 from shared.errors import BrokerError
 from tests.clients.programs import PROGRAMS, Told, begin, check, rest
+from tests.support.cutting_proxy import CuttingProxy, Garble
 from tests.support.ends import Connect, End, Plain, run_to_end
-from tests.support.garbling_proxy import Garble, GarblingProxy
-from tests.support.server import Server
 
 Url = Callable[[str], str]
 OURS = (
@@ -181,21 +180,21 @@ def test_blocking_code_that_is_interrupted_anywhere_is_told_so_and_loses_nothing
 
 @protocols
 def test_a_garbled_answer_is_an_error_with_a_type_and_nothing_hangs(
-    protocol: str, end: End, clients_server: Server, url: Url
+    protocol: str, end: End, proxy_to: Callable[[str], CuttingProxy], url: Url
 ) -> None:
     chance = random.Random(f"{protocol} {end.name}")
-    with GarblingProxy(clients_server.address(protocol)) as proxy:
+    proxy = proxy_to(protocol)
 
-        async def program(connect: Connect) -> None:
-            for _ in range(SAMPLES):
-                name, told = f"garbled-{next(numbers)}", Told()
-                async with connect(url(protocol)) as client:
-                    await begin(client, protocol, name)
-                proxy.garble = Garble(chance)
-                try:
-                    async with connect(f"{protocol}://127.0.0.1:{proxy.port}?retry-seconds=0") as client:
-                        await PROGRAMS[protocol](client, name, told)
-                except (BrokerError, ConnectionError):
-                    pass
+    async def program(connect: Connect) -> None:
+        for _ in range(SAMPLES):
+            name, told = f"garbled-{next(numbers)}", Told()
+            async with connect(url(protocol)) as client:
+                await begin(client, protocol, name)
+            proxy.garble = Garble(chance)
+            try:
+                async with connect(f"{protocol}://127.0.0.1:{proxy.port}?retry-seconds=0") as client:
+                    await PROGRAMS[protocol](client, name, told)
+            except (BrokerError, ConnectionError):
+                pass
 
-        end.run(program)
+    end.run(program)

@@ -25,6 +25,12 @@ PIECES, PIECE = 15, 20
 RETRY = "?retry-seconds=30"
 
 
+@pytest.fixture(params=["trio", "asyncio", "sync"])
+def end(request: pytest.FixtureRequest) -> End:
+    """What uvloop does otherwise than asyncio's own loop, the tests beside these show."""
+    return End(request.param)
+
+
 @attrs.define(eq=False)
 class Killable:
     """A server with ports that stay."""

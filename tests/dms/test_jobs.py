@@ -2,17 +2,15 @@
 
 import errno
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dms import job_requests, wire
-from dms.settings import MS_MAX, DmsSettings
+from dms.settings import MS_MAX
 from dms.wire import Refusal, Status, Type
 from shared.objects import BadArgument, ObjectMissing
 from tests.dms.world import NAME, Peer, World, deliveries, deliveries_with, statuses, with_queue
@@ -516,114 +514,6 @@ def test_a_redrive_makes_a_job_again(world: World) -> None:
 
 
 # -- restarts
-
-
-@attrs.define
-class Job:
-    """A job of the model: when it may go (seconds of the model's clock), when it dies, and its deliveries."""
-
-    body: bytes
-    due: float
-    dies: float
-    tries: int = 0
-    holder: int | None = None
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("durable", [True, False])
-@pytest.mark.usefixtures("few_are_many")
-def test_a_long_walk_with_restarts_delivers_each_job_in_its_time(seed: int, durable: bool) -> None:
-    """A model of one queue: nothing is lost, early, or twice without a reason, and what is due comes."""
-    pick = random.Random(seed)
-    world = World(DmsSettings(persist=durable, hot_bytes=0 if seed % 2 else 1 << 20))
-    peer = with_queue(world)
-    jobs: dict[bytes, Job] = {}
-    ids: dict[int, bytes] = {}
-    clock = 0
-
-    def expire() -> None:
-        for job in [*jobs.values()]:
-            if job.dies <= clock and job.holder is None:
-                del jobs[job.body]
-
-    for number in range(150):
-        match pick.choices(range(8), (30, 10, 30, 20, 20, 4, 3, 3))[0]:
-            case 0:
-                delay, ttl = pick.choice((0, 0, 3000, 9000)), pick.choice((0, 0, 12_007))
-                body = b"%d" % number + b"." * pick.choice((0, 400))
-                said = {"delay_ms": delay} if delay else {}
-                said |= {"ttl_ms": ttl} if ttl else {}
-                assert statuses(peer.produce_with("orders", body, dedup=f"{number}", **said)) == OK
-                jobs[body] = Job(body, clock + delay, clock + ttl if ttl else 1e12)
-            case 1:
-                body = b"%d plain" % number
-                assert statuses(peer.produce("orders", body)) == OK
-                jobs[body] = Job(body, clock, 1e12)
-            case 2:
-                at_once = peer.consume_with("orders", pick.randint(1, 4))
-                peer.world.advance(31)
-                for found, passed in ((at_once, 0), (deliveries_with(peer.take()), 31_000)):
-                    for held, about, body in found:
-                        job = jobs[body]
-                        assert job.due <= clock + passed + 5  # records round ages
-                        assert job.dies > clock
-                        assert job.holder is None
-                        job.tries += 1
-                        assert about["deliveries"] == job.tries
-                        job.holder, ids[held] = held, body
-                clock += 31_000
-                expire()
-            case 3 if ids:
-                held = pick.choice(sorted(ids))
-                assert statuses(peer.ack(held)) == OK
-                del jobs[ids.pop(held)]
-            case 4 if ids:
-                held = pick.choice(sorted(ids))
-                delay = pick.choice((0, 5000))
-                payload = b"\0\0" + delay.to_bytes(4) + b"why" if delay else b""
-                assert statuses(peer.ask(Type.NACK, payload, held)) == OK
-                job = jobs[ids.pop(held)]
-                job.holder, job.due = None, max(job.due, clock + delay)
-                expire()
-            case 5 if durable:
-                snapshot = world.engine.queues[b"orders"].log
-                assert snapshot is not None
-                if pick.random() < 0.5:
-                    snapshot.snapshot()
-                world.advance(1.1)  # notes are written
-                clock += 1100
-                expire()
-                world.kill()
-                clock = world.times.now_ms()  # as far as the log tells
-                peer = world.connect()
-                ids.clear()
-                for job in jobs.values():
-                    job.holder = None
-                expire()
-            case 6:
-                world.advance(2.003)
-                clock += 2003
-                expire()
-            case 7 if free := [j for j in jobs.values() if j.holder is None and b"plain" not in j.body]:
-                job = pick.choice(free)
-                name = int(job.body.rstrip(b"."))
-                if pick.random() < 0.5:
-                    assert statuses(peer.job(Type.CANCEL, "orders", dedup=f"{name}")) == OK
-                    del jobs[job.body]
-                elif job.dies > clock + 4000:
-                    answer = peer.job(Type.RESCHEDULE, "orders", dedup=f"{name}", delay_ms=4000)
-                    assert statuses(answer) == OK
-                    job.due = clock + 4000
-        assert world.depths()["orders"] == len(jobs)
-    for held in ids:
-        peer.nack(held)
-    for job in jobs.values():
-        job.holder = None
-    world.advance(20)
-    clock += 20_000
-    expire()
-    found = [body for _, _, body in peer.consume_with("orders", len(jobs) + 1)]
-    assert sorted(found) == sorted(jobs)
 
 
 def test_a_job_for_a_time_of_day_comes_at_it_though_no_server_ran_meanwhile() -> None:

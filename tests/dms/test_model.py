@@ -1,7 +1,7 @@
 """Any order of operations, restarts included: real sessions, queues and logs against a plain Python queue.
 
 That says who is served what, and at once, in queues without options. What is promised of all queues, options
-included, is judged by the model of the simulation: `test_fates.py`.
+included, is judged by the model of the simulation.
 """
 
 import random

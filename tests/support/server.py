@@ -239,7 +239,7 @@ def run(
 def begun(*arguments: str, environ: Mapping[str, str] | None = None, **options: Any) -> Process:
     """One `brokers` command, as it runs; its streams are pipes. `options`: those of `forked.start`."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("BROKERS_")}
-    clean["BROKERS_ADMIN_PORT"] = "0"  # the usual one may be anybody's
+    clean |= {"BROKERS_ADMIN_PORT": "0"} | SMALL_JOURNAL  # the usual port may be anybody's
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     return forked.start(arguments, env=clean | dict(environ or {}), **pipes | options)
 
@@ -262,6 +262,13 @@ def run_here(*arguments: str) -> Any:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli.run(arguments)
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def small_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is opened in this process."""
+    for name, value in SMALL_JOURNAL.items():
+        monkeypatch.setenv(name, value)
 
 
 Command = Callable[..., tuple[int, str, str]]

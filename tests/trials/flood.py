@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from brokers.bench.load import Measured
+from brokers.bench.load import Measured, Talk, lines, run
 from brokers.commands import control
 from brokers.errors import Failure
 from pubsub.wire import Command, Kind, datagram, encode_command, encode_id
@@ -29,7 +29,6 @@ from tests.bench.datagrams import flood
 from tests.support.server import counter, until
 from tests.trials import outcomes
 from tests.trials.serving import TrialServer
-from tests.trials.strangers import ask
 
 _FILES_KEPT_BACK = 1000
 """Of the limit of files: the server keeps 500 back, and has some of its own."""
@@ -150,11 +149,11 @@ def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float)
     with _idle(address, subscribers), _subscribed(address):
         _wait_for(data, "pubsub_connected", subscribers + 1)
         _wait_for(data, "pubsub_subscriptions", subscribers + 1)
-        before = ask(server.address("logmq"), _REQUESTS, seconds / 2)
+        before = _ask(server.address("logmq"), seconds / 2)
         dropped_before = _machine_drops()
         with _memory(server.pid) as seen:
             with flood(address, _DATAGRAM, rate=rate, seconds=seconds + 1) as ended:
-                during = ask(server.address("logmq"), _REQUESTS, seconds)
+                during = _ask(server.address("logmq"), seconds)
                 sent = ended()
             until(lambda: _came(data) == sent.datagrams or not _moves(data))
         taken_in = counter(data, "net_datagrams_in_total")
@@ -173,6 +172,11 @@ def _flooded(server: TrialServer, subscribers: int, rate: float, seconds: float)
         seen[0],
         max(seen) - seen[0],
     )
+
+
+def _ask(address: tuple[str, int], seconds: float) -> Measured:
+    """Each request on a connection of its own, again and again, one at a time."""
+    return run(address, [Talk(request.__mul__, lines()) for request in _REQUESTS], seconds)
 
 
 def _wait_for(data: Path, name: str, count: int) -> None:

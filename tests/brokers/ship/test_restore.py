@@ -57,7 +57,7 @@ async def test_all_of_it_is_there_and_ships_on(apart: Apart, store: FakeStore, t
 async def test_an_instant_is_there_and_begins_a_journal_of_its_own(
     apart: Apart, store: FakeStore, tmp_path: Path
 ) -> None:
-    for number in (0, 3, 7, 30):
+    for number in range(0, len(apart.instants), 6):
         lsn, there = apart.instants[number]
         report = await restore(store, tmp_path / str(number), Cut(lsn=lsn))
         assert await restored(tmp_path / str(number)) == there
